@@ -19,9 +19,9 @@
      train        the training step, evaluation, training over a data set
      checkpoint   save and load (safetensors)
      report       what a person wants to see
-     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-gemm, impl-math,
-                  impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend, impl-model, impl-train,
-                  impl-checkpoint, impl-report
+     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
+                  impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend,
+                  impl-model, impl-train, impl-checkpoint, impl-report
      license      MIT */
 
 /* ======================================================================================== */
@@ -81,6 +81,7 @@
    operators and casts raise what IEEE 754 says: cast with amp_convert_desc.saturate.
    <amp.h> with angle brackets is another header on Windows (C++ AMP): include this one with quotes. */
 
+#ifndef AMPI_PASS    /* see impl-vector */
 #ifndef AMP_H_INCLUDED
 #define AMP_H_INCLUDED
 
@@ -102,6 +103,7 @@
      AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
      AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
+     AMP_SELF            the name of this file in quotes, if it is not "amp.h": the implementation includes itself
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: less code, sooner compiled; the same bits
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
@@ -195,19 +197,16 @@ typedef struct amp_allocator {
     void* user_data;
 } amp_allocator;
 
-/* In which order a product of two 16-bit operands adds up.
-   FIXED: one order for all processors (amp_gemm tells which), so a run has the same bits everywhere.
-   FAST: the order of the processor's matrix unit, where it has one and the product is large enough: BF16 is
-   several times as fast, F16, which takes four products for one, up to twice, and not on every machine faster.
-   The bits then depend on the processor (and, in a convolution, on whether there is a workspace of the size that
-   amp_conv2d_workspace tells), but still not on threads or on the run.
-   Today this is Intel's AMX on Linux; elsewhere FAST is FIXED. In that unit BF16 subnormals and sums below
-   2^-126 count as zero; an infinite FP16 operand may give NaN where FIXED gives infinity, and so may an infinite
-   pixel at the edge of an image in a convolution's weight gradient. A GPU has one order of its own. */
+/* In which order a product of two BF16 matrices adds up.
+   FIXED: one order for all processors, k ascending, so a run has the same bits everywhere.
+   FAST: the order of the processor's matrix unit, where it has one and the product is large enough (amp_gemm tells),
+   several times as fast. The bits then depend on the processor, but still not on threads or on the run.
+   Today this is Intel's AMX on Linux; elsewhere, for other types and in convolutions FAST is FIXED. In that unit
+   subnormals and sums below 2^-126 count as zero. A GPU has one order of its own. */
 typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
 
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits with and without
-   a workspace; with one, products are up to 1.5 times as fast, convolutions more. (For AMP_SUMS_FAST see there.) */
+   a workspace; with one, products are up to 1.5 times as fast, convolutions more. */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
                                     the stack */
@@ -367,17 +366,15 @@ typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX
 /* C = alpha * op(A) * op(B) + beta * C.   op(A): m x k, op(B): k x n, C: m x n, row-major.
    lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
    beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
-   Order: acc = fma(a, b, acc) for k ascending, from +0; for two BF16 operands in the order 1,0,3,2,5,4,...
-   (an odd k is padded by one zero), which is the order of the vdpbf16ps instruction. With AMP_SUMS_FAST, two
-   operands of one 16-bit type, m and n at least 16 (F16: 32), k at least 32, on a processor with AMX: blocks of
-   32 k (F16: 8), each of two chains of fma from +0 that are added and then added to acc, see impl-gemm.
-   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0.
-   With AMP_SUMS_FAST a NaN in the result may be another one than 0x7fc00000. */
+   Order: acc = fma(a, b, acc) for k ascending, from +0. With AMP_SUMS_FAST, two BF16 operands, m and n at least 16 and
+   k at least 32, on a processor with AMX: blocks of 32 k, each of two chains of fma from +0, of even and odd k, that
+   are added and then added to acc.
+   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0. */
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 8 MB for each
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 3 MB for each
    thread, less for small products; a smaller workspace is used as far as it goes. 0 if the size overflows. A dense
    layer's forward call is a product of (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
@@ -420,25 +417,17 @@ typedef struct amp_conv2d_shape {
 
 /* OH and OW of a shape. AMP_ERR_DESC / AMP_ERR_SHAPE as the operators would report. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run at full speed: usual shapes take 2 to 10 MB for each thread,
-   and up to 16 MB more for their weights, as FP32 and rearranged. 0 if the shape is not valid. Without one they take up
-   to 5 times as long (small ones, and 3x3 depthwise ones of up to 150 columns, hardly longer). */
+/* Bytes of workspace with which the two calls below run at full speed: usual shapes take 1 to 10 MB for each thread,
+   and up to 16 MB more for their weights as FP32. 0 if the shape is not valid. Without one they take several times as
+   long. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
 /* dx, dw, db from dy[N,O,OH,OW]. To add to dx can take longer than to overwrite it. Orders of the
    sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
-   (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
-   each plane to sum p % 16), then a tree. Of two BF16 operands, y and dx take the channels in twos: c (or o) = 2i and
-   2i+1 at one kernel position are a pair, over (i, kh, kw), so that a margin leaves out pairs; the last channel of a
-   group with an odd number has pairs of neighbours in (kh, kw), and a zero behind an odd one.
-   With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, strides of 1 or 2
-   and at most 64 kernel positions (F16: more than one, and at most 1,048,576 weights in a group), a sum is made of the
-   same blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in each over (kh, kw), a block each; dx likewise over
-   o and those (kh, kw) that the strides let meet the pixel; dw image by image over the places of the rows of dy, each
-   row followed by zeros up to max(OW, (W + pad_w) / stride_w, rounded up) places. (dw: if one image takes no more than
-   4 MB as the unit's tiles, 8 bytes for each F16 place; F16: strides of 1.) */
+   (o, kh, kw) of the kernel positions that the strides let meet the pixel. Margins count as zeros. db: 16 partial sums
+   (pixel p of each plane to sum p % 16), then a tree. */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -3567,2577 +3556,1554 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
 }
 
 /* ======================================================================================== */
-/* >>impl-gemm  Matrix product, dense layer, convolution.                                     */
+/* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 /* ======================================================================================== */
 
-/* How a product is computed.
-     C is cut into tiles of mc x nc elements; a tile is one thread's work. For a tile, k runs in blocks of kc:
-     the block of op(B), and then one panel of mr rows of op(A) after the other, are *packed*, that is widened
-     to FP32 and laid out in the order in which the micro-kernel reads them, and the micro-kernel adds the
-     panel's product with the block to T, the tile's FP32 sums. The panel of A comes from the first-level
-     cache, the block of B from the second. What is FP32 already may be read where it is.
-     After the last block each row of T is finished (alpha, beta, bias) and rounded once into C.
-   T keeps the exact FP32 partial sums between blocks, and each element of T belongs to one accumulator that
-   sees k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
-   A convolution is the same product on other operands: an "image" operand computes its elements' places
-   (im2col) while it is packed, so the unfolded image never lies in memory. Where words (see there) pay, it is packed as
-   words; otherwise there are direct forms.
-   Instructions that multiply pairs of 16-bit numbers take *words* instead of FP32 (see there): vdpbf16ps, whose
-   sums are the same, and AMX, whose are not, so that it has to be asked for.
-
-   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes`, or 3. */
-
-/* --- the micro-kernels ------------------------------------------------------------------- */
-
-/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*bs + j], i < rows, j < vectors*lanes;
-   only the first `columns` are written, which all the vectors are needed for.
-   `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
-   one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. Of three vectors only:
-   `keep`, if any, is where b is packed on the way; of packed b, `next_rows` rows of another panel, the first at `next`
-   and each next_step bytes from the one before, are fetched. */
-typedef struct ampi_micro {
-    const float* a; size_t rs, ks;
-    const void* b; size_t bs, ahead;
-    const float* old; size_t ldo;
-    float* t; size_t ldt;
-    size_t k, columns, vectors;
-    int first, last, exact, widen;
-    float* keep;
-    uintptr_t next; size_t next_step, next_rows;
-} ampi_micro;
-
-/* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
-   to C's type. add: C's old values, or a row of F32 (ld 0), or 16 times one value for each row (`spread`). */
-typedef struct ampi_finish {
-    void* c; amp_dtype c_dtype; size_t ldc;
-    const void* add; amp_dtype add_dtype; size_t ld_add;
-    int spread;
-    float alpha, beta;
-} ampi_finish;
-
-/* A product of few rows: t[i][j] = fma(a[i][q], b[q ^ flip][j], t[i][j]) for q = 0, 1, ... below k. b[q][j] lies at
-   b[q*ldb + j], or at b[j*ldb + q] if B's runs go along k, and is zero from q = `rows` on. */
-typedef struct ampi_thin {
-    const float* a;
-    const void* b;
-    amp_dtype bt;
-    int along_k;
-    float* t;                          /* rows of whole vectors */
-    float* room;                       /* for pairs of elements of A, which may lie there itself */
-    size_t lda, ldb, ldt, m, n, k, rows, flip;
-    int tiled;                         /* what is next of B is fetched run by run */
-} ampi_thin;
-enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048 };    /* at most: m * k, k, m * n */
-/* The three that fetch are inline, because gcc leaves out calls of functions that only fetch. */
-AMPI_VECTOR void ampi_thin_fetch_run(uintptr_t run, size_t bytes) {
-    size_t byte;
-    for (byte = 0; byte < bytes; byte += 64) AMPI_FETCH_L2(run, byte);
-}
-/* With columns [j, j + wide) of four rows of B: the same of the next four or, tiled, as much of these one after the
-   other, only into the second-level cache. */
-AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, size_t wide, size_t size) {
-    const size_t n = u->n, at = 4 * j, row = (size_t)(at >= n) + (at >= 2 * n) + (at >= 3 * n);
-    size_t i, byte;
-    if (u->tiled)
-        ampi_thin_fetch_run((uintptr_t)u->b + ((q + 4 + row) * u->ldb + at - row * n) * size, 4 * wide * size);
-    else
-        for (i = q + 4; i < q + 8; i++)
-            for (byte = 0; byte < wide * size; byte += 64) AMPI_FETCH(u->b, (i * u->ldb + j) * size + byte);
-}
-/* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
-   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured),
-   unless it takes two to a line. */
-#define AMPI_THIN_ACROSS(name, V)                                                                                      \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, int two, const ampi_thin* u, size_t q, size_t j,      \
-                                                   size_t rest) {                                                      \
-        enum { lanes = AMPI_##V##_LANES };                                                                             \
-        const size_t f = u->flip, ldb = u->ldb, size = ampi_type_size(bt), k = j + lanes;                              \
-        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                     \
-        const AMPI_##V##_T b0 = AMPI_##V##_READ(u->b, bt, (q + f) * ldb + j, rest);                                    \
-        const AMPI_##V##_T b1 = AMPI_##V##_READ(u->b, bt, (q + 1 - f) * ldb + j, rest);                                \
-        const AMPI_##V##_T b2 = AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + j, rest);                                \
-        const AMPI_##V##_T b3 = AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + j, rest);                                \
-        const AMPI_##V##_T c0 = two ? AMPI_##V##_READ(u->b, bt, (q + f) * ldb + k, lanes) : zero;                      \
-        const AMPI_##V##_T c1 = two ? AMPI_##V##_READ(u->b, bt, (q + 1 - f) * ldb + k, lanes) : zero;                  \
-        const AMPI_##V##_T c2 = two ? AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + k, lanes) : zero;                  \
-        const AMPI_##V##_T c3 = two ? AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + k, lanes) : zero;                  \
-        size_t i;                                                                                                      \
-        ampi_thin_fetch_four(u, q, j, two ? 2 * lanes : lanes, size);                                                  \
-        for (i = 0; i < u->m; i++) {                                                                                   \
-            const float* a = u->a + i * u->lda + q;                                                                    \
-            float* t = u->t + i * u->ldt + j;                                                                          \
-            AMPI_##V##_T v = AMPI_##V##_LOAD(t), w = two ? AMPI_##V##_LOAD(t + lanes) : zero;                          \
-            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), b0, v);                                                        \
-            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), c0, w);                                               \
-            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[1]), b1, v);                                                        \
-            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[1]), c1, w);                                               \
-            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[2]), b2, v);                                                        \
-            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[2]), c2, w);                                               \
-            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), b3, v);                                                        \
-            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), c3, w);                                               \
-            AMPI_##V##_STORE(t, v);                                                                                    \
-            if (two) AMPI_##V##_STORE(t + lanes, w);                                                                   \
-        }                                                                                                              \
-    }                                                                                                                  \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_one(amp_dtype bt, const ampi_thin* u, size_t q, size_t j) {              \
-        const size_t row = q ^ u->flip;                                                                                \
-        AMPI_##V##_T b = AMPI_##V##_ZERO;                                                                              \
-        size_t i;                                                                                                      \
-        if (row < u->rows) b = AMPI_##V##_READ(u->b, bt, row * u->ldb + j, u->n - j);                                  \
-        for (i = 0; i < u->m; i++) {                                                                                   \
-            float* t = u->t + i * u->ldt + j;                                                                          \
-            AMPI_##V##_STORE(t, AMPI_##V##_FMA(AMPI_##V##_SPREAD(u->a[i * u->lda + q]), b, AMPI_##V##_LOAD(t)));       \
-        }                                                                                                              \
-    }                                                                                                                  \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_across(amp_dtype bt, const ampi_thin* u) {                               \
-        enum { lanes = AMPI_##V##_LANES };                                                                             \
-        size_t q = 0, j;                                                                                               \
-        for (; q + 4 <= ampi_min_size(u->k, u->rows); q += 4) {                                                        \
-            j = 0;                                                                                                     \
-            if (bt != AMP_F32 || u->m > 1 || lanes == 8)                                                               \
-                for (; j + 2 * lanes <= u->n; j += 2 * lanes) name##_four(bt, 1, u, q, j, lanes);                      \
-            for (; j + lanes <= u->n; j += lanes) name##_four(bt, 0, u, q, j, lanes);                                  \
-            if (j < u->n) name##_four(bt, 0, u, q, j, u->n - j);                                                       \
-        }                                                                                                              \
-        for (; q < u->k; q++)                                                                                          \
-            for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
-    }
-/* Along the runs. Two vectors of sums at once, for each addition waits for the one before. They are of two or four
-   groups of eight runs, and where the runs lie a multiple of 2048 bytes apart the groups go some lines apart: more than
-   eight or twelve lines of the same set do not stay in the first-level cache. So a vector of two groups holds one in
-   its even, the other in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as
-   lanes are turned in registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction
-   of its own, so that a processor that foresees by instruction sees one run in each. `same`: both vectors take the same
-   of A, which F32 from a cache would feel otherwise. So many runs at once come slowly from far memory to an AMD
-   processor: there the next tile, up to 1024 bytes of each run, is fetched run by run, and only into the second-level
-   cache (30 instead of 15 GB/s on a Zen 4). */
-enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256, AMPI_THIN_TILE = 16 };
-/* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
-   multiplied by A's floats or pairs of them for each vector. With each line come `next_each` runs of the next tile,
-   while there are any (next is 0 without tiles). `seen`: what kernels of words keep of B's magnitudes. */
-typedef struct ampi_thin_lines {
-    const char* b[4];
-    const void* a[2];
-    size_t ldb, lda, m, lines;         /* in bytes; in floats or pairs */
-    float* sums;
-    void* seen;
-    uintptr_t next;
-    size_t next_runs, next_each, next_bytes;
-    amp_dtype bt;
-    int flip;
-} ampi_thin_lines;
-#define AMPI_THIN_SUMS_OF(i, V)                                                                                  \
-    AMPI_##V##_T s##i = AMPI_##V##_LOAD(u->sums + (m > i ? 2 * i : 0) * lanes);                                  \
-    AMPI_##V##_T z##i = AMPI_##V##_LOAD(u->sums + (m > i ? 2 * i + 1 : 0) * lanes);
-#define AMPI_THIN_SUMS_TO(i, V)                                                                                  \
-    if (m > i) AMPI_##V##_STORE(u->sums + 2 * i * lanes, s##i);                                                  \
-    if (m > i) AMPI_##V##_STORE(u->sums + (2 * i + 1) * lanes, z##i);
-#define AMPI_THIN_ROW(V, i, q, x, y)                                                                             \
-    if (m > i) {                                                                                                 \
-        s##i = AMPI_##V##_FMA_OF(a + i * lda + (q), x, s##i);                                                    \
-        z##i = AMPI_##V##_FMA_OF(a_two + i * lda + (q), y, z##i);                                                \
-    }
-#define AMPI_THIN_ADD_TO(V, q, x, y)                                                                             \
-    AMPI_THIN_ROW(V, 0, q, x, y) AMPI_THIN_ROW(V, 1, q, x, y) AMPI_THIN_ROW(V, 2, q, x, y) AMPI_THIN_ROW(V, 3, q, x, y)
-#define AMPI_THIN_WORDS(p, V)                                                                                    \
-    {                                                                                                            \
-        const AMPI_##V##_T even = AMPI_##V##_EVEN(bt, w[p]), even_two = AMPI_##V##_EVEN(bt, w_two[p]);           \
-        const AMPI_##V##_T odd = bt == AMP_F32 ? even : AMPI_##V##_ODD(bt, w[p]);                                \
-        const AMPI_##V##_T odd_two = bt == AMP_F32 ? even : AMPI_##V##_ODD(bt, w_two[p]);                        \
-        if (bt == AMP_F32) { AMPI_THIN_ADD_TO(V, p, even, even_two) }                                            \
-        else {                                                                                                   \
-            AMPI_THIN_ADD_TO(V, 2 * (p), flip ? odd : even, flip ? odd_two : even_two)                           \
-            AMPI_THIN_ADD_TO(V, 2 * (p) + 1, flip ? even : odd, flip ? even_two : odd_two)                       \
-        }                                                                                                        \
-    }
-#define AMPI_THIN_FETCH(b)                                                                                       \
-    AMPI_FETCH(b, ahead); AMPI_FETCH((b) + ld, ahead); AMPI_FETCH((b) + 2 * ld, ahead);                          \
-    AMPI_FETCH((b) + 3 * ld, ahead); AMPI_FETCH((b) + 4 * ld, ahead); AMPI_FETCH((b) + 5 * ld, ahead);           \
-    AMPI_FETCH((b) + 6 * ld, ahead); AMPI_FETCH((b) + 7 * ld, ahead);
-#define AMPI_THIN_GROUPS(name, V)                                                                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, int same, size_t m,                   \
-                                                   const ampi_thin_lines* u) {                                   \
-        enum { lanes = AMPI_##V##_LANES, parts = AMPI_##V##_PARTS, ahead = AMPI_THIN_AHEAD };                    \
-        const size_t ld = u->ldb, lda = u->lda, step = bt == AMP_F32 ? lanes / 2 : lanes;                        \
-        const char *b0 = u->b[0], *b1 = u->b[1], *b2 = u->b[2 * parts - 2], *b3 = u->b[2 * parts - 1];           \
-        const AMPI_##V##_ELEMENT* a = (const AMPI_##V##_ELEMENT*)u->a[0];                                        \
-        const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
-        AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
-        AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
-        uintptr_t next = u->next;                                                                                \
-        size_t n, i, left = u->next_runs;                                                                        \
-        AMPI_##V##_SEEN_FROM(u->seen)                                                                            \
-        for (n = u->lines; n > 0; n--) {                                                                         \
-            for (i = ampi_min_size(u->next_each, left); i > 0; i--, left--, next += ld)                          \
-                ampi_thin_fetch_run(next, u->next_bytes);                                                        \
-            if (!next) {                                                                                         \
-                AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                          \
-                if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                      \
-            }                                                                                                    \
-            for (i = 0; i < 64; i += 2 * lanes, a += step, a_two += step) {                                      \
-                AMPI_##V##_TURN_GROUPS(bt, w, b0, b1, ld);                                                       \
-                if (parts == 2) AMPI_##V##_TURN_GROUPS(bt, w_two, b2, b3, ld);                                   \
-                else AMPI_##V##_TURN_GROUPS(bt, w_two, b1, b1, ld);                                              \
-                AMPI_##V##_WORDS_EACH(AMPI_THIN_WORDS)                                                           \
-                b0 += 2 * lanes; b1 += 2 * lanes; b2 += 2 * lanes; b3 += 2 * lanes;                              \
-            }                                                                                                    \
-        }                                                                                                        \
-        AMPI_##V##_SEEN_TO(u->seen)                                                                              \
-        AMPI_THIN_SUMS_TO(0, V) AMPI_THIN_SUMS_TO(1, V) AMPI_THIN_SUMS_TO(2, V) AMPI_THIN_SUMS_TO(3, V)          \
-    }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_some(amp_dtype bt, int flip, int same,                             \
-                                                   const ampi_thin_lines* u) {                                   \
-        if (u->m == 1) name##_rows(bt, flip, same, 1, u);                                                        \
-        else if (u->m == 2) name##_rows(bt, flip, same, 2, u);                                                   \
-        else if (u->m == 3) name##_rows(bt, flip, same, 3, u);                                                   \
-        else name##_rows(bt, flip, same, 4, u);                                                                  \
-    }
-/* Group g's sums of the columns from j on go into its lanes, or come back. */
-AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size_t g, size_t j, int back) {
-    const size_t lanes = AMPI_THIN_GROUP * parts;
-    size_t i, r;
-    for (i = 0; i < u->m; i++)
-        for (r = 0; r < AMPI_THIN_GROUP; r++) {
-            float* lane = sums + (2 * i + g / parts) * lanes + r * parts + g % parts;
-            float* t = u->t + i * u->ldt + j + r;
-            if (back) *t = *lane;
-            else *lane = *t;
-        }
-}
-/* The groups' way through blocks of runs: group g begins g*lag lines after the first, and goes on to its runs of the
-   next block as soon as it has done its own. What it does before and after is not kept: then it follows the first
-   group, or the last. tile: lines of a tile, which are the first group's, or 0. */
-typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, tile, now; } ampi_thin_way;
-AMPI_FN ampi_thin_way ampi_thin_way_of(const ampi_thin* u, size_t groups) {
-    const size_t size = ampi_type_size(u->bt);
-    ampi_thin_way y;
-    y.groups = groups;
-    y.lines = ampi_min_size(u->k, u->rows) * size / 64;
-    y.lag = u->ldb * size % 2048 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;
-    y.blocks = u->n / (AMPI_THIN_GROUP * groups);
-    y.tile = u->tiled ? ampi_div_up(y.lines, ampi_div_up(y.lines, AMPI_THIN_TILE)) : 0;
-    y.now = 0;
-    return y;
-}
-AMPI_FN size_t ampi_thin_phase(const ampi_thin_way* y, size_t g) {
-    return (y->now + g * (y->lines - y->lag)) % y->lines;
-}
-AMPI_FN int ampi_thin_moves(const ampi_thin_way* y, size_t g) {
-    return y->now >= g * y->lag && y->now < g * y->lag + y->blocks * y->lines;
-}
-AMPI_FN size_t ampi_thin_block(const ampi_thin_way* y, size_t g) {
-    return y->now < g * y->lag ? 0 : ampi_min_size((y->now - g * y->lag) / y->lines, y->blocks - 1);
-}
-/* Do `count` lines bring group g to the end of its runs? */
-AMPI_FN int ampi_thin_ends(const ampi_thin_way* y, size_t g, size_t count) {
-    return ampi_thin_moves(y, g) && ampi_thin_phase(y, g) + count == y->lines;
-}
-/* Lines up to where a group begins a run. */
-AMPI_FN size_t ampi_thin_free(const ampi_thin_way* y) {
-    size_t g, most = y->lines;
-    for (g = 0; g < y->groups; g++) most = ampi_min_size(most, y->lines - ampi_thin_phase(y, g));
-    return most;
-}
-/* The products of `count` lines from `now` on, of AMPI_THIN_AT_ONCE rows at a time. */
-typedef void ampi_thin_fn(const ampi_thin_lines* u);
-AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const ampi_thin_way* y,
-                            const ampi_thin_lines* from, size_t count) {
-    const size_t row = 2 * AMPI_THIN_GROUP * parts, element = parts * sizeof(float);
-    size_t i, v;
-    for (i = 0; i < u->m; i += AMPI_THIN_AT_ONCE) {
-        ampi_thin_lines s = *from;
-        s.m = ampi_min_size(u->m - i, AMPI_THIN_AT_ONCE);
-        s.lines = count;
-        s.sums = from->sums + i * row;
-        if (i > 0) s.next_runs = 0;
-        for (v = 0; v < 2; v++)
-            s.a[v] = (const char*)from->a[v] + (i * s.lda + ampi_thin_phase(y, (v + 1) * parts - 1) * 64
-                                                          / ampi_type_size(u->bt)) * element;
-        add(&s);
-    }
-}
-/* The beginnings of the runs that follow a group's: no processor foresees those. */
-AMPI_VECTOR void ampi_thin_foresee(const char* runs, size_t ldb) {
-    size_t r, byte;
-    for (r = 0; r < AMPI_THIN_GROUP; r++)
-        for (byte = 0; byte < AMPI_THIN_AHEAD; byte += 64) AMPI_FETCH(runs, r * ldb + byte);
-}
-/* Of `count` lines from `now` on, those up to the end of a tile; what is fetched with them begins with a tile. */
-AMPI_FN size_t ampi_thin_in_tile(const ampi_thin* u, const ampi_thin_way* y, ampi_thin_lines* s, size_t count) {
-    const size_t block = y->now / y->lines, phase = y->now % y->lines, in = phase % y->tile;
-    const size_t wide = AMPI_THIN_GROUP * y->groups, after = phase + y->tile, more = after < y->lines;
-    const size_t next_block = more ? block : block + 1;
-    if (in == 0) {
-        s->next = (uintptr_t)u->b + next_block * wide * s->ldb + (more ? after * 64 : 0);
-        s->next_runs = next_block < y->blocks ? wide : 0;
-        s->next_bytes = ampi_min_size(y->tile, more ? y->lines - after : y->lines) * 64;
-        s->next_each = ampi_div_up(wide, ampi_min_size(y->tile, y->lines - phase));
-    }
-    return ampi_min_size(count, y->tile - in);
-}
-/* Behind it: the runs that are still to be fetched. */
-AMPI_FN void ampi_thin_tile_on(ampi_thin_lines* s, size_t count) {
-    const size_t runs = ampi_min_size(s->next_runs, count * s->next_each);
-    s->next += runs * s->ldb;
-    s->next_runs -= runs;
-}
-/* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs;
-   seen: as in ampi_thin_lines. */
-AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const void* a, size_t lda,
-                            ampi_thin_way* y, void* seen) {
-    float sums[2 * 16 * 8];
-    const size_t wide = AMPI_THIN_GROUP * y->groups, end = (y->groups - 1) * y->lag + y->blocks * y->lines;
-    ampi_thin_lines s;
-    size_t g, count;
-    memset(&s, 0, sizeof s);
-    memset(sums, 0, sizeof sums);
-    s.a[0] = s.a[1] = a; s.lda = lda; s.sums = sums; s.bt = u->bt; s.flip = u->flip != 0; s.seen = seen;
-    s.ldb = u->ldb * ampi_type_size(u->bt);
-    for (y->now = 0; y->now < end; y->now += count) {
-        count = ampi_thin_free(y);
-        if (y->tile) count = ampi_thin_in_tile(u, y, &s, count);
-        if (u->m > AMPI_THIN_AT_ONCE) count = ampi_min_size(count, AMPI_THIN_LAG);
-        for (g = 0; g < y->groups; g++) {
-            const size_t as = ampi_thin_moves(y, g) ? g : y->now < g * y->lag ? 0 : y->groups - 1;
-            const size_t block = ampi_thin_block(y, as), j = block * wide + AMPI_THIN_GROUP * as;
-            const char* runs = (const char*)u->b + j * s.ldb;
-            s.b[g] = runs + ampi_thin_phase(y, as) * 64;
-            if (as == g && ampi_thin_phase(y, g) == 0) ampi_thin_lanes(u, sums, parts, g, j, 0);
-            if (!y->tile && ampi_thin_ends(y, g, count) && block + 1 < y->blocks)
-                ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
-        }
-        ampi_thin_step(u, add, parts, y, &s, count);
-        ampi_thin_tile_on(&s, count);
-        for (g = 0; g < y->groups; g++)
-            if (ampi_thin_ends(y, g, count))
-                ampi_thin_lanes(u, sums, parts, g, ampi_thin_block(y, g) * wide + AMPI_THIN_GROUP * g, 1);
-    }
-}
-/* The rest: of a group as many elements as a vector has lanes; fewer of them, or perhaps flipped, through a buffer. */
-#define AMPI_THIN_READ(l, V) \
-    x##l = AMPI_##V##_READ(u->b, bt, at[l] + q, rest); AMPI_FETCH(u->b, (at[l] + q) * ampi_type_size(bt) + 256);
-#define AMPI_THIN_ADD(l, V)  v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), x##l, v);
-#define AMPI_THIN_KEEP(l, V) AMPI_##V##_STORE(room + ((l) ^ u->flip) * AMPI_##V##_LANES, x##l);
-/* Four elements of four runs in each quarter (half) of four vectors. */
-#define AMPI_THIN_FOUR(V, D, a, b, c, d)                                                 \
-    {                                                                                    \
-        const D ab0 = AMPI_##V##_LOW(a, b), ab1 = AMPI_##V##_HIGH(a, b);                 \
-        const D cd0 = AMPI_##V##_LOW(c, d), cd1 = AMPI_##V##_HIGH(c, d);                 \
-        a = AMPI_##V##_LOW_PAIR(ab0, cd0); b = AMPI_##V##_HIGH_PAIR(ab0, cd0);           \
-        c = AMPI_##V##_LOW_PAIR(ab1, cd1); d = AMPI_##V##_HIGH_PAIR(ab1, cd1);           \
-    }
-#define AMPI_THIN_ALONG(name, V)                                                                                 \
-    AMPI_THIN_GROUPS(name, V)                                                                                    \
-    AMPI_##V##_TARGET AMPI_FN void name##_lines(const ampi_thin_lines* u) {                                      \
-        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, 0, u);                                        \
-        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, 0, u);                                              \
-        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, 0, u);                                                \
-        else if (u->a[0] == u->a[1]) name##_some(AMP_F32, 0, 1, u);                                              \
-        else name##_some(AMP_F32, 0, 0, u);                                                                      \
-        ampi_clear_upper();                                                                                      \
-    }                                                                                                            \
-    /* All whole blocks of columns, and up to which k. */                                                        \
-    AMPI_##V##_TARGET AMPI_FN size_t name##_blocks(const ampi_thin* u) {                                         \
-        enum { parts = AMPI_##V##_PARTS };                                                                       \
-        const size_t per = 64 / ampi_type_size(u->bt);                                                           \
-        ampi_thin_way y = ampi_thin_way_of(u, 2 * parts);                                                        \
-        if (y.lines == 0 || y.blocks == 0) return 0;                                                             \
-        if (parts == 2) AMPI_##V##_PAIR_UP(u, y.lag * per, y.lines * per);                                       \
-        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, u->room, ampi_round_up(u->k, 16), &y, NULL);      \
-        else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y, NULL);                                     \
-        if (parts == 2 && u->a == u->room && (u->n % (AMPI_THIN_GROUP * y.groups) || y.lines * per < u->k))      \
-            AMPI_##V##_PART(u);                                                                                  \
-        return y.lines * per;                                                                                    \
-    }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
-                                                   size_t j, size_t rest) {                                      \
-        enum { lanes = AMPI_##V##_LANES };                                                                       \
-        float room[lanes * lanes];                                                                               \
-        AMPI_##V##_T AMPI_##V##_NAMES, v;                                                                        \
-        size_t i, l;                                                                                             \
-        AMPI_##V##_EACH(AMPI_THIN_READ)                                                                          \
-        AMPI_##V##_TURN                                                                                          \
-        if (rest < lanes || bt != AMP_F32) { AMPI_##V##_EACH(AMPI_THIN_KEEP) }                                   \
-        for (i = 0; i < u->m; i++) {                                                                             \
-            const float* a = u->a + i * u->lda + q;                                                              \
-            float* t = u->t + i * u->ldt + j;                                                                    \
-            v = AMPI_##V##_LOAD(t);                                                                              \
-            if (rest >= lanes && bt == AMP_F32) { AMPI_##V##_EACH(AMPI_THIN_ADD) }                               \
-            else for (l = 0; l < ampi_min_size(u->k - q, lanes); l++)                                            \
-                v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), AMPI_##V##_LOAD(room + l * lanes), v);               \
-            AMPI_##V##_STORE(t, v);                                                                              \
-        }                                                                                                        \
-    }                                                                                                            \
-    /* What whole blocks leave, which are done up to some k. */                                                  \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_left(amp_dtype bt, const ampi_thin* u, size_t done) {              \
-        enum { lanes = AMPI_##V##_LANES };                                                                       \
-        const size_t past = u->n - u->n % (2 * lanes);                                                           \
-        size_t q, j, l, at[lanes];                                                                               \
-        for (j = 0; j < u->n; j += lanes) {                                                                      \
-            for (l = 0; l < lanes; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;                         \
-            for (q = j < past ? done : 0; q + lanes <= ampi_min_size(u->k, u->rows); q += lanes)                 \
-                name##_turn(bt, u, at, q, j, lanes);                                                             \
-            if (q < u->k) name##_turn(bt, u, at, q, j, ampi_min_size(u->k, u->rows) - q);                        \
-        }                                                                                                        \
-    }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_FN void name##_rest(const ampi_thin* u, size_t done) {                                \
-        AMPI_FOR_TYPE(name##_left, u->bt, u, done);                                                              \
-        ampi_clear_upper();                                                                                      \
-    }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_thin* u) {                                                    \
-        if (u->along_k) name##_rest(u, name##_blocks(u));                                                        \
-        else AMPI_FOR_TYPE(name##_across, u->bt, u);                                                             \
-        ampi_clear_upper();                                                                                      \
-    }
-
-/* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
-   filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
-   for l < lanes. turn16: the same from F16 or BF16, for a multiple of 16 k; may be NULL. */
-typedef struct ampi_gemm_isa {
-    size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
-    size_t vectors;                    /* in the width of a panel of B */
-    size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
-    int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
-    int widens;                        /* may B be F16? */
-    void (*micro)(size_t rows, const ampi_micro* u);
-    void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
-    void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
-    void (*turn16)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t k, size_t flip);
-    void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
-    void (*thin)(const ampi_thin* u);                             /* NULL without AVX2, as finish */
-    void (*panels)(float* dst, size_t stride, const void* src, amp_dtype t, size_t lds, size_t rows, size_t n,
-                   size_t flip);                                  /* AVX2's alone */
-} ampi_gemm_isa;
-
-/* A list of rows, for macros: X(row, pointer to the row's group of three, offset from there, V). Written out,
-   because not every compiler keeps an array of accumulators in registers. */
-#define AMPI_ROWS_1(X, V)  X(0, p0, 0, V)
-#define AMPI_ROWS_2(X, V)  AMPI_ROWS_1(X, V)  X(1, p0, rs, V)
-#define AMPI_ROWS_3(X, V)  AMPI_ROWS_2(X, V)  X(2, p0, 2 * rs, V)
-#define AMPI_ROWS_4(X, V)  AMPI_ROWS_3(X, V)  X(3, p3, 0, V)
-#define AMPI_ROWS_5(X, V)  AMPI_ROWS_4(X, V)  X(4, p3, rs, V)
-#define AMPI_ROWS_6(X, V)  AMPI_ROWS_5(X, V)  X(5, p3, 2 * rs, V)
-#define AMPI_ROWS_7(X, V)  AMPI_ROWS_6(X, V)  X(6, p6, 0, V)
-#define AMPI_ROWS_8(X, V)  AMPI_ROWS_7(X, V)  X(7, p6, rs, V)
-#define AMPI_ROWS_9(X, V)  AMPI_ROWS_8(X, V)  X(8, p6, 2 * rs, V)
-#define AMPI_ROWS_10(X, V) AMPI_ROWS_9(X, V)  X(9, p9, 0, V)
-#define AMPI_ROWS_11(X, V) AMPI_ROWS_10(X, V) X(10, p9, rs, V)
-#define AMPI_ROWS_12(X, V) AMPI_ROWS_11(X, V) X(11, p9, 2 * rs, V)
-#define AMPI_ROWS_13(X, V) AMPI_ROWS_12(X, V) X(12, p12, 0, V)
-#define AMPI_ROWS_14(X, V) AMPI_ROWS_13(X, V) X(13, p12, rs, V)
-
-/* The steps of a micro-kernel for row i: c<i>0, c<i>1 and c<i>2 are its vectors of sums, up to three. */
-#define AMPI_MICRO_ZERO(i, p, o, V) \
-    AMPI_##V##_T c##i##0 = AMPI_##V##_ZERO, c##i##1 = AMPI_##V##_ZERO, c##i##2 = AMPI_##V##_ZERO;
-#define AMPI_MICRO_READ(i, p, o, V) \
-    c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
-    if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);                           \
-    if (three) c##i##2 = AMPI_##V##_LOAD(old + i * ldo + 2 * AMPI_##V##_LANES);
-/* c += x * b is MAC. Of one or two vectors, one row of three spreads its element of A inside the fma, for each vector
-   anew, the others in a load of its own: so neither the load ports nor, where two threads share a core, the decoders
-   are the limit. */
-#define AMPI_MICRO_STEP(i, p, o, V) \
-    if (i % 3 == 0 && !three) {                                                                     \
-        AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
-        if (two) AMPI_##V##_FMA_AT(c##i##1, b1, (p) + (o));                                         \
-    } else {                                                                                        \
-        x = AMPI_##V##_SPREAD((p)[o]);                                                              \
-        AMPI_##V##_MAC(c##i##0, x, b0);                                                             \
-        if (two) AMPI_##V##_MAC(c##i##1, x, b1);                                                    \
-        if (three) AMPI_##V##_MAC(c##i##2, x, b2);                                                  \
-    }
-/* c += *p * b where there is no such instruction */
-#define AMPI_FMA_AT_SPREAD(V, c, b, p) AMPI_##V##_MAC(c, AMPI_##V##_SPREAD(*(p)), b)
-#define AMPI_MICRO_CLEAN(i, p, o, V) \
-    c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
-    if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);                                                   \
-    if (three) c##i##2 = AMPI_##V##_CLEAN(c##i##2);
-#define AMPI_MICRO_WRITE(i, p, o, V) \
-    AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                         \
-    if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);                             \
-    if (three) AMPI_##V##_STORE(t + i * ldt + 2 * AMPI_##V##_LANES, c##i##2);
-#define AMPI_MICRO_WRITE_TAIL(i, p, o, V) \
-    if (two) AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                \
-    if (three) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);                           \
-    AMPI_##V##_STORE_TAIL(t + i * ldt + width - AMPI_##V##_LANES, three ? c##i##2 : two ? c##i##1 : c##i##0, rest);
-/* One k, so far from the pointers. */
-#define AMPI_MICRO_STEP_AT(i, p, o, V) AMPI_MICRO_STEP(i, (p) + at, o, V)
-#define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
-    {                                                                                               \
-        const size_t at = (ks_);                                                                    \
-        b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
-        if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
-        if (three) b2 = AMPI_##V##_LOAD_B(b + (bs_) + 2 * AMPI_##V##_LANES);                        \
-        ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
-    }
-#define AMPI_MICRO_ON(ks_, bs_) \
-    p0 += (ks_); p3 += (ks_); p6 += (ks_); p9 += (ks_); p12 += (ks_);                               \
-    b += (bs_);                                                                                     \
-    AMPI_MICRO_APART
-/* clang would make one chain of all these additions. */
-#ifdef __clang__
-  #define AMPI_MICRO_APART \
-    AMPI_OPAQUE(p0); AMPI_OPAQUE(p3); AMPI_OPAQUE(p6); AMPI_OPAQUE(p9); AMPI_OPAQUE(p12); AMPI_OPAQUE(b);
-#else
-  #define AMPI_MICRO_APART
+/* How kernels are written. Each is one plain C function over v16, sixteen lanes of FP32, and the operations below. The
+   text stands once, in impl-kernels, and is compiled once for each instruction set: this file includes itself with
+   AMPI_PASS set to avx2, then avx512; the third time, for the baseline (NEON or plain C), the compiler comes by in
+   ordinary flow. AMPI_K(name) is the name of this pass's copy. All copies give the same bits. */
+#ifndef AMP_SELF
+  #define AMP_SELF "amp.h"
 #endif
-/* Four k a turn, of constant strides: so few turns that the processor foresees the last one and runs from the end of
-   one panel into the start of the next, and fewer instructions (Intel's processors add to pointers where they could
-   begin an fma). */
-#define AMPI_MICRO_FOURS(V, ROWS, ks_, bs_) \
-    for (; k >= 4; k -= 4) {                                                                        \
-        AMPI_MICRO_K(V, ROWS, 0, 0)                                                                 \
-        AMPI_MICRO_K(V, ROWS, ks_, bs_)                                                             \
-        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_))                                                 \
-        AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))                                                 \
-        AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
-    }
-
-/* Six k a turn, in which one row of another panel is fetched: its three lines apart from each other, as memory and the
-   processor's buffers for lines that are on their way can serve one in two k, but not three at once. */
-#define AMPI_MICRO_SIXES(V, ROWS, ks_, bs_) \
-    for (left = u->next_rows; left > 0 && k >= 6; left--, k -= 6, next += next_step) {              \
-        AMPI_FETCH(next, 0);                                                                        \
-        AMPI_MICRO_K(V, ROWS, 0, 0)                                                                 \
-        AMPI_MICRO_K(V, ROWS, ks_, bs_)                                                             \
-        AMPI_FETCH(next, 64);                                                                       \
-        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_))                                                 \
-        AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))                                                 \
-        AMPI_FETCH(next, 128);                                                                      \
-        AMPI_MICRO_K(V, ROWS, 4 * (ks_), 4 * (bs_))                                                 \
-        AMPI_MICRO_K(V, ROWS, 5 * (ks_), 5 * (bs_))                                                 \
-        AMPI_MICRO_ON(6 * (ks_), 6 * (bs_))                                                         \
-    }
-#define AMPI_MICRO_FETCH(V) \
-    AMPI_FETCH(b, ahead);                                                                           \
-    if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);                       \
-    if (three) AMPI_FETCH(b, ahead + 128);
-
-/* One micro-kernel: V is the vector kind, `vectors` a constant, ROWS one of the lists above. */
-#define AMPI_MICRO(name, V, ROWS, vectors)                                                          \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
-        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
-        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
-        const size_t width = (vectors) * AMPI_##V##_LANES, across = AMPI_##V##_LANES / (1 + three); \
-        const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
-        const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
-        const float* p12 = p9 + 3 * rs;                                                             \
-        const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
-        size_t k;                                                                                   \
-        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
-        ROWS(AMPI_MICRO_ZERO, V)                                                                    \
-        if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
-        k = u->k;                                                                                   \
-        if (three && u->keep) {                                                                     \
-            float* keep = u->keep;                                                                  \
-            for (; k > 0; k--, keep += width) {                                                     \
-                AMPI_MICRO_FETCH(V)                                                                 \
-                AMPI_MICRO_K(V, ROWS, 0, 0)                                                         \
-                AMPI_##V##_STORE(keep, b0);                                                         \
-                AMPI_##V##_STORE(keep + AMPI_##V##_LANES, b1);                                      \
-                AMPI_##V##_STORE(keep + 2 * AMPI_##V##_LANES, b2);                                  \
-                AMPI_MICRO_ON(ks, bs)                                                               \
-            }                                                                                       \
-        } else if (AMPI_##V##_FOURS && bs == width) {                                               \
-            uintptr_t next = u->next;                                                               \
-            const size_t next_step = u->next_step;                                                  \
-            size_t left;                                                                            \
-            if (three && ks == 1) AMPI_MICRO_SIXES(V, ROWS, 1, width)                               \
-            if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
-            if (ks == across) AMPI_MICRO_FOURS(V, ROWS, across, width)                              \
-            (void)next; (void)next_step; (void)left;                                                \
-        }                                                                                           \
-        for (; k > 0; k--) {                                                                        \
-            AMPI_MICRO_FETCH(V)                                                                     \
-            AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
-            AMPI_MICRO_ON(ks, bs)                                                                   \
-        }                                                                                           \
-        if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
-        float* t = u->t;                                                                            \
-        const size_t ldt = u->ldt;                                                                  \
-        if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
-        (void)p3; (void)p6; (void)p9; (void)p12; (void)b2;    /* few rows need few pointers */      \
-        ampi_clear_upper();                                                                         \
-    }
-#define AMPI_MICRO_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 1)                                       \
-    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
-#define AMPI_MICRO_CASE(V, R) \
-    case R: if (u->vectors == 2) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
-/* Those of two vectors alone, and of three. */
-#define AMPI_MICRO_WHOLE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
-#define AMPI_MICRO_WHOLE_CASE(V, R) case R: ampi_micro_##V##_##R##_2(u); break;
-#define AMPI_MICRO_WIDE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_3, V, AMPI_ROWS_##R, 3)
-#define AMPI_MICRO_WIDE_CASE(V, R) case R: ampi_micro_##V##_##R##_3(u); break;
-/* Lists of numbers of rows: X(V, rows). */
-#define AMPI_UP_TO_6(X, V)  X(V, 1) X(V, 2) X(V, 3) X(V, 4) X(V, 5) X(V, 6)
-#define AMPI_UP_TO_8(X, V)  AMPI_UP_TO_6(X, V) X(V, 7) X(V, 8)
-#define AMPI_UP_TO_12(X, V) AMPI_UP_TO_8(X, V) X(V, 9) X(V, 10) X(V, 11) X(V, 12)
-#define AMPI_UP_TO_14(X, V) AMPI_UP_TO_12(X, V) X(V, 13) X(V, 14)
-/* The kernels of a list, and `name`, the choice among them. */
-#define AMPI_BY_ROWS(name, type, V, LIST, EACH, CASE)                                               \
-    LIST(EACH, V)                                                                                   \
-    AMPI_FN void name(size_t rows, const type* u) { switch (rows) { LIST(CASE, V) default: break; } }
-
-/* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and
-   TAILn: n full lanes, or the first `rest` lanes and zeros. */
-#define AMPI_LOAD_ROWS(V, KIND, type)                                                               \
-    {                                                                                               \
-        const type* s = (const type*)src;                                                           \
-        size_t r, c;                                                                                \
-        for (r = 0; cols == AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
-            AMPI_FETCH(s + AMPI_##V##_LANES, 0);                                                    \
-            AMPI_##V##_STORE(dst, AMPI_##V##_##KIND(s));                                            \
-        }                                                                                           \
-        for (r = 0; cols != AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
-            AMPI_FETCH(s + cols, 0);                                                                \
-            if (AMPI_##V##_LANES * sizeof(type) == 64) AMPI_FETCH(s + cols, 64);                    \
-            for (c = 0; c + AMPI_##V##_LANES <= cols; c += AMPI_##V##_LANES)                        \
-                AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND(s + c));                                \
-            if (c < cols) AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND##_TAIL(s + c, cols - c));     \
-        }                                                                                           \
-    }
-#define AMPI_LOAD_BLOCK(name, V)                                                                    \
-    AMPI_##V##_TARGET AMPI_FN void name(float* dst, size_t ldd, const void* src, amp_dtype t,       \
-                                        size_t lds, size_t rows, size_t cols) {                     \
-        if (t == AMP_F16) AMPI_LOAD_ROWS(V, F16, uint16_t)                                          \
-        else if (t == AMP_BF16) AMPI_LOAD_ROWS(V, BF16, uint16_t)                                   \
-        else AMPI_LOAD_ROWS(V, LOAD, float)                                                         \
-        ampi_clear_upper();                                                                         \
-    }
-
-/* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
-   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add,
-   2: of C's type, and not `spread`; constants where it is called. */
-#define AMPI_FINISH(name, V)                                                                        \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
-                                                 size_t columns, const float* t, size_t ldt) {      \
-        const AMPI_##V##_T alpha = AMPI_##V##_SPREAD(f->alpha), beta = AMPI_##V##_SPREAD(f->beta);  \
-        const size_t ldc = f->ldc;                                                                  \
-        void* c = f->c;                                                                             \
-        size_t i, j;                                                                                \
-        for (i = 0; i < rows; i++)                                                                  \
-            for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
-                const size_t rest = columns - j;                                                    \
-                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x = v;    \
-                if (with == 2)                                                                      \
-                    v = AMPI_##V##_FMA(beta, AMPI_##V##_READ(f->add, type, i * f->ld_add + j, rest), v);\
-                if (with == 1) {                                                                    \
-                    x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
-                                        f->spread ? 1 : rest);                                      \
-                    if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
-                    v = AMPI_##V##_FMA(beta, x, v);                                                 \
-                }                                                                                   \
-                AMPI_##V##_WRITE(c, type, i * ldc + j, rest, v);                                    \
-            }                                                                                       \
-    }                                                                                               \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
-                                        const float* t, size_t ldt) {                               \
-        const int plain = f->c_dtype == AMP_F32 && f->add_dtype == AMP_F32 && !f->spread;           \
-        if (f->add && plain) name##_as(AMP_F32, 2, f, rows, columns, t, ldt);                       \
-        else if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                        \
-        else if (f->c_dtype == AMP_F32) name##_as(AMP_F32, 0, f, rows, columns, t, ldt);            \
-        else if (f->c_dtype == AMP_F16) name##_as(AMP_F16, 0, f, rows, columns, t, ldt);            \
-        else name##_as(AMP_BF16, 0, f, rows, columns, t, ldt);                                      \
-        ampi_clear_upper();                                                                         \
-    }
-
-/* Loads and stores of fewer than `lanes` elements where there are no masks: through a buffer. */
-#define AMPI_TAIL_BUFFERED(V, KIND, type, attribute)                                                \
-    AMPI_INLINE attribute AMPI_##V##_T AMPI_##V##_##KIND##_TAIL(const type* p, size_t rest) {       \
-        type buffer[AMPI_##V##_LANES];                                                              \
-        memset(buffer, 0, sizeof buffer);                                                           \
-        memcpy(buffer, p, rest * sizeof *p);                                                        \
-        return AMPI_##V##_##KIND(buffer);                                                           \
-    }
-
-#define AMPI_STORE_TAIL_BUFFERED(V, attribute)                                                      \
-    AMPI_INLINE attribute void AMPI_##V##_STORE_TAIL(float* p, AMPI_##V##_T v, size_t rest) {       \
-        float buffer[AMPI_##V##_LANES];                                                             \
-        AMPI_##V##_STORE(buffer, v);                                                                \
-        memcpy(p, buffer, rest * sizeof *p);                                                        \
-    }
-
-#if AMPI_X86
-#define AMPI_V16_TARGET AMPI_TARGET_AVX512
-#define AMPI_V16_T __m512
-#define AMPI_V16_LANES 16
-#if defined(__GNUC__) && !defined(__OPTIMIZE__)
-  #define AMPI_V16_FOURS 0              /* every step would have its own place on the stack */
-#else
-  #define AMPI_V16_FOURS 1
+#if defined(__has_include) && AMPI_X86
+  #if !__has_include(AMP_SELF)
+    #error "define AMP_SELF to the name of this file: its implementation includes itself"
+  #endif
 #endif
-#define AMPI_V16_ZERO _mm512_setzero_ps()
-#define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
-#define AMPI_V16_B float
-#define AMPI_V16_LOAD_B(p) AMPI_V16_LOAD(p)
-#define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
-#define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
-#define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
-#define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
-#define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
-#define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_V16_ALL, a, b)
-#define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define AMPI_V16_MAC(c, x, b) c = AMPI_V16_FMA(x, b, c)
-/* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
-#define AMPI_V16_FMA_AT(c, b, p) \
-    __asm__("vfmadd231ps {%2%{1to16%}, %1, %0|%0, %1, dword ptr %2%{1to16%}}" : "+v"(c) : "v"(b), "m"(*(p)))
-#define AMPI_V16_IS_NAN(v) _mm512_cmpgt_epu32_mask(_mm512_and_si512(_mm512_castps_si512(v), \
-    _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000))
-#define AMPI_V16_CLEAN(v) \
-    _mm512_castsi512_ps(_mm512_mask_set1_epi32(_mm512_castps_si512(v), AMPI_V16_IS_NAN(v), 0x7fc00000))
-#define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
-#define AMPI_V16_STORE_TAIL(p, v, rest) _mm512_mask_storeu_ps(p, AMPI_V16_MASK(rest), v)
-/* The forms with a mask of ones are the plain instructions; g++ 12 warns inside its header about the plain
-   forms. */
-#define AMPI_V16_ALL ((__mmask16)0xffff)
-#define AMPI_V16_WIDEN(h) \
-    _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, \
-        _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, h), 16))
-#define AMPI_V16_LOAD_TAIL(p, rest) _mm512_maskz_loadu_ps(AMPI_V16_MASK(rest), p)
-#define AMPI_V16_HALVES(p) _mm256_loadu_si256((const __m256i*)(const void*)(p))
-#define AMPI_V16_F16(p) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, AMPI_V16_HALVES(p))
-#define AMPI_V16_F16_TAIL(p, rest) \
-    _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
-#define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
-#define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
-AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
-AMPI_BY_ROWS(ampi_micro_of_three, ampi_micro, V16, AMPI_UP_TO_8, AMPI_MICRO_WIDE, AMPI_MICRO_WIDE_CASE)
+#define AMPI_JOIN_(a, b) ampi_##a##_##b
+#define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
+#define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
+#define AMPI_V16 AMPI_K(v16)
+/* A kernel, an operation on vectors, and a function that must be inlined for its constant arguments. */
+#define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
+#define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
+#define AMPI_INLINE_FN AMPI_PASS_TARGET AMPI_VECTOR
+#if defined(__clang__)
+  #define AMPI_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__) && !defined(__TINYC__)
+  #define AMPI_UNROLL _Pragma("GCC unroll 16")
+  #if defined(__NVCC_DIAG_PRAGMA_SUPPORT__)
+    #pragma nv_diagnostic push
+    #pragma nv_diag_suppress 1675      /* nvcc hands that on to the host's compiler, but warns of it */
+  #endif
+#else
+  #define AMPI_UNROLL
+#endif
 
-/* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. Three vectors only where it
-   is packed on the way. */
-#define AMPI_W16_TARGET AMPI_TARGET_AVX512
-#define AMPI_W16_T __m512
-#define AMPI_W16_LANES AMPI_V16_LANES
-#define AMPI_W16_FOURS 0
-#define AMPI_W16_ZERO AMPI_V16_ZERO
-#define AMPI_W16_LOAD(p) AMPI_V16_LOAD(p)
-#define AMPI_W16_B uint16_t
-#define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
-#define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
-#define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_W16_MAC(c, x, b) AMPI_V16_MAC(c, x, b)
-#define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
-#define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
-#define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_BY_ROWS(ampi_micro_widening, ampi_micro, W16, AMPI_UP_TO_14, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
-AMPI_BY_ROWS(ampi_micro_keeping, ampi_micro, W16, AMPI_UP_TO_8, AMPI_MICRO_WIDE, AMPI_MICRO_WIDE_CASE)
-AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
-    if (u->widen && u->vectors == 3) ampi_micro_keeping(rows, u);
-    else if (u->widen) ampi_micro_widening(rows, u);
-    else if (u->vectors == 3) ampi_micro_of_three(rows, u);
-    else ampi_micro_of_floats(rows, u);
-}
-AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
+/* A convolution's image as a matrix that is never formed (im2col). Row channel * kernel positions + kernel position,
+   column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 beyond the margins.
+   Forward the pixels are those of y and the source is x; for the input gradient they are one phase of the pixels of dx,
+   those that the stride lets meet the same kernel positions, and the source is dy. */
+typedef struct ampi_unfold {
+    size_t rows, cols, pixels;         /* the grid of columns of one image; pixels = rows * cols */
+    size_t taps_h, taps_w, taps;       /* kernel positions in use */
+    int    first_h, next_h, step_h;    /* source row = grid row * step_h + first_h + kernel row * next_h */
+    int    first_w, next_w, step_w;
+    int    height, width;              /* of a source plane */
+    size_t channels, plane, image;     /* elements from one channel, one image to the next */
+    size_t elements;                   /* of the whole source, from data on */
+} ampi_unfold;
 
-/* 16 elements as the bits of FP32, or the first `rest` and zeros; and back, rounded as conversions are. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_read16_avx512(const void* src, amp_dtype t, size_t i, size_t rest) {
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
-    if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
-    const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
-    return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
-}
-#define AMPI_V16_READ(src, t, i, rest) _mm512_castsi512_ps(ampi_read16_avx512(src, t, i, rest))
-#define AMPI_V16_WRITE ampi_write16_avx512
-#define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
-/* What of v becomes BF16, rounded, in the upper halves. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_upper16_avx512(__m512 v) {
-    const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
-    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    __m256i h;
-    if (t == AMP_F32) {
-        if (rest >= 16) _mm512_storeu_ps((float*)dst + i, AMPI_V16_CLEAN(v));
-        else _mm512_mask_storeu_ps((float*)dst + i, AMPI_V16_MASK(rest), AMPI_V16_CLEAN(v));
-        return;
-    }
-    if (t == AMP_F16) h = _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0);
-    else h = _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL,
-                                         _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16));
-    if (rest >= 16) _mm256_storeu_si256((__m256i*)(void*)((uint16_t*)dst + i), h);
-    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, AMPI_V16_MASK(rest), h);
-}
+/* An operand op(X) of a product, as runs of neighbours in memory. Along k a run is a row of op(A) or a column of op(B);
+   otherwise it is what all rows of op(A), or all columns of op(B), have for one k. */
+typedef struct ampi_operand {
+    const void* data;
+    amp_dtype   dtype;
+    int         along_k;
+    size_t      ld;                    /* a matrix: elements from one run to the next */
+    const ampi_unfold* image;          /* not NULL: run r is row r of this */
+    /* Weights of an input gradient, taps > 0: run c is, output by output, the weights of channel c at the kernel
+       positions in use. */
+    size_t      taps, taps_w, next_h, next_w, output;
+} ampi_operand;
 
-AMPI_FINISH(ampi_finish_any_avx512, V16)
-/* Whole panels of 16-bit results, 32 columns a turn; a row that is added is read once. `type` is a constant where it is
-   called. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_finish_panel_as(amp_dtype type, const ampi_finish* f, size_t rows,
-                                                         const float* t, size_t ldt) {
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
-                                         31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
-    const size_t ldc = f->ldc;
-    uint16_t* c = (uint16_t*)f->c;
-    __m512 x = _mm512_setzero_ps(), y = x;
-    size_t i;
-    for (i = 0; i < rows; i++, t += ldt, c += ldc) {
-        __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t)), w = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + 16));
-        if (f->add && (i == 0 || f->ld_add != 0)) {
-            x = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16);
-            y = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16);
-        }
-        if (f->add) { v = _mm512_fmadd_ps(beta, x, v); w = _mm512_fmadd_ps(beta, y, w); }
-        if (type == AMP_F16) {
-            ampi_write16_avx512(c, AMP_F16, 0, 16, v);
-            ampi_write16_avx512(c, AMP_F16, 16, 16, w);
-        } else _mm512_storeu_si512(c, _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_panel_avx512(const ampi_finish* f, size_t rows, const float* t,
-                                                         size_t ldt) {
-    if (f->c_dtype == AMP_F16) ampi_finish_panel_as(AMP_F16, f, rows, t, ldt);
-    else ampi_finish_panel_as(AMP_BF16, f, rows, t, ldt);
-    ampi_clear_upper();
-}
-AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt) {
-    if (f->c_dtype != AMP_F32 && columns == 32 && !f->spread) ampi_finish_panel_avx512(f, rows, t, ldt);
-    else ampi_finish_any_avx512(f, rows, columns, t, ldt);
-}
+/* Where the result goes: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
+typedef struct ampi_result {
+    void*       data;
+    amp_dtype   dtype;
+    size_t      row, column;           /* elements from one row, one column to the next */
+    /* part > 0: columns are the pixels of images, `part` to one image, and images are `image` elements apart; pixels
+       lie in rows of `cols`, `next_row` elements apart. */
+    size_t      part, image, cols, next_row;
+    float       alpha, beta;
+    const void* bias;                  /* NULL = none; one for each row of C, or for each column */
+    amp_dtype   bias_dtype;
+    int         bias_per_row;
+} ampi_result;
 
-/* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
-#define AMPI_V16_QUARTER(v, s, q) \
-    _mm512_mask_broadcast_f32x4(v, (__mmask16)(0xfu << (4 * (q))), _mm_loadu_ps((s) + 4 * (q) * lds))
-#define AMPI_V16_QUARTERS(s) AMPI_V16_QUARTER(AMPI_V16_QUARTER(AMPI_V16_QUARTER( \
-    _mm512_castps128_ps512(_mm_loadu_ps(s)), s, 1), s, 2), s, 3)
-#define AMPI_V16_LOW(a, b) _mm512_castps_pd(_mm512_maskz_unpacklo_ps(AMPI_V16_ALL, a, b))
-#define AMPI_V16_HIGH(a, b) _mm512_castps_pd(_mm512_maskz_unpackhi_ps(AMPI_V16_ALL, a, b))
-#define AMPI_V16_LOW_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpacklo_pd((__mmask8)0xff, a, b))
-#define AMPI_V16_HIGH_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpackhi_pd((__mmask8)0xff, a, b))
-#define AMPI_V16_NAMES x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
-#define AMPI_V16_EACH(X)                                                                            \
-    X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)                 \
-    X(8, V16) X(9, V16) X(10, V16) X(11, V16) X(12, V16) X(13, V16) X(14, V16) X(15, V16)
-#define AMPI_V16_MIX(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_V16_ALL, a, b, how)
-/* A step of the transposition by fours, and quarter h of the four vectors a to d becomes vector h. Functions, which use
-   less of the stack where nothing is optimised. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_four_x16(__m512* a, __m512* b, __m512* c, __m512* d) {
-    AMPI_THIN_FOUR(V16, __m512d, *a, *b, *c, *d)
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_cross_x16(__m512* a, __m512* b, __m512* c, __m512* d) {
-    const __m512 ab0 = AMPI_V16_MIX(*a, *b, 0x44), ab1 = AMPI_V16_MIX(*a, *b, 0xee);
-    const __m512 cd0 = AMPI_V16_MIX(*c, *d, 0x44), cd1 = AMPI_V16_MIX(*c, *d, 0xee);
-    *a = AMPI_V16_MIX(ab0, cd0, 0x88); *b = AMPI_V16_MIX(ab0, cd0, 0xdd);
-    *c = AMPI_V16_MIX(ab1, cd1, 0x88); *d = AMPI_V16_MIX(ab1, cd1, 0xdd);
-}
-#define AMPI_V16_TURN                                                                               \
-    ampi_four_x16(&x0, &x1, &x2, &x3); ampi_four_x16(&x4, &x5, &x6, &x7);                           \
-    ampi_four_x16(&x8, &x9, &x10, &x11); ampi_four_x16(&x12, &x13, &x14, &x15);                     \
-    ampi_cross_x16(&x0, &x4, &x8, &x12); ampi_cross_x16(&x1, &x5, &x9, &x13);                       \
-    ampi_cross_x16(&x2, &x6, &x10, &x14); ampi_cross_x16(&x3, &x7, &x11, &x15);
-/* Rows l and 2+l of 32 bytes each in the halves of a vector. */
-#define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
-    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (2 + (l)) * lds))
-#define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
-/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others.
-   Even rows come from s, odd ones from o. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const char* s, const char* o, size_t lds) {
-    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(o, 0), c = AMPI_V16_TWO(s, 1), d = AMPI_V16_TWO(o, 1);
-    const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
-    const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
-    out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
-    out[1] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab0, cd0));
-    out[2] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab1, cd1));
-    out[3] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab1, cd1));
-}
-/* Words of pairs of all 16 rows, from those x of eight and y of the others: the pairs c, or if `upper`, from the odd
-   quarters, the pairs 4+c. BF16 stays in pairs, of F16 the first elements come first. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_turn16_join(amp_dtype t, int upper, __m512i x, __m512i y) {
-    const __m512i low = _mm512_set_epi16(55, 53, 51, 49, 39, 37, 35, 33, 23, 21, 19, 17, 7, 5, 3, 1,
-                                         54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);
-    if (t == AMP_F16)
-        return _mm512_permutex2var_epi16(x, upper ? _mm512_add_epi16(low, _mm512_set1_epi16(8)) : low, y);
-    return upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
-                 : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
-}
-/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p.
-   Row 2*i is i*lds bytes from s, row 2*i + 1 as many from o. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const char* s, const char* o,
-                                                      size_t lds) {
-    __m512i x[4], y[4];
-    ampi_turn16_quarters(x, s, o, lds);
-    ampi_turn16_quarters(y, s + 4 * lds, o + 4 * lds, lds);
-    w[0] = ampi_turn16_join(t, 0, x[0], y[0]); w[1] = ampi_turn16_join(t, 0, x[1], y[1]);
-    w[2] = ampi_turn16_join(t, 0, x[2], y[2]); w[3] = ampi_turn16_join(t, 0, x[3], y[3]);
-    w[4] = ampi_turn16_join(t, 1, x[0], y[0]); w[5] = ampi_turn16_join(t, 1, x[1], y[1]);
-    w[6] = ampi_turn16_join(t, 1, x[2], y[2]); w[7] = ampi_turn16_join(t, 1, x[3], y[3]);
-}
-/* The first and the second elements of such pairs as floats. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_even16_avx512(amp_dtype t, __m512i w) {
-    if (t == AMP_F32) return _mm512_castsi512_ps(w);
-    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, w, 0));
-    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, w, 16));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) {
-    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, w, 1));
-    return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xffff0000u)));
-}
-#define AMPI_V16_WORDS __m512i
-#define AMPI_V16_WORDS_EACH(X) X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)
-#define AMPI_V16_TURN_GROUPS ampi_turn16_words
-#define AMPI_V16_PARTS 2
-#define AMPI_V16_SEEN_FROM(p)
-#define AMPI_V16_SEEN_TO(p)
-/* An element of A behind the one `lag` later. */
-typedef struct ampi_thin_pair { float later, now; } ampi_thin_pair;
-#define AMPI_V16_ELEMENT ampi_thin_pair
-/* A function, so that a build without optimisation has one set of temporaries on its stack, not 256. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const ampi_thin_pair* pair, __m512 x, __m512 sum) {
-    const __m128i both = _mm_loadl_epi64((const __m128i*)(const void*)pair);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_maskz_broadcastq_epi64(0xff, both)), x, sum);
-}
-#define AMPI_V16_FMA_OF ampi_thin_fma_avx512
-/* Pairs of a[(i + lag) % n] and a[i], i < n, of each row; n and lag are multiples of 16, lag < n. From the last row on,
-   for A may lie in the same room, where its rows begin no later than their pairs; so there are pairs up to i < all. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(const ampi_thin* u, size_t lag, size_t n, size_t all) {
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    const size_t ld = 2 * ampi_round_up(u->k, 16);
-    float line[AMPI_THIN_DEEP];
-    size_t r, i;
-    for (r = u->m; r-- > 0;) {
-        float* pairs = u->room + r * ld;
-        memcpy(line, u->a + r * u->lda, all * sizeof *line);
-        for (i = 0; i < all; i += 16, pairs += 32) {
-            const __m512i x = _mm512_loadu_si512(line + (i + lag < n ? i + lag : i + lag - n));
-            const __m512i y = _mm512_loadu_si512(line + i);
-            _mm512_storeu_si512(pairs, _mm512_permutex2var_epi32(x, low, y));
-            _mm512_storeu_si512(pairs + 16, _mm512_permutex2var_epi32(x, high, y));
-        }
-    }
-    ampi_clear_upper();
-}
-/* A as it was before, for what the blocks leave. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_part(const ampi_thin* u) {
-    const __m512i now = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    const size_t all = u->m * ampi_round_up(u->k, 16);
-    size_t i;
-    for (i = 0; i < all; i += 16) {
-        const __m512i x = _mm512_loadu_si512(u->room + 2 * i), y = _mm512_loadu_si512(u->room + 2 * i + 16);
-        _mm512_storeu_si512(u->room + i, _mm512_permutex2var_epi32(x, now, y));
-    }
-    ampi_clear_upper();
-}
-#define AMPI_V16_PART ampi_thin_part
-#define AMPI_V16_PAIR_UP(u, lag, n) ampi_thin_pairs(u, lag, n, (u)->a == (u)->room ? ampi_round_up((u)->k, 16) : (n))
-#define AMPI_V16_EVEN ampi_even16_avx512
-#define AMPI_V16_ODD ampi_odd16_avx512
-AMPI_THIN_ACROSS(ampi_thin_avx512, V16)
-AMPI_THIN_ALONG(ampi_thin_avx512, V16)
+typedef struct ampi_product {
+    size_t m, n, k;
+    ampi_operand a, b;
+    ampi_result c;
+    int exact;                         /* products of two elements are exact in FP32 */
+    int form;                          /* how it is packed, see below */
+} ampi_product;
+/* How two operands are packed: FP32, or two bfloat16 to a word of 32 bits, the one of even k in the high half, for
+   vdpbf16ps, which adds that product first, or for the matrix unit. */
+enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* 16 x 4 elements a turn: four vectors of quarters, then a 4 x 4 transposition inside each quarter. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, const float* src, size_t lds,
-                                                      size_t k, size_t flip) {
-    size_t i = 0, l;
-    for (; i + 4 <= k; i += 4) {
-        const float* s = src + i;
-        __m512 a = AMPI_V16_QUARTERS(s), b = AMPI_V16_QUARTERS(s + lds);
-        __m512 c = AMPI_V16_QUARTERS(s + 2 * lds), d = AMPI_V16_QUARTERS(s + 3 * lds);
-        __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
-        __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
-        _mm512_storeu_ps(dst + (i ^ flip) * ldd, AMPI_V16_LOW_PAIR(ab0, cd0));
-        _mm512_storeu_ps(dst + ((i + 1) ^ flip) * ldd, AMPI_V16_HIGH_PAIR(ab0, cd0));
-        _mm512_storeu_ps(dst + ((i + 2) ^ flip) * ldd, AMPI_V16_LOW_PAIR(ab1, cd1));
-        _mm512_storeu_ps(dst + ((i + 3) ^ flip) * ldd, AMPI_V16_HIGH_PAIR(ab1, cd1));
-    }
-    for (k %= 4; k > 0; k--, i++)
-        for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
-    ampi_clear_upper();
-}
-#define AMPI_TURN16_KEEP(p, V)                                                                      \
-    _mm512_storeu_ps(dst + 2 * (p) * ldd + even, ampi_even16_avx512(t, w[p]));                      \
-    _mm512_storeu_ps(dst + 2 * (p) * ldd + odd, ampi_odd16_avx512(t, w[p]));
-/* `t` is a constant where it is called. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_as(amp_dtype t, float* dst, size_t ldd, const uint16_t* src, size_t lds,
-                                                   size_t k, size_t flip) {
-    const size_t even = flip * ldd, odd = ldd - even;
-    __m512i w[8];
-    for (; k > 0; k -= 16, src += 16, dst += 16 * ldd) {
-        ampi_turn16_words(t, w, (const char*)src, (const char*)(src + lds), 2 * lds * sizeof *src);
-        AMPI_V16_WORDS_EACH(AMPI_TURN16_KEEP)
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_turn16_avx512(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
-                                                   size_t k, size_t flip) {
-    if (t == AMP_F16) ampi_turn16_as(AMP_F16, dst, ldd, (const uint16_t*)src, lds, k, flip);
-    else ampi_turn16_as(AMP_BF16, dst, ldd, (const uint16_t*)src, lds, k, flip);
-    ampi_clear_upper();
-}
+/* The blocking of a product, in BLIS's terms: kc deep panels, macro-tiles of mc x nc; the sums of `tall` x nc wait in
+   scratch memory between blocks of k. line: floats for packing; `staged`: B is an image that is staged for it. */
+typedef struct ampi_blocks { size_t mc, nc, kc, tall, line; int staged; } ampi_blocks;
 
-#define AMPI_V8_TARGET AMPI_TARGET_AVX2
-#define AMPI_V8_T __m256
-#define AMPI_V8_LANES 8
-#define AMPI_V8_FOURS 1
-#define AMPI_V8_ZERO _mm256_setzero_ps()
-#define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
-#define AMPI_V8_B float
-#define AMPI_V8_LOAD_B(p) AMPI_V8_LOAD(p)
-#define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
-#define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
-#define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
-#define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
-#define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
-#define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
-#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-/* The intrinsic lets gcc choose which operand it overwrites; with 12 accumulators in 16 registers it then keeps one of
-   them in memory, whose latency each turn waits for. */
-#define AMPI_V8_MAC(c, x, b) __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(x), "x"(b))
-#define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
-#define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
-    _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
-#define AMPI_V8_CLEAN(v) _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(v), \
-    _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
-#define AMPI_V8_HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
-#define AMPI_V8_F16(p) _mm256_cvtph_ps(AMPI_V8_HALVES(p))
-#define AMPI_V8_BF16(p) _mm256_castsi256_ps(ampi_bf16_spread_avx2(p))
-#define AMPI_V8_MASK(rest) \
-    _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
-#define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
-#define AMPI_V8_STORE_TAIL(p, v, rest) _mm256_maskstore_ps(p, AMPI_V8_MASK(rest), v)
-/* n numbers of 16 bits, at most eight, and zeros; and back: in pairs, and the one that may be left over. */
-#define AMPI_WORDS_MASK(compare, n) compare(_mm_set1_epi32((int)(n)), _mm_setr_epi32(0, 1, 2, 3))
-AMPI_TARGET_AVX2 AMPI_VECTOR __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
-    __m128i v;
-    if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
-    v = _mm_maskload_epi32((const int*)(const void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2));
-    if (n % 2 == 0) return v;
-    return _mm_or_si128(v, _mm_and_si128(_mm_set1_epi32(p[n - 1]), AMPI_WORDS_MASK(_mm_cmpeq_epi32, n / 2)));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
-    if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
-    _mm_maskstore_epi32((int*)(void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2), v);
-    v = _mm_castps_si128(_mm_permutevar_ps(_mm_castsi128_ps(v), _mm_set1_epi32((int)(n / 2))));
-    if (n % 2 != 0) p[n - 1] = (uint16_t)_mm_cvtsi128_si32(v);
-}
-#define AMPI_V8_F16_TAIL(p, rest) _mm256_cvtph_ps(ampi_load_words_avx2(p, rest))
-#define AMPI_V8_BF16_TAIL(p, rest) \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
+/* What a pass offers. mr x nr: the micro-tile. */
+typedef struct ampi_kernels {
+    size_t mr, nr, nc;
+    void (*product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m, size_t j0, size_t n,
+                    float* scratch);
+    void (*direct)(const ampi_product* s, size_t image, float* scratch);
+    void (*weight_gradient)(const ampi_product* s, size_t channel, size_t images, float* scratch);
+    void (*depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch);
+    void (*depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch);
+    void (*turn_weights)(float* dst, const ampi_operand* w, size_t channels, size_t outputs, float* line);
+    void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
+    void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
+    unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
+    void (*turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k);
+} ampi_kernels;
 
-AMPI_BY_ROWS(ampi_micro_of_floats_avx2, ampi_micro, V8, AMPI_UP_TO_6, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-#define AMPI_W8_TARGET AMPI_TARGET_AVX2
-#define AMPI_W8_T __m256
-#define AMPI_W8_LANES AMPI_V8_LANES
-#define AMPI_W8_FOURS 0
-#define AMPI_W8_ZERO AMPI_V8_ZERO
-#define AMPI_W8_LOAD(p) AMPI_V8_LOAD(p)
-#define AMPI_W8_B uint16_t
-#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)
-#define AMPI_W8_STORE(p, v) AMPI_V8_STORE(p, v)
-#define AMPI_W8_SPREAD(x) AMPI_V8_SPREAD(x)
-#define AMPI_W8_MAC(c, x, b) AMPI_V8_MAC(c, x, b)
-#define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
-#define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
-#define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
-AMPI_BY_ROWS(ampi_micro_widening_avx2, ampi_micro, W8, AMPI_UP_TO_6, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
-AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
-    if (u->widen) ampi_micro_widening_avx2(rows, u);
-    else ampi_micro_of_floats_avx2(rows, u);
-}
-AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
-/* The kernel of three vectors has 8 places for each k of a panel of A that is packed across k. */
-AMPI_FN void ampi_load_block_wide(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows,
-                                  size_t cols) {
-    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols);
-    else ampi_load_block_avx512(dst, ldd, src, t, lds, rows, cols);
-}
+enum { AMPI_LANES = 16,
+       AMPI_FEW_ROWS = 16,             /* so few rows of A that B is not packed for them */
+       AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
+       AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
 
-/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are, with one kind of NaN. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
-    const uint16_t* h = (const uint16_t*)src + i;
-    const float* f = (const float*)src + i;
-    if (t == AMP_F32) return rest >= 8 ? AMPI_V8_LOAD(f) : AMPI_V8_LOAD_TAIL(f, rest);
-    if (t == AMP_F16) return rest >= 8 ? AMPI_V8_F16(h) : AMPI_V8_F16_TAIL(h, rest);
-    return rest >= 8 ? AMPI_V8_BF16(h) : AMPI_V8_BF16_TAIL(h, rest);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
-    __m128i h;
-    if (t != AMP_BF16) v = AMPI_V8_CLEAN(v);
-    if (t == AMP_F32) {
-        if (rest >= 8) AMPI_V8_STORE((float*)dst + i, v); else AMPI_V8_STORE_TAIL((float*)dst + i, v, rest);
-        return;
-    }
-    if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-    else {
-        const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
-        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(1, v), upper);
-        h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
-    }
-    ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
-}
-#define AMPI_V8_READ ampi_read8_avx2
-#define AMPI_V8_WRITE ampi_put8_avx2
-#define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
-AMPI_FINISH(ampi_finish_avx2, V8)
-
-/* Panels of 16 columns of a matrix, `stride` floats apart, from n columns of `rows` rows, of which row r becomes
-   r ^ flip; both are multiples of four and 16. Four rows of one panel, then of the next, and as soon as they are read
-   the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 on a Zen 3:
-   63 us; 32 rows at a time took 120, and 240 where the rows collide in the cache). */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_panels_as(amp_dtype t, float* dst, size_t stride, const void* src,
-                                                      size_t lds, size_t rows, size_t n, size_t flip) {
-    const size_t size = ampi_type_size(t);
-    size_t i, r, j;
-    for (i = 0; i < rows; i += 4)
-        for (j = 0; j < n; j += 16)
-            for (r = i; r < i + 4; r++) {
-                float* to = dst + j / 16 * stride + (r ^ flip) * 16;
-                AMPI_FETCH(src, ((r + 4) * lds + j) * size);
-                AMPI_V8_STORE(to, AMPI_V8_READ(src, t, r * lds + j, 8));
-                AMPI_V8_STORE(to + 8, AMPI_V8_READ(src, t, r * lds + j + 8, 8));
-            }
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_load_panels_avx2(float* dst, size_t stride, const void* src, amp_dtype t, size_t lds,
-                                                    size_t rows, size_t n, size_t flip) {
-    AMPI_FOR_TYPE(ampi_load_panels_as, t, dst, stride, src, lds, rows, n, flip);
-    ampi_clear_upper();
-}
-
-/* Rows l and 4+l, four k each, in the halves of a vector; then as for AVX-512. */
-#define AMPI_V8_TWO(s) \
-    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * lds), 1)
-#define AMPI_V8_LOW(a, b) _mm256_castps_pd(_mm256_unpacklo_ps(a, b))
-#define AMPI_V8_HIGH(a, b) _mm256_castps_pd(_mm256_unpackhi_ps(a, b))
-#define AMPI_V8_LOW_PAIR(a, b) _mm256_castpd_ps(_mm256_unpacklo_pd(a, b))
-#define AMPI_V8_HIGH_PAIR(a, b) _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))
-AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const float* src, size_t lds,
-                                                  size_t k, size_t flip) {
-    size_t i = 0, l;
-    for (; i + 4 <= k; i += 4) {
-        const float* s = src + i;
-        __m256 a = AMPI_V8_TWO(s), b = AMPI_V8_TWO(s + lds);
-        __m256 c = AMPI_V8_TWO(s + 2 * lds), d = AMPI_V8_TWO(s + 3 * lds);
-        __m256d ab0 = AMPI_V8_LOW(a, b), ab1 = AMPI_V8_HIGH(a, b);
-        __m256d cd0 = AMPI_V8_LOW(c, d), cd1 = AMPI_V8_HIGH(c, d);
-        _mm256_storeu_ps(dst + (i ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab0, cd0)));
-        _mm256_storeu_ps(dst + ((i + 1) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpackhi_pd(ab0, cd0)));
-        _mm256_storeu_ps(dst + ((i + 2) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab1, cd1)));
-        _mm256_storeu_ps(dst + ((i + 3) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpackhi_pd(ab1, cd1)));
-    }
-    for (; i < k; i++)
-        for (l = 0; l < 8; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
-    ampi_clear_upper();
-}
-#define AMPI_V8_NAMES x0, x1, x2, x3, x4, x5, x6, x7
-#define AMPI_V8_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8) X(4, V8) X(5, V8) X(6, V8) X(7, V8)
-#define AMPI_V8_CROSS(a, b) \
-    { const __m256 low = _mm256_permute2f128_ps(a, b, 0x20); b = _mm256_permute2f128_ps(a, b, 0x31); a = low; }
-#define AMPI_V8_TURN                                                                                \
-    AMPI_THIN_FOUR(V8, __m256d, x0, x1, x2, x3) AMPI_THIN_FOUR(V8, __m256d, x4, x5, x6, x7)         \
-    AMPI_V8_CROSS(x0, x4) AMPI_V8_CROSS(x1, x5) AMPI_V8_CROSS(x2, x6) AMPI_V8_CROSS(x3, x7)
-/* 8 rows of 16 bytes, as words of neighbours: w[p] the pairs p. Of F16 the first elements come first. */
-#define AMPI_V8_LOAD4(s) _mm_loadu_ps((const float*)(const void*)(s))
-#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256(AMPI_V8_LOAD4((s) + (l) * lds)), \
-                                                 AMPI_V8_LOAD4((s) + (4 + (l)) * lds), 1)
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pairs8_avx2(amp_dtype t, __m256 v) {
-    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
-                                           0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    const __m256i w = _mm256_castps_si256(v);
-    return t == AMP_F16 ? _mm256_permute4x64_epi64(_mm256_shuffle_epi8(w, apart), 0xd8) : w;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_turn16_words_avx2(amp_dtype t, __m256i* w, const char* s, size_t lds) {
-    __m256 a = AMPI_V8_TWO16(s, 0), b = AMPI_V8_TWO16(s, 1), c = AMPI_V8_TWO16(s, 2), d = AMPI_V8_TWO16(s, 3);
-    AMPI_THIN_FOUR(V8, __m256d, a, b, c, d)
-    w[0] = ampi_pairs8_avx2(t, a); w[1] = ampi_pairs8_avx2(t, b);
-    w[2] = ampi_pairs8_avx2(t, c); w[3] = ampi_pairs8_avx2(t, d);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_even16_avx2(amp_dtype t, __m256i w) {
-    if (t == AMP_F32) return _mm256_castsi256_ps(w);
-    if (t == AMP_F16) return _mm256_cvtph_ps(_mm256_castsi256_si128(w));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
-    if (t == AMP_F16) return _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
-    return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u)));
-}
-#define AMPI_V8_WORDS __m256i
-#define AMPI_V8_WORDS_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8)
-#define AMPI_V8_TURN_GROUPS(t, w, s, unused, lds) ampi_turn16_words_avx2(t, w, s, lds)
-#define AMPI_V8_PARTS 1
-#define AMPI_V8_SEEN_FROM(p)
-#define AMPI_V8_SEEN_TO(p)
-#define AMPI_V8_ELEMENT float
-#define AMPI_V8_FMA_OF(p, x, sum) AMPI_V8_FMA(_mm256_set1_ps(*(p)), x, sum)
-#define AMPI_V8_PAIR_UP(u, lag, n) ((void)(u), (void)(lag), (void)(n))
-#define AMPI_V8_PART(u) ((void)(u))
-#define AMPI_V8_EVEN ampi_even16_avx2
-#define AMPI_V8_ODD ampi_odd16_avx2
-AMPI_THIN_ACROSS(ampi_thin_avx2, V8)
-AMPI_THIN_ALONG(ampi_thin_avx2, V8)
-/* The same for 4 lanes; k is a multiple of 4. */
-AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_four(float* dst, size_t ldd, const float* src, size_t lds,
-                                                  size_t k, size_t flip) {
-    size_t i;
-    for (i = 0; i < k; i += 4, src += 4) {
-        __m128 a = _mm_loadu_ps(src), b = _mm_loadu_ps(src + lds);
-        __m128 c = _mm_loadu_ps(src + 2 * lds), d = _mm_loadu_ps(src + 3 * lds);
-        _MM_TRANSPOSE4_PS(a, b, c, d);
-        _mm_storeu_ps(dst + (i ^ flip) * ldd, a);
-        _mm_storeu_ps(dst + ((i + 1) ^ flip) * ldd, b);
-        _mm_storeu_ps(dst + ((i + 2) ^ flip) * ldd, c);
-        _mm_storeu_ps(dst + ((i + 3) ^ flip) * ldd, d);
-    }
-    ampi_clear_upper();
-}
-#endif /* AMPI_X86 */
-
-#if AMPI_NEON
-#define AMPI_V4_TARGET
-#define AMPI_V4_T float32x4_t
-#define AMPI_V4_LANES 4
-#define AMPI_V4_FOURS 0
-#define AMPI_V4_ZERO vdupq_n_f32(0.0f)
-#define AMPI_V4_LOAD(p) vld1q_f32(p)
-#define AMPI_V4_B float
-#define AMPI_V4_LOAD_B(p) AMPI_V4_LOAD(p)
-#define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
-#define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
-#define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
-#define AMPI_V4_MAC(c, x, b) c = AMPI_V4_FMA(x, b, c)
-#define AMPI_V4_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V4, c, b, p)
-#define AMPI_V4_IS_NAN(v) \
-    vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u))
-#define AMPI_V4_CLEAN(v) \
-    vreinterpretq_f32_u32(vbslq_u32(AMPI_V4_IS_NAN(v), vdupq_n_u32(0x7fc00000u), vreinterpretq_u32_f32(v)))
-#define AMPI_V4_F16(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
-#define AMPI_V4_BF16(p) vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16))
-AMPI_TAIL_BUFFERED(V4, LOAD, float, )
-AMPI_TAIL_BUFFERED(V4, F16, uint16_t, )
-AMPI_TAIL_BUFFERED(V4, BF16, uint16_t, )
-AMPI_STORE_TAIL_BUFFERED(V4, )
-
-AMPI_BY_ROWS(ampi_micro_neon, ampi_micro, V4, AMPI_UP_TO_12, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
-AMPI_LOAD_BLOCK(ampi_load_block_neon, V4)
-
-AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
-                                 size_t flip) {
-    size_t i = 0, l;
-    for (; i + 4 <= k; i += 4) {
-        float32x4_t a = vld1q_f32(src + i), b = vld1q_f32(src + lds + i);
-        float32x4_t c = vld1q_f32(src + 2 * lds + i), d = vld1q_f32(src + 3 * lds + i);
-        float32x4x2_t ab = vtrnq_f32(a, b), cd = vtrnq_f32(c, d);
-        vst1q_f32(dst + (i ^ flip) * ldd, vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0])));
-        vst1q_f32(dst + ((i + 1) ^ flip) * ldd,
-                  vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
-        vst1q_f32(dst + ((i + 2) ^ flip) * ldd,
-                  vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
-        vst1q_f32(dst + ((i + 3) ^ flip) * ldd,
-                  vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
-    }
-    for (; i < k; i++)
-        for (l = 0; l < 4; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
-}
-#endif /* AMPI_NEON */
-
-/* The portable form: 8 rows x 16 columns, 8 "lanes". Where the product is exact, a separate multiplication
-   and addition give the bits of the fused one and need no emulation. */
-enum { AMPI_PLAIN_LANES = 8 };
+/* Quiet NaN 0x7fc00000 for any NaN: which one an operation hands on differs between processors. */
 AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     uint32_t u = ampi_bits(v);
     return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
 }
-AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
-    size_t width = u->vectors * (size_t)AMPI_PLAIN_LANES, i, j, k;
-    for (i = 0; i < rows; i++) {
-        float sum[2 * AMPI_PLAIN_LANES];
-        float* t = u->t + i * u->ldt;
-        for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : u->old[i * u->ldo + j];
-        for (k = 0; k < u->k; k++) {
-            float x = u->a[i * u->rs + k * u->ks];
-            const float* b = (const float*)u->b + k * u->bs;
-            if (u->exact) for (j = 0; j < width; j++) sum[j] += x * b[j];
-            else for (j = 0; j < width; j++) sum[j] = ampi_fma(0, x, b[j], sum[j]);
-        }
-        for (j = 0; u->last && j < width; j++) sum[j] = ampi_clean_nan(sum[j]);
-        memcpy(t, sum, u->columns * sizeof *t);
-    }
+
+/* The stage of a direct convolution: `rows` rows of each channel, `pitch` floats each, in which the columns of one
+   place in the stride are a segment; low_h and low_w are the source row and column that come first. The table has the
+   place of each row of the unfolded image. */
+typedef struct ampi_stage {
+    int    low_h, low_w;
+    size_t rows, span, segment, pitch, table, floats, line;     /* span: lines that a kernel reaches over */
+} ampi_stage;
+/* The least and the greatest offset of a kernel's positions along one side. */
+AMPI_FN int ampi_tap_low(int first, int next, size_t taps) { return next < 0 ? first + (int)(taps - 1) * next : first; }
+AMPI_FN int ampi_tap_high(int first, int next, size_t taps) {
+    return next > 0 ? first + (int)(taps - 1) * next : first;
 }
-AMPI_FN void ampi_load_block_plain(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
-                                   size_t rows, size_t cols) {
-    size_t r, fill = (AMPI_PLAIN_LANES - cols % AMPI_PLAIN_LANES) % AMPI_PLAIN_LANES;
-    for (r = 0; r < rows; r++, dst += ldd) {
-        ampi_load_f32(dst, src, t, r * lds, cols);
-        memset(dst + cols, 0, fill * sizeof *dst);
-    }
+AMPI_FN ampi_stage ampi_stage_of(const ampi_unfold* g) {
+    ampi_stage d;
+    const int high_h = ampi_tap_high(g->first_h, g->next_h, g->taps_h),
+              high_w = ampi_tap_high(g->first_w, g->next_w, g->taps_w);
+    d.low_h = ampi_tap_low(g->first_h, g->next_h, g->taps_h);
+    d.low_w = ampi_tap_low(g->first_w, g->next_w, g->taps_w);
+    d.span = (size_t)(high_h - d.low_h) + 1;
+    d.rows = (g->rows - 1) * (size_t)g->step_h + d.span;
+    d.segment = ampi_round_up(g->cols, AMPI_LANES) + (size_t)((high_w - d.low_w) / g->step_w);
+    d.pitch = (size_t)g->step_w * d.segment;
+    d.table = ampi_round_up(g->channels * g->taps, AMPI_LANES);
+    d.floats = g->channels * d.rows * d.pitch + AMPI_PAD;
+    d.line = ampi_round_up(d.pitch, AMPI_LANES) + AMPI_PAD;
+    return d;
 }
-AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
-                                  size_t flip) {
-    size_t i, l;
-    for (i = 0; i < k; i++)
-        for (l = 0; l < AMPI_PLAIN_LANES; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+/* Lines of a plane that n neighbouring columns of an unfolded image can meet, and floats for packing them. */
+AMPI_FN size_t ampi_image_lines(const ampi_unfold* g, size_t n) {
+    const ampi_stage d = ampi_stage_of(g);
+    return ampi_min_size((n + g->cols - 2) / g->cols, g->rows - 1) * (size_t)g->step_h + d.span;
+}
+AMPI_FN size_t ampi_image_floats(const ampi_unfold* g, size_t k, size_t n) {
+    const ampi_stage d = ampi_stage_of(g);
+    return ampi_min_size(k, g->taps) * (n + 2 * AMPI_PAD) + (ampi_image_lines(g, n) + 1) * d.pitch + 3 * AMPI_PAD;
+}
+AMPI_FN void ampi_stage_table(const ampi_unfold* g, const ampi_stage* d, uint32_t* at) {
+    size_t c, h, w;
+    for (c = 0; c < g->channels; c++)
+        for (h = 0; h < g->taps_h; h++)
+            for (w = 0; w < g->taps_w; w++) {
+                const size_t y = (size_t)(g->first_h + (int)h * g->next_h - d->low_h);
+                const size_t x = (size_t)(g->first_w + (int)w * g->next_w - d->low_w), step = (size_t)g->step_w;
+                *at++ = (uint32_t)((c * d->rows + y) * d->pitch + x % step * d->segment + x / step);
+            }
+}
+/* The stage of a weight gradient: `channels` channels at a time, whose kernels fill `lanes` lanes, and `rows` rows of
+   y, or `images` images. */
+typedef struct ampi_kernels_stage {
+    size_t channels, lanes, width, rows, images, table, sums, dy, stage, floats;
+} ampi_kernels_stage;
+enum { AMPI_KERNEL_LANES = 48 };
+/* Floats from one column of the stage to the next: whole vectors, if the kernels fit the lanes then. */
+AMPI_FN size_t ampi_kernels_side(const ampi_unfold* g, size_t channels) {
+    const size_t side = channels * g->taps_h, whole = ampi_round_up(side, AMPI_LANES);
+    return whole * g->taps_w <= AMPI_KERNEL_LANES ? whole : side;
+}
+AMPI_FN ampi_kernels_stage ampi_kernels_stage_of(const ampi_unfold* g, size_t outputs) {
+    enum { floats = 16384 };
+    const size_t lanes = AMPI_KERNEL_LANES;
+    ampi_kernels_stage d;
+    size_t side;
+    d.channels = ampi_min_size(ampi_div_up(lanes + 1 - ampi_min_size(g->taps, lanes), g->taps), g->channels);
+    side = ampi_kernels_side(g, d.channels);
+    d.lanes = ampi_round_up(side * g->taps_w, AMPI_LANES);
+    d.width = (g->cols - 1) * (size_t)g->step_w + g->taps_w;
+    d.rows = ampi_min_size(g->rows, ampi_div_up(floats, d.width * side));
+    d.images = d.rows == g->rows ? ampi_div_up(floats, d.rows * ampi_max_size(d.width * side, 64 * g->cols)) : 1;
+    d.table = ampi_round_up(ampi_max_size(d.images * d.rows * g->cols, d.lanes), AMPI_LANES);
+    d.sums = outputs * d.lanes;
+    d.dy = ampi_round_up(outputs * (d.images * d.rows * g->cols + AMPI_PAD), AMPI_LANES) + AMPI_LANES;
+    d.stage = ampi_round_up(ampi_max_size(d.images * d.rows * d.width * side + AMPI_LANES * side, d.lanes)
+                                + 2 * AMPI_LANES,
+                            AMPI_LANES);
+    d.floats = d.table + d.sums + d.dy + d.stage
+               + (((d.rows - 1) * (size_t)g->step_h + g->taps_h) * d.channels + AMPI_LANES)
+                     * (ampi_round_up(d.width, AMPI_LANES) + AMPI_PAD) + AMPI_PAD;
+    return d;
+}
+/* The stage of sixteen channels, side by side, for depthwise convolutions. */
+typedef struct ampi_channels { int low_h, low_w; size_t rows, pitch, table, result, flat, floats; } ampi_channels;
+AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
+    const int high_w = ampi_tap_high(g->first_w, g->next_w, g->taps_w);
+    const size_t plane = ampi_round_up((size_t)g->height * (size_t)g->width, AMPI_LANES);
+    const size_t pixels = ampi_round_up(g->pixels, AMPI_LANES);
+    ampi_channels d;
+    d.low_h = ampi_tap_low(g->first_h, g->next_h, g->taps_h);
+    d.low_w = ampi_tap_low(g->first_w, g->next_w, g->taps_w);
+    d.rows = (g->rows - 1) * (size_t)g->step_h
+             + (size_t)(ampi_tap_high(g->first_h, g->next_h, g->taps_h) - d.low_h) + 1;
+    d.pitch = ((g->cols - 1) * (size_t)g->step_w + (size_t)(high_w - d.low_w) + 1) * AMPI_LANES;
+    d.table = ampi_round_up(g->taps, AMPI_LANES);
+    d.result = pixels * AMPI_LANES;
+    d.flat = plane * AMPI_LANES;
+    d.floats = d.table + g->taps * AMPI_LANES + d.result + d.flat + d.rows * d.pitch
+               + AMPI_LANES * (ampi_max_size(plane, pixels) + 2 * AMPI_PAD);
+    return d;
+}
+AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
+    size_t h, w;
+    for (h = 0; h < g->taps_h; h++)
+        for (w = 0; w < g->taps_w; w++)
+            *at++ = (uint32_t)((size_t)(g->first_h + (int)h * g->next_h - d->low_h) * d->pitch
+                               + (size_t)(g->first_w + (int)w * g->next_w - d->low_w) * AMPI_LANES);
 }
 
-/* --- words: two BF16 numbers at once ----------------------------------------------------- */
-
-/* A *word* is 32 bits with two BF16 numbers, the first in the low half. An instruction that multiplies words
-   reads A as rows of words along k, B as panels like FP32's.
-   Two BF16 operands: word w of a run along k is the elements 2w, 2w+1.
-   Two F16 operands: an element x is, exactly, high + low, where high is x cut to BF16's 8 bits and low the
-   other 3, and makes two words: (high, low) twice in A, (high, high) and (low, low) in B. So the sum of the
-   four products of the parts is that of the elements, and four times a matrix unit's work is still less than
-   the fma units would have.
-   A run ends with zeros up to a multiple of 16 words. */
-enum { AMPI_WORDS = 16, AMPI_WORDS_BF16 = 1, AMPI_WORDS_F16 = 4 };      /* what two k make */
-AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
-    return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_WORDS);
-}
-/* The same for a panel of B: what is not a matrix unit reads no zeros, but transpositions take four at a time. */
-AMPI_FN size_t ampi_words_of_b(const ampi_gemm_isa* g, size_t k) {
-    return g->staged ? ampi_round_up((k + 1) / 2, 4) : ampi_words(g, k);
-}
 #if AMPI_X86
-/* The two BF16 numbers that make x, each in the high half of its 32 bits. */
-#define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
-#define AMPI_WORD_LOW(x, high) \
-    _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(high)))
-/* Words with `first` in the low half, `second` in the high half; both in the high halves. */
-#define AMPI_WORD(first, second) \
-    _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
-
-/* n 16-bit elements as they are, and zeros up to so many words. */
-AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words) {
-    memcpy(dst, src, n * sizeof(uint16_t));
-    memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
+/* --- pass 1: AVX2, two registers for 16 lanes --- */
+#define AMPI_PASS avx2
+#define AMPI_PASS_TARGET AMPI_TARGET_AVX2
+#define AMPI_PASS_MR 6
+#define AMPI_PASS_NV 1
+#define AMPI_PASS_NC 256
+#define AMPI_PASS_EXACT 0
+#define AMPI_PASS_PAIRS 0
+typedef struct { __m256 lo, hi; } AMPI_V16;
+AMPI_LANES_FN AMPI_V16 AMPI_K(make)(__m256 lo, __m256 hi) { AMPI_V16 r; r.lo = lo; r.hi = hi; return r; }
+AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(make)(_mm256_setzero_ps(), _mm256_setzero_ps()); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return AMPI_K(make)(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(make)(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm256_storeu_ps(p, x.lo); _mm256_storeu_ps(p + 8, x.hi); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+    return AMPI_K(make)(_mm256_add_ps(x.lo, y.lo), _mm256_add_ps(x.hi, y.hi));
 }
-/* A's words of n elements of a run along k, and zeros up to `words`. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(float* dst, const void* src, amp_dtype t, size_t n, size_t words) {
-    const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
-    size_t i, w = 0;
-    if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
-    for (i = 0; w < words; i += 16, w += 32) {
-        __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
-        x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
-        _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
-        if (w + 16 < words)
-            _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
+AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
+    return AMPI_K(make)(_mm256_mul_ps(x.lo, y.lo), _mm256_mul_ps(x.hi, y.hi));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    (void)exact;
+    return AMPI_K(make)(_mm256_fmadd_ps(x.lo, y.lo, z.lo), _mm256_fmadd_ps(x.hi, y.hi, z.hi));
+}
+AMPI_LANES_FN __m256 AMPI_K(widen8)(const uint16_t* p, amp_dtype t) {
+    const __m128i h = _mm_loadu_si128((const __m128i*)(const void*)p);
+    return t == AMP_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
+    return AMPI_K(make)(AMPI_K(widen8)(p, AMP_F16), AMPI_K(widen8)(p + 8, AMP_F16));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
+    return AMPI_K(make)(AMPI_K(widen8)(p, AMP_BF16), AMPI_K(widen8)(p + 8, AMP_BF16));
+}
+AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
+    _mm_storeu_si128((__m128i*)(void*)p, _mm256_cvtps_ph(x.lo, 0));
+    _mm_storeu_si128((__m128i*)(void*)(p + 8), _mm256_cvtps_ph(x.hi, 0));
+}
+/* NaNs are clean already: 0x7fc00000, which rounds to itself. */
+AMPI_LANES_FN __m256i AMPI_K(round8)(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
+}
+AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
+    const __m256i quarters = _mm256_packus_epi32(AMPI_K(round8)(x.lo), AMPI_K(round8)(x.hi));
+    _mm256_storeu_si256((__m256i*)(void*)p, _mm256_permute4x64_epi64(quarters, 0xd8));
+}
+AMPI_LANES_FN __m256 AMPI_K(clean_half)(__m256 x) {
+    return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
+    return AMPI_K(make)(AMPI_K(clean_half)(x.lo), AMPI_K(clean_half)(x.hi));
+}
+AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step, amp_dtype type) {
+    __m256 r[8], t[8];
+    int i;
+    if (type == AMP_F32)
+        AMPI_UNROLL for (i = 0; i < 8; i++) r[i] =
+            _mm256_loadu_ps((const float*)(const void*)(src + (size_t)i * step));
+    else
+        AMPI_UNROLL for (i = 0; i < 8; i++) r[i] =
+            AMPI_K(widen8)((const uint16_t*)(const void*)(src + (size_t)i * step), type);
+    AMPI_UNROLL for (i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
-    ampi_clear_upper();
-}
-/* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const float* pairs, size_t count) {
-    size_t i, l;
-    for (i = 0; i < count; i++, pairs += 16, dst += 4 * ldd) {
-        __m512i both = _mm512_loadu_si512(pairs);
-        for (l = 0; l < 2; l++, both = _mm512_maskz_srli_epi32(AMPI_V16_ALL, both, 16)) {
-            __m512i x = _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_V16_ALL,
-                                            _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, both)));
-            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
-            _mm512_storeu_si512(dst + 2 * l * ldd, AMPI_WORD(high, high));
-            _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
-        }
+    AMPI_UNROLL for (i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
-    ampi_clear_upper();
-}
-
-/* The least of 32 magnitudes as the greatest -2*x in 16 bits, for which a zero is none; and of all of them the exponent
-   field, or 256. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
-    return _mm512_max_epu16(least, _mm512_mullo_epi16(x, _mm512_set1_epi16(-2)));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR unsigned ampi_exponent_of(__m512i least) {
-    __m128i lane[4];
-    _mm512_storeu_si512(lane, least);
-    lane[0] = _mm_max_epu16(_mm_max_epu16(lane[0], lane[1]), _mm_max_epu16(lane[2], lane[3]));
-    lane[0] = _mm_minpos_epu16(_mm_xor_si128(lane[0], _mm_set1_epi16(-1)));
-    return ((unsigned)_mm_extract_epi16(lane[0], 0) + 1) >> 8;
-}
-
-/* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
-    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(x, pairs, y));
-    if (two)
-        _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
-}
-/* A panel of BF16 from pairs of rows of n columns; the least exponent. If it is one of B (`two`), the next but one's
-   beginning is fetched: A's comes so late that it would be gone again. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
-                                                     size_t pairs, size_t n, int two) {
-    const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
-    __m512i least = _mm512_setzero_si512(), other = least;
-    unsigned all;
-    for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
-        const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
-        if (two) AMPI_FETCH(x + 64, 0);
-        if (two) AMPI_FETCH(x + lds + 64, 0);
-        ampi_words_merge(dst, upper, lower, two);
-        least = ampi_lesser_magnitude(least, upper);
-        other = ampi_lesser_magnitude(other, lower);
+    AMPI_UNROLL for (i = 0; i < 4; i++) {
+        _mm256_storeu_ps(dst + (size_t)i * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(dst + (size_t)(i + 4) * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
-    all = ampi_exponent_of(_mm512_max_epu16(least, other));
-    ampi_clear_upper();
-    return all;
 }
-/* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
-   first where rows become more, so that dst may be src. The least exponent, if they are BF16. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
-                                                     amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
-                                                     size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512();
-    __m512i rest = none;
-    size_t w = 0, j;
-    unsigned least = 256, other;
-    if (g->words == AMPI_WORDS_BF16 && width <= 32) {
-        w = words < k / 2 ? words : k / 2;
-        least = ampi_words_panel(dst, ldd, (const uint16_t*)src, lds, w, n, width > 16);
-    }
-    for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
-        for (j = 0; j < width; j += 32) {
-            const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
-            const __mmask32 mask = n >= j + 32 ? 0xffffffffu : (1u << (n > j ? n - j : 0)) - 1u;
-            __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
-            __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
-            ampi_words_merge(dst + w * ldd + j, x, y, j + 16 < width);
-            rest = ampi_lesser_magnitude(ampi_lesser_magnitude(rest, x), y);
-        }
-    for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
-        for (j = 0; j < width; j += 16) {
-            float* to = dst + (w - 2) * ldd + j;
-            __m512i x = none;
-            if (w - 2 < 2 * k) x = ampi_read16_avx512(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0);
-            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
-            x = AMPI_WORD(high, is_b ? high : low);
-            _mm512_storeu_si512(to, x);
-            _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
-        }
-    other = ampi_exponent_of(rest);
-    ampi_clear_upper();
-    return least < other ? least : other;
+/* dst[j][i] = src[i][j], 16 x 16, rows of dst in ascending order; rows of src are `step` bytes apart. */
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+    const size_t eight = t == AMP_F32 ? 32 : 16;
+    AMPI_K(transpose8)(dst, ldd, (const char*)src, step, t);
+    AMPI_K(transpose8)(dst + 8, ldd, (const char*)src + 8 * step, step, t);
+    AMPI_K(transpose8)(dst + 8 * ldd, ldd, (const char*)src + eight, step, t);
+    AMPI_K(transpose8)(dst + 8 * ldd + 8, ldd, (const char*)src + 8 * step + eight, step, t);
 }
+#include AMP_SELF
+#ifndef AMPI_PASS_DONE
+  #error "define AMP_SELF to the name of this file: its implementation includes itself"
+#endif
+#undef AMPI_PASS_DONE
+#undef AMPI_PASS
+#undef AMPI_PASS_TARGET
+#undef AMPI_PASS_MR
+#undef AMPI_PASS_NV
+#undef AMPI_PASS_NC
+#undef AMPI_PASS_EXACT
+#undef AMPI_PASS_PAIRS
 #endif
 
+#if AMPI_AVX512
+/* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's warnings. --- */
+#define AMPI_PASS avx512
 #if AMPI_PAIRS
-/* vdpbf16ps adds the products of the high halves, then those of the low halves, each by an fma that takes
-   subnormals for zero: the order of FP32's kernels, and their bits where nothing is subnormal. That is so if no
-   operand is and all products are multiples of 2^-126, because then every sum is 0 or at least that. */
-#define AMPI_B16_TARGET AMPI_TARGET_PAIRS
-#define AMPI_B16_T __m512
-#define AMPI_B16_LANES AMPI_V16_LANES
-#define AMPI_B16_FOURS 0
-#define AMPI_B16_ZERO AMPI_V16_ZERO
-#define AMPI_B16_LOAD(p) AMPI_V16_LOAD(p)
-#define AMPI_B16_B float
-#define AMPI_B16_LOAD_B(p) AMPI_V16_LOAD(p)
-#define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
-#define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_B16_MAC(c, x, b) c = _mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(b))
-#define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
-#define AMPI_B16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)    /* of floats */
-#define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
-#define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_BY_ROWS(ampi_micro_pairs, ampi_micro, B16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+#define AMPI_PASS_TARGET AMPI_TARGET_PAIRS        /* no compiler takes vdpbf16ps by itself */
+#define AMPI_PASS_PAIRS 1
+#else
+#define AMPI_PASS_TARGET AMPI_TARGET_AVX512
+#define AMPI_PASS_PAIRS 0
+#endif
+#define AMPI_PASS_MR 12
+#define AMPI_PASS_NV 3
+#define AMPI_PASS_NC 528
+#define AMPI_PASS_MASKS 1
+#define AMPI_PASS_EXACT 0
+typedef __m512 AMPI_V16;
+AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return _mm512_setzero_ps(); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return _mm512_set1_ps(x); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return _mm512_loadu_ps(p); }
+AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm512_storeu_ps(p, x); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) { return _mm512_add_ps(x, y); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) { return _mm512_mul_ps(x, y); }
+/* exact 2: lanes are pairs of bfloat16. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+  #if AMPI_PAIRS
+    if (exact == 2) return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
+  #endif
+    (void)exact;
+    return _mm512_fmadd_ps(x, y, z);
+}
+#if AMPI_PAIRS
+/* Words of two vectors of bfloat16 in FP32, the first in the high halves; and of 32 neighbours in memory. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(AMPI_V16 even, AMPI_V16 odd) {
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even),
+                                               _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16)));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_maskz_rol_epi32(AMPI_ALL16, _mm512_loadu_si512(p), 16));
+}
+/* The least magnitude less 1 that is not 0, of 32 numbers and those before. */
+AMPI_LANES_FN __m512i AMPI_K(lesser)(__m512i least, __m512i x) {
+    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    return _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+}
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. */
+AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
+    __m512i least = _mm512_set1_epi16(-1);
+    uint16_t lanes[32];
+    unsigned all = 0x7fff;
+    size_t i;
+    for (i = 0; i + 32 <= n; i += 32) least = AMPI_K(lesser)(least, _mm512_loadu_si512(x + i));
+    _mm512_storeu_si512(lanes, least);
+    for (; i < n; i++) if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
+    for (i = 0; i < 32; i++) if (lanes[i] < all) all = lanes[i];
+    return (all + 1u) >> 7;
+}
+#endif
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
+    return _mm512_maskz_cvtph_ps(AMPI_ALL16, _mm256_loadu_si256((const __m256i*)(const void*)p));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(spread)(__m256i h) {
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
+    return AMPI_K(spread)(_mm256_loadu_si256((const __m256i*)(const void*)p));
+}
+AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
+    _mm256_storeu_si256((__m256i*)(void*)p, ampi_f32_to_half_x16(_mm512_castps_si512(x)));
+}
+AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
+    _mm256_storeu_si256((__m256i*)(void*)p, ampi_f32_to_bf16_x16(_mm512_castps_si512(x)));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) {
+    return (__mmask16)(count >= 16 ? 0xffffu : (1u << count) - 1u);
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
+    const __mmask16 m = AMPI_K(first)(count);
+    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, p);
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, _mm256_maskz_loadu_epi16(m, p));
+    return AMPI_K(spread)(_mm256_maskz_loadu_epi16(m, p));
+}
+AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
+    const __mmask16 m = AMPI_K(first)(count);
+    if (t == AMP_F32) _mm512_mask_storeu_ps(p, m, x);
+    else if (t == AMP_F16) _mm256_mask_storeu_epi16(p, m, ampi_f32_to_half_x16(_mm512_castps_si512(x)));
+    else _mm256_mask_storeu_epi16(p, m, ampi_f32_to_bf16_x16(_mm512_castps_si512(x)));
+}
+#define AMPI_LO_PS(a, b) _mm512_maskz_unpacklo_ps(AMPI_ALL16, a, b)
+#define AMPI_HI_PS(a, b) _mm512_maskz_unpackhi_ps(AMPI_ALL16, a, b)
+#define AMPI_MIX_PS(a, b, how) _mm512_maskz_shuffle_ps(AMPI_ALL16, a, b, how)
+#define AMPI_QUARTERS(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_ALL16, a, b, how)
+/* dst[j][i] = src[i][j], 16 x 16, rows of dst in ascending order; rows of src are `step` bytes apart. */
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype type) {
+    const char* from = (const char*)src;
+    __m512 r[16], t[16];
+    int i;
+    if (type == AMP_F32) AMPI_UNROLL for (i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (size_t)i * step);
+    else if (type == AMP_F16)
+        AMPI_UNROLL for (i = 0; i < 16; i++) r[i] =
+            AMPI_K(load_f16)((const uint16_t*)(const void*)(from + (size_t)i * step));
+    else
+        AMPI_UNROLL for (i = 0; i < 16; i++) r[i] =
+            AMPI_K(load_bf16)((const uint16_t*)(const void*)(from + (size_t)i * step));
+    AMPI_UNROLL for (i = 0; i < 16; i += 2) {
+        t[i] = AMPI_LO_PS(r[i], r[i + 1]);
+        t[i + 1] = AMPI_HI_PS(r[i], r[i + 1]);
+    }
+    AMPI_UNROLL for (i = 0; i < 16; i += 4) {           /* quarter q of r[i + c]: column 4q + c of rows i .. i + 3 */
+        r[i] = AMPI_MIX_PS(t[i], t[i + 2], 0x44);
+        r[i + 1] = AMPI_MIX_PS(t[i], t[i + 2], 0xee);
+        r[i + 2] = AMPI_MIX_PS(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = AMPI_MIX_PS(t[i + 1], t[i + 3], 0xee);
+    }
+    AMPI_UNROLL for (i = 0; i < 4; i++) {
+        const __m512 even = AMPI_QUARTERS(r[i], r[i + 4], 0x88), odd = AMPI_QUARTERS(r[i], r[i + 4], 0xdd);
+        const __m512 even2 = AMPI_QUARTERS(r[i + 8], r[i + 12], 0x88), odd2 = AMPI_QUARTERS(r[i + 8], r[i + 12], 0xdd);
+        t[i] = AMPI_QUARTERS(even, even2, 0x88);
+        t[i + 4] = AMPI_QUARTERS(odd, odd2, 0x88);
+        t[i + 8] = AMPI_QUARTERS(even, even2, 0xdd);
+        t[i + 12] = AMPI_QUARTERS(odd, odd2, 0xdd);
+    }
+    AMPI_UNROLL for (i = 0; i < 16; i++) _mm512_storeu_ps(dst + (size_t)i * ldd, t[i]);
+}
+#include AMP_SELF
+#ifndef AMPI_PASS_DONE
+  #error "define AMP_SELF to the name of this file: its implementation includes itself"
+#endif
+#undef AMPI_PASS_DONE
+#undef AMPI_PASS
+#undef AMPI_PASS_TARGET
+#undef AMPI_PASS_MR
+#undef AMPI_PASS_NV
+#undef AMPI_PASS_NC
+#undef AMPI_PASS_EXACT
+#undef AMPI_PASS_MASKS
+#undef AMPI_PASS_PAIRS
+#endif
 
-/* The smallest exponent field of what is not zero in rows of words; 256 if all is. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
-    __m512i least = _mm512_setzero_si512(), other = least, third = least, fourth = least;
-    unsigned all;
-    size_t i, j;
-    for (i = 0; i < rows; i++, p += ld) {
-        for (j = 0; j + 64 <= words; j += 64) {
-            least = ampi_lesser_magnitude(least, _mm512_loadu_si512(p + j));
-            other = ampi_lesser_magnitude(other, _mm512_loadu_si512(p + j + 16));
-            third = ampi_lesser_magnitude(third, _mm512_loadu_si512(p + j + 32));
-            fourth = ampi_lesser_magnitude(fourth, _mm512_loadu_si512(p + j + 48));
-        }
-        for (; j < words; j += 16)
-            least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
-    }
-    all = ampi_exponent_of(_mm512_max_epu16(_mm512_max_epu16(least, other), _mm512_max_epu16(third, fourth)));
-    ampi_clear_upper();
-    return all;
+/* --- the baseline: NEON, or sixteen floats --- */
+#define AMPI_PASS base
+#define AMPI_PASS_PAIRS 0
+#define AMPI_PASS_TARGET
+#define AMPI_PASS_NV 1
+#define AMPI_PASS_NC 256
+#if AMPI_NEON
+#define AMPI_PASS_MR 6
+#define AMPI_PASS_EXACT 0
+typedef struct { float32x4_t q[4]; } AMPI_V16;
+AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
+    AMPI_V16 r;
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) r.q[i] = vdupq_n_f32(x);
+    return r;
 }
-/* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
-   exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
-AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { return e >= 1 && f >= 1 && e + f >= 142; }
-
-/* Few rows along k by words. B's lie in memory as the instruction takes them: its runs are turned like F32's, of half
-   the length. */
-#define AMPI_B16_WORDS __m512i
-#define AMPI_B16_WORDS_EACH(X) X(0, B16) X(1, B16) X(2, B16) X(3, B16) X(4, B16) X(5, B16) X(6, B16) X(7, B16)
-#define AMPI_B16_TURN_GROUPS ampi_turn16_words
-#define AMPI_B16_PARTS 2
-#define AMPI_B16_ELEMENT ampi_thin_pair
-#define AMPI_B16_SEEN_FROM(p) __m512i seen = _mm512_loadu_si512(p);
-#define AMPI_B16_SEEN_TO(p) _mm512_storeu_si512(p, seen);
-#define AMPI_B16_EVEN(t, w) (seen = ampi_lesser_magnitude(seen, w), _mm512_castsi512_ps(w))
-#define AMPI_B16_ODD(t, w) _mm512_castsi512_ps(w)
-AMPI_TARGET_PAIRS AMPI_VECTOR __m512 ampi_thin_dot(const ampi_thin_pair* pair, __m512 x, __m512 sum) {
-    const __m128i both = _mm_loadl_epi64((const __m128i*)(const void*)pair);
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_broadcastq_epi64(0xff, both), (__m512bh)x);
+AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) {
+    AMPI_V16 r;
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) r.q[i] = vld1q_f32(p + 4 * i);
+    return r;
 }
-#define AMPI_B16_FMA_OF ampi_thin_dot
-AMPI_THIN_GROUPS(ampi_thin_words, B16)
-AMPI_TARGET_PAIRS AMPI_FN void ampi_thin_words_lines(const ampi_thin_lines* u) {
-    if (u->a[0] == u->a[1]) ampi_thin_words_some(AMP_F32, 0, 1, u);
-    else ampi_thin_words_some(AMP_F32, 0, 0, u);
-    ampi_clear_upper();
+AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) x.q[i] = vaddq_f32(x.q[i], y.q[i]);
+    return x;
 }
-/* n words of floats that are BF16, of which the second of two lies before the first; n is a multiple of 8. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_words_of(float* words, const float* a, size_t n) {
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
-    size_t i;
-    for (i = 0; i < n; i += 8) {
-        const __m512i two = _mm512_loadu_si512(a + 2 * i), first = _mm512_maskz_srli_epi64(0xff, two, 48);
-        const __m512i word = _mm512_or_si512(_mm512_and_si512(two, upper), first);
-        _mm256_storeu_si256((__m256i*)(void*)(words + i), _mm512_maskz_cvtepi64_epi32(0xff, word));
-    }
-    ampi_clear_upper();
+AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) x.q[i] = vmulq_f32(x.q[i], y.q[i]);
+    return x;
 }
-/* May words' products be added to these n sums, a multiple of 16? Only to multiples of 2^-126 (see above): surely to 0
-   and from 2^-103 on. Earlier products may have made others. */
-AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_sums_are_normal(const float* t, size_t n) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
-    const __m512i from = _mm512_set1_epi32((24 << 23) - 1);
-    unsigned others = 0;
-    size_t i;
-    for (i = 0; i < n; i += 16) {
-        const __m512i x = _mm512_and_si512(magnitude, _mm512_loadu_si512(t + i));
-        others |= _mm512_cmplt_epu32_mask(_mm512_sub_epi32(x, one), from);
-    }
-    ampi_clear_upper();
-    return others == 0;
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    int i;
+    (void)exact;
+    AMPI_UNROLL for (i = 0; i < 4; i++) z.q[i] = vfmaq_f32(z.q[i], x.q[i], y.q[i]);
+    return z;
 }
-/* All whole blocks of columns, and up to which k; but nothing, and 0 returned, if something may be subnormal. */
-AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_words_blocks(const ampi_thin* u, size_t* done) {
-    float sums[AMPI_THIN_SUMS_ALONG];
-    const size_t pairs = ampi_round_up(u->k / 2, 16), bytes = u->m * u->ldt * sizeof *sums;
-    __m512i seen = _mm512_setzero_si512();
-    ampi_thin w = *u;
-    ampi_thin_way y;
-    size_t i;
-    unsigned least;
-    w.bt = AMP_F32; w.ldb = u->ldb / 2; w.k = u->k / 2; w.rows = u->rows / 2; w.flip = 0; w.t = sums;
-    w.a = w.room = u->room + u->m * u->lda; w.lda = 2 * pairs;
-    y = ampi_thin_way_of(&w, 4);
-    *done = y.blocks > 0 ? 32 * y.lines : 0;
-    if (*done == 0) return 1;
-    if (!ampi_thin_sums_are_normal(u->t, u->m * u->ldt)) return 0;
-    for (i = 0; i < u->m; i++) ampi_thin_words_of(w.room + i * w.lda, u->a + i * u->lda, 16 * y.lines);
-    least = ampi_least_exponent(w.room, w.lda, u->m, 16 * y.lines);
-    ampi_thin_pairs(&w, 16 * y.lag, 16 * y.lines, 16 * y.lines);
-    memcpy(sums, u->t, bytes);
-    ampi_thin_ring(&w, ampi_thin_words_lines, 2, w.room, pairs, &y, &seen);
-    if (!ampi_words_are_normal(least, ampi_exponent_of(seen))) return 0;
-    memcpy(u->t, sums, bytes);
-    return 1;
-}
-/* As ampi_thin_avx512, whose bits these are. */
-AMPI_FN void ampi_thin_words(const ampi_thin* u) {
-    size_t done;
-    if (u->along_k && u->ldb % 2 == 0 && ampi_thin_words_blocks(u, &done)) ampi_thin_avx512_rest(u, done);
-    else ampi_thin_avx512(u);
+AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) {
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.q[i]);
 }
 #else
-AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
-    (void)p; (void)ld; (void)rows; (void)words;
-    return 256;
+#define AMPI_PASS_MR 4
+#define AMPI_PASS_EXACT 1
+typedef struct { float v[16]; } AMPI_V16;
+AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { AMPI_V16 r; int l; for (l = 0; l < 16; l++) r.v[l] = x; return r; }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { AMPI_V16 r; memcpy(r.v, p, sizeof r.v); return r; }
+AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+    int l;
+    for (l = 0; l < 16; l++) x.v[l] += y.v[l];
+    return x;
 }
-AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { (void)e; (void)f; return 1; }
+AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
+    int l;
+    for (l = 0; l < 16; l++) x.v[l] *= y.v[l];
+    return x;
+}
+/* An exact product needs no fused addition. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    int l;
+    if (exact) for (l = 0; l < 16; l++) z.v[l] += x.v[l] * y.v[l];
+    else for (l = 0; l < 16; l++) z.v[l] = ampi_fma(AMPI_FMA_NATIVE, x.v[l], y.v[l], z.v[l]);
+    return z;
+}
+AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { memcpy(p, x.v, sizeof x.v); }
 #endif
-
-#if AMPI_AMX
-/* --- a matrix unit: AMX ------------------------------------------------------------------ */
-
-/* tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words (A) with 16 words of 16 columns (B). Its
-   order (Intel SDM, TDPBF16PS): the products of the low halves in one chain of fma from +0, those of the high
-   halves in another; the two are added, and that is added to the old sum. */
-enum { AMPI_AMX_ROWS = 16 };
-/* What the unit adds up: for i < blocks, and in it for j < taps, the product of the next 16 rows of words of A, `step`
-   bytes on, with B's from b + i*b_block + at[j]; between blocks A moves on by a_skip more. rs, bs: bytes between
-   rows; a_next, b_next: to the second 16 rows or columns. Sums go to t (+ right, + down: those of the second
-   columns and rows), from `old` on unless it is NULL. */
-typedef struct ampi_amx_sum {
-    const char* a; size_t rs, a_next, a_skip;
-    const char* b; size_t bs, b_next, b_block;
-    const uint32_t* at; size_t taps, step, blocks;
-    const float* old; size_t ldo, old_right, old_down;
-    float* t; size_t ldt, right, down;
-    int passing;                                  /* 1: A, 2: B is not kept in the first-level cache */
-} ampi_amx_sum;
-#define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
-#define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
-/* gcc's tile loads do not tell it that they read memory. */
-#define AMPI_AMX_FENCE __asm__ volatile("" ::: "memory")
-/* Sums 0..3 are the quarters of up to 32 rows x 32 columns, tiles 4, 5 two of A, 6, 7 two of B. */
-#define AMPI_AMX_EACH(DO, from, ld, right, down)                                                    \
-    DO(0, from, ld);                                                                                \
-    if (two) DO(1, (from) + (right), ld);                                                           \
-    if (tall) DO(2, (from) + (down), ld);                                                           \
-    if (tall && two) DO(3, (from) + (down) + (right), ld);
-/* One block. Whatever is read between the unit's instructions delays its loads, so all else is in registers. */
-#define AMPI_AMX_ADD(LOAD_A, LOAD_B)                                                                \
-    for (j = taps; j > 0; j--, a += step) {                                                         \
-        const char* b = block + *at++;                                                              \
-        LOAD_A(4, a, rs);                                                                           \
-        LOAD_B(6, b, bs);                                                                           \
-        if (two) LOAD_B(7, b + b_next, bs);                                                         \
-        if (tall) LOAD_A(5, a + a_next, rs);                                                        \
-        _tile_dpbf16ps(0, 4, 6);                                                                    \
-        if (two) _tile_dpbf16ps(1, 4, 7);                                                           \
-        if (tall) _tile_dpbf16ps(2, 5, 6);                                                          \
-        if (tall && two) _tile_dpbf16ps(3, 5, 7);                                                   \
-    }
-#define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
-    AMPI_TARGET_AMX AMPI_FN void name(const ampi_amx_sum* u) {                                      \
-        const int tall = tall_, two = two_;                                                         \
-        const ptrdiff_t rs = (ptrdiff_t)u->rs, bs = (ptrdiff_t)u->bs;                               \
-        const size_t taps = u->taps, step = u->step, a_next = u->a_next, b_next = u->b_next;        \
-        const char *a = u->a, *block = u->b;                                                        \
-        size_t i, j;                                                                                \
-        AMPI_AMX_FENCE;                                                                             \
-        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
-        if (u->old) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo, u->old_right, u->old_down) }     \
-        for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block) {                      \
-            const uint32_t* at = u->at;                                                             \
-            if (u->passing == 1) { AMPI_AMX_ADD(_tile_stream_loadd, _tile_loadd) }                  \
-            else if (u->passing == 2) { AMPI_AMX_ADD(_tile_loadd, _tile_stream_loadd) }             \
-            else { AMPI_AMX_ADD(_tile_loadd, _tile_loadd) }                                         \
-        }                                                                                           \
-        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt, u->right, u->down)                              \
-    }
-AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
-AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
-AMPI_AMX_SUMS(ampi_amx_32x16, 1, 0)
-AMPI_AMX_SUMS(ampi_amx_32x32, 1, 1)
-AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
-    if (tall && two) ampi_amx_32x32(u);
-    else if (tall) ampi_amx_32x16(u);
-    else if (two) ampi_amx_16x32(u);
-    else ampi_amx_16x16(u);
+AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
+    float wide[16];
+    ampi_lanes_half_to_f32(wide, p);
+    return AMPI_K(load)(wide);
 }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
+    float wide[16];
+    ampi_lanes_bf16_to_f32(wide, p);
+    return AMPI_K(load)(wide);
+}
+AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
+    float wide[16];
+    AMPI_K(store)(wide, x);
+    ampi_lanes_f32_to_half(p, wide);
+}
+AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
+    float wide[16];
+    AMPI_K(store)(wide, x);
+    ampi_lanes_f32_to_bf16(p, wide);
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
+    float v[16];
+    int l;
+    AMPI_K(store)(v, x);
+    for (l = 0; l < 16; l++) v[l] = ampi_clean_nan(v[l]);
+    return AMPI_K(load)(v);
+}
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+    float rows[16][16];
+    size_t i, j;
+    for (i = 0; i < 16; i++) ampi_load_f32(rows[i], (const char*)src + i * step, t, 0, 16);
+    for (j = 0; j < 16; j++)
+        for (i = 0; i < 16; i++) dst[j * ldd + i] = rows[i][j];
+}
+#define AMPI_PASS_BASE 1
+#endif /* AMP_IMPLEMENTATION */
+#endif /* !AMPI_PASS */
 
-/* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. 16 columns from j;
-   `type` is C's, `add` tells whether there is something to add: constants where it is called. */
-AMPI_TARGET_AMX AMPI_VECTOR void ampi_amx_finish16(amp_dtype type, int add, const ampi_finish* f, size_t rows,
-                                                   size_t columns, size_t j, const float* t, size_t ldt) {
-    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
-    const size_t rest = columns - j, size = type == AMP_F32 ? 4 : 2, ldc = f->ldc * size;
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
-    char* c = (char*)f->c + j * size;
+#ifdef AMPI_PASS
+/* ======================================================================================== */
+/* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
+/* ======================================================================================== */
+
+#define AMPI_PASS_DONE 1
+enum { AMPI_K(nr) = AMPI_LANES * AMPI_PASS_NV };
+
+/* --- elements ------------------------------------------------------------------------------ */
+
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
+    if (t == AMP_F16) return AMPI_K(load_f16)((const uint16_t*)p);
+    return t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)p) : AMPI_K(load)((const float*)p);
+}
+AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
+    if (t == AMP_F16) AMPI_K(store_f16)((uint16_t*)p, x);
+    else if (t == AMP_BF16) AMPI_K(store_bf16)((uint16_t*)p, x);
+    else AMPI_K(store)((float*)p, x);
+}
+#ifndef AMPI_PASS_MASKS
+/* The first `count` < 16 lanes; the others are 0, and not stored. */
+AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
+    float whole[AMPI_LANES] = { 0 };
+    memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
+    return AMPI_K(load_typed)(whole, t);
+}
+AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
+    float whole[AMPI_LANES];
+    AMPI_K(store_typed)(whole, t, x);
+    memcpy(p, whole, count * (t == AMP_F32 ? 4 : 2));
+}
+#endif
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
+    return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
+}
+/* `count` neighbours in FP32, and zeros up to whole vectors. */
+AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
     size_t i;
-    for (i = 0; i < rows; i++, c += ldc, t += ldt) {
-        __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + j));
-        if (add) {
-            __m512 x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),
-                                                              f->spread ? 1 : rest));
-            if (f->spread) x = _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), x);
-            v = _mm512_fmadd_ps(beta, x, v);
-        }
-        if (type == AMP_F32) _mm512_mask_storeu_ps(c, mask, v);
-        else _mm256_mask_storeu_epi16(c, mask, type == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, v, 0)
-                                                               : (__m256i)_mm512_cvtneps_pbh(v));
-    }
+    for (i = 0; i < count; i += AMPI_LANES)
+        AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
 }
-AMPI_TARGET_AMX AMPI_FN void ampi_amx_finish(const ampi_finish* f, size_t rows, size_t columns, const float* t,
-                                             size_t ldt) {
-    size_t j;
-    for (j = 0; j < columns; j += 16)
-        if (f->c_dtype == AMP_F32 && f->add) ampi_amx_finish16(AMP_F32, 1, f, rows, columns, j, t, ldt);
-        else if (f->c_dtype == AMP_F32) ampi_amx_finish16(AMP_F32, 0, f, rows, columns, j, t, ldt);
-        else if (f->c_dtype == AMP_F16 && f->add) ampi_amx_finish16(AMP_F16, 1, f, rows, columns, j, t, ldt);
-        else if (f->c_dtype == AMP_F16) ampi_amx_finish16(AMP_F16, 0, f, rows, columns, j, t, ldt);
-        else if (f->add) ampi_amx_finish16(AMP_BF16, 1, f, rows, columns, j, t, ldt);
-        else ampi_amx_finish16(AMP_BF16, 0, f, rows, columns, j, t, ldt);
-    ampi_clear_upper();
+AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
 }
 
-/* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
-AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
+/* --- the micro-kernel -------------------------------------------------------------------------- */
+
+/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j], for vectors * 16 j.
+   Every sum takes p in ascending order, one fused multiply-add for each. Where b[p] lies: */
+enum { AMPI_K(PANEL),      /* in a packed panel [k][vectors * 16] */
+       AMPI_K(TABLE),      /* at b + at[p], each further vector b_next floats on: a direct convolution */
+       AMPI_K(ROWS) };     /* in row p of a stored matrix of any type, b_next elements from row to row */
+typedef struct AMPI_K(micro_args) {
+    size_t k;
+    const float* a; size_t row_step, k_step;
+    const void* b; const uint32_t* at; size_t b_next;
+    float* sums; size_t ld;
+    int first;
+} AMPI_K(micro_args);
+enum { AMPI_K(sums) = AMPI_PASS_MR * (AMPI_PASS_NV > 1 ? 2 : 1) };      /* vectors of sums in registers */
+/* rows, vectors, place, type (of b, if it is in ROWS) and exact are constants where it is called. */
+AMPI_INLINE_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dtype type, int exact,
+                                       const AMPI_K(micro_args)* u) {
+    AMPI_V16 acc[AMPI_K(sums)];
+    const float *a = u->a, *floats = (const float*)u->b;
+    const char* b = (const char*)u->b;
+    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, b_next = u->b_next;
+    const size_t size = type == AMP_F32 ? 4 : 2;
+    size_t p;
+    int i, j;
+    AMPI_UNROLL for (i = 0; i < rows; i++) AMPI_UNROLL for (j = 0; j < vectors; j++) acc[i * vectors + j] =
+        u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
+    for (p = 0; p < k; p++, a += k_step, b += b_next * size, floats += AMPI_LANES * vectors) {
+        const float* row = place == AMPI_K(TABLE) ? (const float*)u->b + u->at[p] : floats;
+        AMPI_V16 x[AMPI_K(sums)];
+        if (place != AMPI_K(ROWS) || rows > 1)
+            AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] =
+                place == AMPI_K(ROWS)
+                    ? AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type)
+                    : AMPI_K(load)(row + (size_t)j * (place == AMPI_K(TABLE) ? b_next : (size_t)AMPI_LANES));
+        AMPI_UNROLL for (i = 0; i < rows; i++) {
+            const AMPI_V16 y = AMPI_K(set1)(a[(size_t)i * row_step]);
+            AMPI_UNROLL for (j = 0; j < vectors; j++)
+                acc[i * vectors + j] =
+                    AMPI_K(fma)(exact, y, place == AMPI_K(ROWS) && rows == 1
+                                              ? AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type) : x[j],
+                                acc[i * vectors + j]);
+        }
+    }
+    AMPI_UNROLL for (i = 0; i < rows; i++)
+        AMPI_UNROLL for (j = 0; j < vectors; j++)
+            AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i * vectors + j]);
+}
+#define AMPI_ROWS(r) case r: AMPI_K(micro_tile)(r, vectors, place, AMP_F32, exact, u); break;
+/* Up to as many rows as there are sums for. */
+AMPI_INLINE_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int exact, const AMPI_K(micro_args)* u) {
+    switch (rows) {
+        AMPI_ROWS(1) AMPI_ROWS(2) AMPI_ROWS(3) AMPI_ROWS(4)
+#if AMPI_PASS_MR > 4
+        AMPI_ROWS(5) AMPI_ROWS(6)
+#endif
+#if AMPI_PASS_MR > 6
+        AMPI_ROWS(7) AMPI_ROWS(8)
+        default: break;
+    }
+    if (vectors < 3) switch (rows) {
+        AMPI_ROWS(9) AMPI_ROWS(10) AMPI_ROWS(11) AMPI_ROWS(12)
+#endif
+        default: break;
+    }
+}
+#undef AMPI_ROWS
+/* Any number of rows, in micro-tiles of about the same height. */
+AMPI_INLINE_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
+    const size_t most = ampi_min_size((size_t)AMPI_K(sums) / (size_t)vectors, AMPI_PASS_MR);
+    const size_t each = ampi_div_up(rows, ampi_div_up(rows, most));
+    size_t here;
+    for (; rows > 0; rows -= here, u.a += here * u.row_step, u.sums += here * u.ld) {
+        here = ampi_min_size(rows, each);
+        AMPI_K(micro_rows)(here, vectors, place, exact, &u);
+    }
+}
+AMPI_INLINE_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int exact, const AMPI_K(micro_args)* u) {
+    (void)exact; (void)columns;
+#if AMPI_PASS_NV == 3
+    if (columns > 2 * AMPI_LANES) { AMPI_K(micro_all)(rows, 3, place, 0, *u); return; }
+    if (columns > AMPI_LANES) { AMPI_K(micro_all)(rows, 2, place, 0, *u); return; }
+#endif
+#if AMPI_PASS_EXACT
+    if (exact) { AMPI_K(micro_all)(rows, 1, place, 1, *u); return; }
+#endif
+    AMPI_K(micro_all)(rows, 1, place, 0, *u);
+}
+/* `columns` up to nr. */
+AMPI_KERNEL_FN void AMPI_K(micro_panel)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
+    AMPI_K(micro)(rows, columns, AMPI_K(PANEL), exact, u);
+}
+#if AMPI_PASS_PAIRS
+/* The same of pairs: k, a and b count words. */
+AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+    if (columns > 2 * AMPI_LANES) AMPI_K(micro_all)(rows, 3, AMPI_K(PANEL), 2, *u);
+    else if (columns > AMPI_LANES) AMPI_K(micro_all)(rows, 2, AMPI_K(PANEL), 2, *u);
+    else AMPI_K(micro_all)(rows, 1, AMPI_K(PANEL), 2, *u);
+}
+#endif
+#if AMPI_PASS_PAIRS && AMPI_AMX
+/* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
+   of B. Its order (Intel SDM): the products of low halves in one chain of fma from +0, those of high halves in
+   another; the two are added, and that is added to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are
+   sums, 2 is A, 3 and 4 are B. */
+#define AMPI_AMX_TILES(two)                                                                             \
+    for (p = 0; p < u->k; p += AMPI_LANES) {                                                            \
+        _tile_loadd(2, a + p, (ptrdiff_t)(u->row_step * sizeof(float)));                                \
+        _tile_loadd(3, b + p * width, (ptrdiff_t)(width * sizeof(float)));                              \
+        if (two) _tile_loadd(4, b + p * width + AMPI_LANES, (ptrdiff_t)(width * sizeof(float)));        \
+        _tile_dpbf16ps(0, 2, 3);                                                                        \
+        if (two) _tile_dpbf16ps(1, 2, 4);                                                               \
+    }
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+    const size_t width = columns >= AMPI_K(nr) ? (size_t)AMPI_K(nr) : ampi_round_up(columns, AMPI_LANES);
+    const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
+    size_t i, j, p;
+    AMPI_FORGET(u->a);                                 /* gcc's tile loads do not tell it that they read memory */
+    for (i = 0; i < rows; i += AMPI_LANES)
+        for (j = 0; j < width; j += 2 * AMPI_LANES) {
+            const int two = width - j > AMPI_LANES;
+            const float *a = u->a + i * u->row_step, *b = (const float*)u->b + j;
+            float* sums = u->sums + i * u->ld + j;
+            _tile_zero(0); _tile_zero(1);
+            if (!u->first) _tile_loadd(0, sums, ld);
+            if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
+            if (two) { AMPI_AMX_TILES(1) } else { AMPI_AMX_TILES(0) }
+            _tile_stored(0, sums, ld);
+            if (two) _tile_stored(1, sums + AMPI_LANES, ld);
+        }
+}
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
-        1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 } };
+        1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
     _tile_loadconfig(&c);
 }
-AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
+#endif
+AMPI_KERNEL_FN void AMPI_K(micro_table)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
+    AMPI_K(micro)(rows, columns, AMPI_K(TABLE), exact, u);
+}
+#if AMPI_PASS_MR > 4
+/* Few rows of A (1, 2 or 4) do not pay for packing B: as much of a row of B as registers hold sums for, or less. */
+AMPI_INLINE_FN void AMPI_K(micro_few)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
+    enum { most = AMPI_K(sums), least = AMPI_K(sums) / 4 };
+    if (rows == 4) AMPI_K(micro_tile)(4, least, AMPI_K(ROWS), t, 0, u);
+    else if (rows == 2 && narrow) AMPI_K(micro_tile)(2, least, AMPI_K(ROWS), t, 0, u);
+    else if (rows == 2) AMPI_K(micro_tile)(2, most / 2, AMPI_K(ROWS), t, 0, u);
+    else if (narrow) AMPI_K(micro_tile)(1, least, AMPI_K(ROWS), t, 0, u);
+    else AMPI_K(micro_tile)(1, most, AMPI_K(ROWS), t, 0, u);
+}
+AMPI_KERNEL_FN void AMPI_K(micro_stored)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
+    if (t == AMP_F32) AMPI_K(micro_few)(rows, narrow, AMP_F32, u);
+    else if (t == AMP_F16) AMPI_K(micro_few)(rows, narrow, AMP_F16, u);
+    else AMPI_K(micro_few)(rows, narrow, AMP_BF16, u);
+}
 #endif
 
-/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
-   have 2 MB and more, and a slower third one. */
-AMPI_FN int ampi_leans_on_l3(void) { return AMPI_IN_PAIRS; }
-/* Is it AVX-512 with a large second-level cache? */
-AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && !ampi_leans_on_l3(); }
+/* --- runs of operands ------------------------------------------------------------------------------ */
+
+/* Pixels x, x + step, ... of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats
+   behind the last are written. */
+AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
+                                       int64_t x, size_t count) {
+    const ampi_unfold* g = v->image;
+    const size_t size = ampi_type_size(v->dtype);
+    const int64_t step = g->step_w, width = g->width;
+    size_t left, inside, i, l;
+    if (y < 0 || y >= g->height || x >= width) { AMPI_K(clear)(dst, count); return; }
+    left = x >= 0 ? 0 : ampi_min_size(count, (size_t)(step == 1 ? -x : (-x + step - 1) / step));
+    if (left > 0) AMPI_K(clear)(dst, left);
+    x += (int64_t)left * step;
+    inside = x >= width ? 0 : ampi_min_size(count - left, (size_t)(step == 1 ? width - x : (width - 1 - x) / step + 1));
+    plane += (size_t)(y * width + x);
+    dst += left;
+    for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * (size_t)step) {
+        const char* src = (const char*)v->data + plane * size;
+        const size_t here = ampi_min_size(inside - i, AMPI_LANES), span = (here - 1) * (size_t)step + 1;
+        float wide[AMPI_LANES * 4];
+        if (step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(dst + i, AMPI_K(load_typed)(src, v->dtype));
+        else if (step == 1) AMPI_K(store)(dst + i, AMPI_K(load_part)(src, v->dtype, here));
+        else if (step <= 4) {
+            AMPI_K(widen)(wide, src, v->dtype, span);
+            for (l = 0; l < here; l++) dst[i + l] = wide[l * (size_t)step];
+        } else
+            for (l = 0; l < here; l++) {
+                AMPI_K(store)(wide, AMPI_K(load_part)(src + l * (size_t)step * size, v->dtype, 1));
+                dst[i + l] = wide[0];
+            }
+    }
+    if (left + inside < count) AMPI_K(clear)(dst + inside, count - left - inside);
+}
+/* Lines y0, y0 + 1, ... of the plane that begins at element `plane`, from line d->low_h on, in FP32 with margins of
+   zeros. Columns are sorted by their place in a stride, so that 16 neighbouring pixels of the result read
+   neighbouring floats for each kernel position. mixed: room for a line. */
+AMPI_KERNEL_FN void AMPI_K(stage_lines)(const ampi_operand* v, const ampi_stage* d, size_t plane, size_t y0,
+                                        size_t lines, float* stage, float* mixed) {
+    const ampi_unfold* g = v->image;
+    const size_t steps = (size_t)g->step_w;
+    ampi_unfold whole = *g;
+    ampi_operand row = *v;
+    size_t y, i, phase;
+    whole.step_w = 1;
+    row.image = &whole;
+    for (y = y0; y < y0 + lines; y++, stage += d->pitch) {
+        AMPI_K(source_row)(steps == 1 ? stage : mixed, &row, plane, (int64_t)y + d->low_h, d->low_w, d->pitch);
+        for (phase = 0; steps > 1 && phase < steps; phase++)
+            for (i = 0; i < d->segment; i++) stage[phase * d->segment + i] = mixed[i * steps + phase];
+    }
+}
+/* Columns [at, at + count) of row `row` of an unfolded image. */
+AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, const ampi_operand* v, size_t row, size_t at, size_t count) {
+    const ampi_unfold* g = v->image;
+    const size_t channel = row / g->taps, tap = row % g->taps;
+    const int64_t off_h = g->first_h + (int64_t)(tap / g->taps_w) * g->next_h;
+    const int64_t off_w = g->first_w + (int64_t)(tap % g->taps_w) * g->next_w;
+    size_t plane = at / g->pixels * g->image + channel * g->plane;
+    size_t y = at % g->pixels / g->cols, x = at % g->pixels % g->cols, here;
+    for (; count > 0; count -= here, dst += here, x = 0, y++) {
+        here = ampi_min_size(g->cols - x, count);
+        if (y == g->rows) { y = 0; plane += g->image; }
+        AMPI_K(source_row)(dst, v, plane, (int64_t)y * g->step_h + off_h, (int64_t)x * g->step_w + off_w, here);
+    }
+}
+/* One element, widened. */
+AMPI_LANES_FN float AMPI_K(element)(const void* data, amp_dtype t, size_t i) {
+    const uint16_t* low = (const uint16_t*)data;
+    if (t == AMP_F32) return ((const float*)data)[i];
+    return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : (uint32_t)low[i] << 16);
+}
+/* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
+AMPI_KERNEL_FN void AMPI_K(turned_weights)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
+    size_t row = at % v->taps / v->taps_w, column = at % v->taps % v->taps_w, i;
+    size_t output = at / v->taps * v->output + channel * v->ld;
+    for (i = 0; i < count; i++) {
+        dst[i] = AMPI_K(element)(v->data, v->dtype, output + row * v->next_h + column * v->next_w);
+        if (++column < v->taps_w) continue;
+        column = 0;
+        if ((++row) * v->taps_w < v->taps) continue;
+        row = 0;
+        output += v->output;
+    }
+}
+/* Elements [at, at + count) of a run in FP32. Up to 15 floats behind them are written. */
+AMPI_KERNEL_FN void AMPI_K(run)(float* dst, const ampi_operand* v, size_t run, size_t at, size_t count) {
+    if (v->image) AMPI_K(unfold)(dst, v, run, at, count);
+    else if (v->taps) AMPI_K(turned_weights)(dst, v, run, at, count);
+    else AMPI_K(widen)(dst, (const char*)v->data + (run * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
+}
+AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype == AMP_F32 && !v->image && !v->taps; }
+
+/* --- packing -------------------------------------------------------------------------------------------- */
+
+/* Columns of a panel where `left` are left. */
+AMPI_INLINE_FN size_t AMPI_K(panel_width)(size_t left) {
+    return left >= AMPI_K(nr) ? (size_t)AMPI_K(nr) : ampi_round_up(left, AMPI_LANES);
+}
+/* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart. */
+AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
+    float tail[AMPI_LANES][AMPI_LANES], turned[AMPI_LANES][AMPI_LANES];
+    size_t p, i;
+    for (p = 0; p + AMPI_LANES <= k; p += AMPI_LANES)
+        AMPI_K(transpose)(dst + p * ldd, ldd, (const char*)src + p * size, step, t);
+    if (p == k) return;
+    for (i = 0; i < AMPI_LANES; i++)
+        AMPI_K(store)(tail[i], AMPI_K(load_part)((const char*)src + i * step + p * size, t, k - p));
+    AMPI_K(transpose)(turned[0], AMPI_LANES, tail, sizeof tail[0], AMP_F32);
+    for (i = 0; p < k; p++, i++) AMPI_K(store)(dst + p * ldd, AMPI_K(load)(turned[i]));
+}
+/* Columns [j, j + columns) of op(B), columns <= 16, whose runs go along k: k of them from k0 on, as dst[k][width]. */
+AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, size_t width, const ampi_operand* b, size_t j, size_t columns,
+                                         size_t k0, size_t k, float* line) {
+    const size_t ld = k + AMPI_PAD, size = ampi_type_size(b->dtype);
+    size_t i;
+    if (columns == AMPI_LANES && !b->image) {
+        AMPI_K(turn)(dst, width, (const char*)b->data + (j * b->ld + k0) * size, b->ld * size, b->dtype, k);
+        return;
+    }
+    for (i = 0; i < AMPI_LANES; i++)
+        if (i < columns) AMPI_K(run)(line + i * ld, b, j + i, k0, k);
+        else AMPI_K(clear)(line + i * ld, k);
+    AMPI_K(turn)(dst, width, line, ld * sizeof(float), AMP_F32, k);
+}
+/* `count` floats of row p of a block, columns from j on, into panels [n / nr][k][nr]; what is past column n is 0. */
+AMPI_LANES_FN void AMPI_K(spread_row)(float* dst, size_t k, size_t p, const void* src, amp_dtype t, size_t n) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
+    size_t j, i;
+    for (j = 0; j < n; j += AMPI_K(nr)) {
+        const size_t width = AMPI_K(panel_width)(n - j);
+        for (i = 0; i < width; i += AMPI_LANES)
+            AMPI_K(store)
+            (dst + j * k + p * width + i,
+             AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
+    }
+}
+/* Rows [k0, k0 + k) of an unfolded image, columns [j0, j0 + n): channel by channel and image by image, the lines that
+   the columns meet are staged in FP32 with their margins, from where all kernel positions are copied. */
+AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, const ampi_operand* b, size_t k0, size_t k, size_t j0,
+                                       size_t n, float* line) {
+    const ampi_unfold* g = b->image;
+    const ampi_stage d = ampi_stage_of(g);
+    const size_t ld = n + 2 * AMPI_PAD, most = ampi_min_size(k, g->taps);
+    float* const stage = line + most * ld;
+    float* const mixed = stage + ampi_image_lines(g, n) * d.pitch + AMPI_PAD;
+    size_t p, end, j, here, t, y, x;
+    for (p = k0; p < k0 + k; p = end) {
+        const size_t channel = p / g->taps;
+        end = ampi_min_size((channel + 1) * g->taps, k0 + k);
+        for (j = j0; j < j0 + n; j += here) {
+            const size_t image = j / g->pixels, pixel = j % g->pixels, first = pixel / g->cols;
+            here = ampi_min_size(g->pixels - pixel, j0 + n - j);
+            AMPI_K(stage_lines)(b, &d, image * g->image + channel * g->plane, first * (size_t)g->step_h,
+                                ((pixel + here - 1) / g->cols - first) * (size_t)g->step_h + d.span, stage, mixed);
+            for (t = p; t < end; t++) {
+                const size_t h = t % g->taps / g->taps_w, w = t % g->taps % g->taps_w;
+                const size_t at = (size_t)(g->first_w + (int)w * g->next_w - d.low_w), step = (size_t)g->step_w;
+                const float* from = stage + (size_t)(g->first_h + (int)h * g->next_h - d.low_h) * d.pitch
+                                    + at % step * d.segment + at / step;
+                float* to = line + (t - p) * ld + (j - j0);
+                size_t left = here, columns;
+                for (y = 0, x = pixel % g->cols; left > 0; left -= columns, to += columns, y++, x = 0) {
+                    const float* row = from + y * (size_t)g->step_h * d.pitch + x;
+                    size_t i;
+                    columns = ampi_min_size(g->cols - x, left);
+                    for (i = 0; i < columns; i += AMPI_LANES) AMPI_K(store)(to + i, AMPI_K(load)(row + i));
+                }
+            }
+        }
+        for (t = p; t < end; t++) AMPI_K(spread_row)(dst, k, t - k0, line + (t - p) * ld, AMP_F32, n);
+    }
+}
+/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][k][nr], the last one of as few vectors as hold
+   it; what is past the last column is 0. */
+AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, int staged, size_t k0, size_t k,
+                                   size_t j0, size_t n, float* line) {
+    size_t j, p;
+    if (staged) { AMPI_K(pack_image)(dst, b, k0, k, j0, n, line); return; }
+    for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
+        const size_t panel = j / AMPI_K(nr) * AMPI_K(nr), width = AMPI_K(panel_width)(n - panel);
+        AMPI_K(pack_columns)
+        (dst + panel * k + (j - panel), width, b, j0 + j, ampi_min_size(n - j, AMPI_LANES), k0, k, line);
+    }
+    for (p = 0; p < k && !b->along_k; p++) {
+        if (b->image) AMPI_K(unfold)(line, b, k0 + p, j0, n);
+        AMPI_K(spread_row)
+        (dst, k, p,
+         b->image ? (const void*)line
+                  : (const char*)b->data + ((k0 + p) * b->ld + j0) * ampi_type_size(b->dtype),
+         b->image ? AMP_F32 : b->dtype, n);
+    }
+}
+#if AMPI_PASS_PAIRS
+/* The same as words of pairs: panels [words][nr], where k is padded with zeros to whole vectors of words. */
+AMPI_KERNEL_FN void AMPI_K(pack_b_pairs)(float* dst, const ampi_operand* b, int staged, size_t k0, size_t k, size_t j0,
+                                         size_t n, float* line) {
+    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES);
+    size_t j, p, i;
+    for (j = 0; j < n; j += AMPI_K(nr)) {
+        const size_t width = AMPI_K(panel_width)(n - j);
+        float* const panel = dst + j * words;
+        AMPI_K(pack_b)(line, b, staged, k0, k, j0 + j, ampi_min_size(n - j, AMPI_K(nr)), line + 2 * words * AMPI_K(nr));
+        for (p = k; p < 2 * words; p++) AMPI_K(clear)(line + p * width, width);
+        for (p = 0; p < words; p++)
+            for (i = 0; i < width; i += AMPI_LANES)
+                AMPI_K(store)(panel + p * width + i, AMPI_K(pair)(AMPI_K(load)(line + 2 * p * width + i),
+                                                                  AMPI_K(load)(line + (2 * p + 1) * width + i)));
+    }
+}
+/* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as words; row_step apart, each padded to whole vectors. */
+AMPI_KERNEL_FN const float* AMPI_K(pack_a_pairs)(float* room, const ampi_operand* a, size_t i0, size_t m,
+                                                 size_t k0, size_t k, size_t* row_step, float* line) {
+    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = words + AMPI_PAD;
+    size_t i, p, l;
+    *row_step = ld;
+    for (i = 0; i < m && a->along_k && !a->image && !a->taps; i++) {
+        const uint16_t* row = (const uint16_t*)a->data + (i0 + i) * a->ld + k0;
+        for (p = 0; p < words; p += AMPI_LANES) {
+            uint16_t some[2 * AMPI_LANES] = { 0 };
+            if (k >= 2 * p + 2 * AMPI_LANES) {
+                AMPI_K(store)(room + i * ld + p, AMPI_K(load_pairs)(row + 2 * p));
+                continue;
+            }
+            if (k > 2 * p) memcpy(some, row + 2 * p, (k - 2 * p) * sizeof *some);
+            AMPI_K(store)(room + i * ld + p, AMPI_K(load_pairs)(some));
+        }
+    }
+    for (; i < m && a->along_k; i++) {                      /* widened first */
+        AMPI_K(run)(line, a, i0 + i, k0, k);
+        for (p = k; p < 2 * words; p++) line[p] = 0.0f;
+        for (p = 0; p < words; p++)
+            room[i * ld + p] = ampi_float(ampi_bits(line[2 * p]) | ampi_bits(line[2 * p + 1]) >> 16);
+    }
+    for (i = 0; i < m && !a->along_k; i += AMPI_LANES) {    /* two runs of rows make a run of words, which is turned */
+        const size_t rows = ampi_min_size(m - i, AMPI_LANES);
+        for (p = 0; p < words; p += AMPI_LANES) {
+            float some[AMPI_LANES][AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) {
+                const size_t q = 2 * (p + l);
+                const uint16_t* run = (const uint16_t*)a->data + (k0 + q) * a->ld + i0 + i;
+                AMPI_K(store)
+                (some[l],
+                 AMPI_K(pair)(q < k ? AMPI_K(load_any)(run, AMP_BF16, rows) : AMPI_K(zero)(),
+                              q + 1 < k ? AMPI_K(load_any)(run + a->ld, AMP_BF16, rows) : AMPI_K(zero)()));
+            }
+            AMPI_K(transpose)(room + i * ld + p, ld, some, sizeof some[0], AMP_F32);
+        }
+    }
+    return room;
+}
+#endif
+/* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
+   are read `once`, else in room, whose rows share no cache sets. Element
+   (i, p) lies at i * *row_step + p * *k_step. */
+AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, size_t i0, size_t m, size_t k0, size_t k,
+                                           int once, size_t* row_step, size_t* k_step) {
+    const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
+    const size_t runs = a->along_k ? m : k, length = a->along_k ? k : m;
+    const int in_place = (once || a->along_k) && AMPI_K(lies_in_fp32)(a);
+    const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
+    size_t r;
+    *row_step = a->along_k ? ld : 1;
+    *k_step = a->along_k ? 1 : ld;
+    if (in_place) return (const float*)a->data + run0 * ld + at;
+    for (r = 0; r < runs; r++) AMPI_K(run)(room + r * ld, a, run0 + r, at, length);
+    return room;
+}
+
+/* --- the epilogue ------------------------------------------------------------------------------------------ */
+
+/* Whole vectors of neighbouring columns: alpha * sum + bias. t is a constant where it is called. */
+AMPI_INLINE_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums, size_t vectors, AMPI_V16 alpha,
+                                        AMPI_V16 bias) {
+    const size_t bytes = AMPI_LANES * (t == AMP_F32 ? 4 : 2);
+    for (; vectors > 0; vectors--, sums += AMPI_LANES, to += bytes)
+        AMPI_K(store_typed)(to, t, AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums)), bias)));
+}
+/* 16 elements of C, `step` apart, to and from neighbours; `size` bytes each. */
+AMPI_LANES_FN void AMPI_K(scatter)(char* to, size_t step, const void* from, size_t size, size_t count) {
+    size_t l;
+    if (size == 4) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, (const char*)from + 4 * l, 4);
+    else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)from + 2 * l, 2);
+}
+AMPI_LANES_FN void AMPI_K(gather)(void* to, const char* from, size_t step, size_t size, size_t count) {
+    size_t l;
+    if (size == 4) for (l = 0; l < count; l++) memcpy((char*)to + 4 * l, from + 4 * l * step, 4);
+    else for (l = 0; l < count; l++) memcpy((char*)to + 2 * l, from + 2 * l * step, 2);
+}
+/* Up to 16 columns of any kind, the first of which is column j. */
+AMPI_KERNEL_FN void AMPI_K(store_some)(const ampi_result* c, char* to, size_t j, const float* sums, size_t count,
+                                       AMPI_V16 bias) {
+    const size_t size = ampi_type_size(c->dtype);
+    float old[AMPI_LANES], packed[AMPI_LANES];
+    AMPI_V16 x = AMPI_K(mul)(AMPI_K(set1)(c->alpha), AMPI_K(load)(sums));
+    if (c->beta != 0.0f) {
+        AMPI_K(gather)(old, to, c->column, size, count);
+        x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load_part)(old, c->dtype, count), x);
+    }
+    if (c->bias && !c->bias_per_row)
+        bias = AMPI_K(load_any)((const char*)c->bias + j * ampi_type_size(c->bias_dtype), c->bias_dtype, count);
+    x = AMPI_K(clean_lanes)(AMPI_K(add)(x, bias));
+    if (c->column == 1) { AMPI_K(store_part)(to, c->dtype, x, count); return; }
+    AMPI_K(store_typed)(packed, c->dtype, x);
+    AMPI_K(scatter)(to, c->column, packed, size, count);
+}
+/* `count` neighbouring columns of C from column j on, the first of which is element `at`. */
+AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
+                                      AMPI_V16 bias) {
+    const size_t size = ampi_type_size(c->dtype);
+    const size_t plain = c->column == 1 && c->beta == 0.0f && (!c->bias || c->bias_per_row) ? count / AMPI_LANES : 0;
+    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha);
+    char* to = (char*)c->data + at * size;
+    size_t i;
+    if (c->dtype == AMP_F32) AMPI_K(store_whole)(AMP_F32, to, sums, plain, alpha, bias);
+    else if (c->dtype == AMP_F16) AMPI_K(store_whole)(AMP_F16, to, sums, plain, alpha, bias);
+    else AMPI_K(store_whole)(AMP_BF16, to, sums, plain, alpha, bias);
+    for (i = plain * AMPI_LANES; i < count; i += AMPI_LANES)
+        AMPI_K(store_some)(c, to + i * c->column * size, j + i, sums + i, ampi_min_size(count - i, AMPI_LANES), bias);
+}
+/* The bias of row i. Without one -0 is added, which changes nothing. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
+    float one[AMPI_LANES];
+    if (!c->bias || !c->bias_per_row) return AMPI_K(set1)(-0.0f);
+    AMPI_K(store)(one, AMPI_K(load_part)((const char*)c->bias + i * ampi_type_size(c->bias_dtype), c->bias_dtype, 1));
+    return AMPI_K(set1)(one[0]);
+}
+/* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
+AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
+                                       const float* sums, size_t ld) {
+    size_t i, j, here;
+    for (i = i0; i < i0 + m; i++, sums += ld) {
+        const AMPI_V16 bias = AMPI_K(row_bias)(c, i);
+        for (j = j0; j < j0 + n; j += here) {
+            size_t at = i * c->row + j * c->column;
+            here = j0 + n - j;
+            if (c->part) {
+                const size_t pixel = j % c->part, x = pixel % c->cols;
+                at = i * c->row + j / c->part * c->image + pixel / c->cols * c->next_row + x * c->column;
+                here = ampi_min_size(here, c->cols - x);
+            }
+            AMPI_K(store_run)(c, at, j, sums + (j - j0), here, bias);
+        }
+    }
+}
+
+/* --- the product ------------------------------------------------------------------------------------------ */
+
+#if AMPI_PASS_MR > 4
+/* Few rows of op(A), a, times columns [j, j + n) of a stored op(B), where it lies; returns how many columns are done:
+   all but the last few. */
+AMPI_KERNEL_FN size_t AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
+                                       const AMPI_K(micro_args)* args) {
+    enum { narrow = AMPI_K(sums) / 4 * AMPI_LANES };
+    const size_t size = ampi_type_size(b->dtype), all = n / narrow * narrow;
+    size_t i, j, here, wide;
+    for (i = 0; i < rows; i += here) {
+        here = rows - i >= 4 ? 4 : rows - i >= 2 ? 2 : 1;
+        for (j = 0; j < all; j += wide) {
+            AMPI_K(micro_args) u = *args;
+            wide = (size_t)AMPI_K(sums) / here * AMPI_LANES;
+            if (all - j < wide) wide = narrow;
+            u.a += i * u.row_step;
+            u.b = (const char*)b->data + (k0 * b->ld + j0 + j) * size;
+            u.b_next = b->ld;
+            u.sums += i * u.ld + j;
+            AMPI_K(micro_stored)(here, wide == narrow, b->dtype, &u);
+        }
+    }
+    return all;
+}
+#endif
+/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: ampi_blocks_floats. */
+AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
+                                    size_t j0, size_t n, float* scratch) {
+    float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
+    float* const line = b_block + b->kc * b->nc;
+    float* const sums = line + b->line;
+    const size_t ld = b->nc + AMPI_PAD;
+    const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
+    const int pairs = AMPI_PASS_PAIRS && s->form != AMPI_FP32;
+    const int few = AMPI_PASS_MR > 4 && !pairs && m <= AMPI_FEW_ROWS && !s->b.along_k && !s->b.image;
+    size_t top, jn, k0, im, j, done = 0;
+    for (top = 0; top < m; top += b->tall)
+        for (jn = 0; jn < n; jn += b->nc) {
+            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, b->nc);
+            k0 = 0;
+            do {
+                const size_t kc = ampi_min_size(s->k - k0, b->kc);
+#if AMPI_PASS_PAIRS
+                if (pairs) AMPI_K(pack_b_pairs)(b_block, &s->b, b->staged, k0, kc, j0 + jn, nc, line);
+                else
+#endif
+                if (!few) AMPI_K(pack_b)(b_block, &s->b, b->staged, k0, kc, j0 + jn, nc, line);
+                for (im = 0; im < rows; im += b->mc) {
+                    const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
+                    AMPI_K(micro_args) u;
+                    u.k = kc; u.first = k0 == 0;
+                    u.at = NULL; u.b_next = 0; u.ld = ld;
+                    u.sums = sums + (kept ? im : 0) * ld;
+#if AMPI_PASS_PAIRS
+                    if (pairs) {
+                        u.k = ampi_round_up((kc + 1) / 2, AMPI_LANES);
+                        u.k_step = 1;
+                        u.a = AMPI_K(pack_a_pairs)(scratch, &s->a, i, mc, k0, kc, &u.row_step, line);
+                        for (j = 0; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
+                            u.b = b_block + j * u.k;
+                            if (s->form == AMPI_PAIRS_OF_BF16) AMPI_K(micro_pairs)(mc, nc - j, &u);
+#if AMPI_AMX
+                            else AMPI_K(micro_amx)(mc, nc - j, &u);
+#endif
+                        }
+                        if (k0 + kc == s->k)
+                            AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
+                        continue;
+                    }
+#endif
+                    u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &u.row_step, &u.k_step);
+#if AMPI_PASS_MR > 4
+                    if (few) {
+                        done = AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
+                        AMPI_K(pack_b)(b_block, &s->b, 0, k0, kc, j0 + jn + done, nc - done, line);
+                        u.sums += done;
+                    }
+#endif
+                    for (j = done; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
+                        u.b = b_block + (j - done) * kc;
+                        AMPI_K(micro_panel)(mc, nc - j, s->exact, &u);
+                    }
+                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
+                }
+                k0 += kc;
+            } while (k0 < s->k);
+        }
+}
+
+#if AMPI_PASS_PAIRS && AMPI_AMX
+/* The same with the matrix unit. */
+AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
+                                        size_t j0, size_t n, float* scratch) {
+    AMPI_K(amx_open)();
+    AMPI_K(product)(s, b, i0, m, j0, n, scratch);
+    AMPI_K(amx_close)();
+}
+#endif
+
+/* --- direct convolution ---------------------------------------------------------------------------------------- */
+
+/* One image of a convolution whose weights are FP32 rows. Where rows of y are short a micro-tile holds several. */
+AMPI_KERNEL_FN void AMPI_K(direct_image)(const ampi_product* s, size_t image, float* scratch) {
+    const ampi_unfold* g = s->b.image;
+    const ampi_result* c = &s->c;
+    const ampi_stage d = ampi_stage_of(g);
+    const size_t most = AMPI_PASS_NV, high = g->cols <= AMPI_LANES ? most : 1, wide = (size_t)AMPI_K(nr) / high;
+    const size_t next_row = c->cols == c->part ? g->cols : c->next_row;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
+    float *const stage = scratch + d.table, *const line = stage + d.floats, *const sums = line + d.line;
+    size_t i, y, x, h;
+    AMPI_K(micro_args) u;
+    ampi_stage_table(g, &d, at);
+    for (i = 0; i < g->channels; i++)
+        AMPI_K(stage_lines)(&s->b, &d, image * g->image + i * g->plane, 0, d.rows, stage + i * d.rows * d.pitch, line);
+    u.k = s->k; u.first = 1;
+    u.a = (const float*)s->a.data; u.row_step = s->a.ld; u.k_step = 1;
+    u.at = at; u.b_next = high > 1 ? (size_t)g->step_h * d.pitch : (size_t)AMPI_LANES;
+    u.sums = sums; u.ld = AMPI_K(nr);
+    for (y = 0; y < g->rows; y += high)
+        for (x = 0; x < g->cols; x += wide) {
+            const size_t columns = ampi_min_size(g->cols - x, wide), lines = ampi_min_size(g->rows - y, high);
+            u.b = stage + y * (size_t)g->step_h * d.pitch + x;
+            AMPI_K(micro_table)(s->m, high > 1 ? lines * AMPI_LANES : columns, s->exact, &u);
+            for (i = 0; i < s->m; i++) {
+                const AMPI_V16 bias = AMPI_K(row_bias)(c, i);
+                for (h = 0; h < lines; h++)
+                    AMPI_K(store_run)(c, i * c->row + image * c->image + (y + h) * next_row + x * c->column, 0,
+                                      sums + i * u.ld + h * AMPI_LANES, columns, bias);
+            }
+        }
+}
+
+/* What the kernels of `channels` channels from `channel` on see of rows [y0, y0 + rows) of y: for each of these rows a
+   row of the stage, in which kernel rows and channels of a column lie side by side, so that kernel columns follow each
+   other. Column x of it begins at x * side. */
+AMPI_KERNEL_FN void AMPI_K(stage_kernels)(const ampi_operand* v, const ampi_kernels_stage* d, size_t image,
+                                          size_t channel, size_t channels, size_t y0, size_t rows,
+                                          float* stage, float* planes) {
+    const ampi_unfold* g = v->image;
+    const size_t side = ampi_kernels_side(g, channels), ld = ampi_round_up(d->width, AMPI_LANES) + AMPI_PAD;
+    const size_t step = (size_t)g->step_h, lines = (rows - 1) * step + g->taps_h;
+    float turned[AMPI_LANES][AMPI_LANES];
+    size_t y, c, block, x, i;
+    for (y = 0; y < lines; y++)
+        for (c = 0; c < channels; c++)
+            AMPI_K(source_row)(planes + (y * channels + c) * ld, v, image * g->image + (channel + c) * g->plane,
+                               (int64_t)(y0 * step + y) + g->first_h, g->first_w, d->width);
+    AMPI_K(clear)(planes + lines * channels * ld, AMPI_LANES * ld);
+    for (y = 0; y < rows; y++, stage += d->width * side)
+        for (block = ampi_div_up(channels * g->taps_h, AMPI_LANES);
+             block-- > 0;) /* what a block writes behind its rows comes later */
+            for (x = 0; x < d->width; x += AMPI_LANES) {
+                AMPI_K(transpose)(turned[0], AMPI_LANES, planes + (y * step * channels + block * AMPI_LANES) * ld + x,
+                                  ld * sizeof(float), AMP_F32);
+                for (i = 0; i < AMPI_LANES; i++)
+                    AMPI_K(store)(stage + (x + i) * side + block * AMPI_LANES, AMPI_K(load)(turned[i]));
+            }
+}
+/* The weight gradient of some channels from `channel` on: a is dy, b is x. */
+AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channel, size_t images, float* scratch) {
+    const ampi_unfold *g = s->b.image, *out = s->a.image;
+    const ampi_kernels_stage d = ampi_kernels_stage_of(g, out->channels);
+    const size_t channels = ampi_min_size(g->channels - channel, d.channels), side = ampi_kernels_side(g, channels);
+    const size_t lanes = (g->taps_w - 1) * side + channels * g->taps_h, outputs = out->channels;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
+    float *const sums = scratch + d.table, *const dy = sums + d.sums, *const stage = dy + d.dy,
+                 *const line = stage + d.stage;
+    ampi_unfold whole = *g;
+    ampi_operand source = s->b;
+    size_t n, y, x, o, j, i, rows, many = 1;
+    source.image = &whole;
+    whole.step_w = 1;
+    for (y = 0; y < d.images * d.rows; y++)
+        for (x = 0; x < g->cols; x++)
+            at[y * g->cols + x] = (uint32_t)(y * d.width * side + x * (size_t)g->step_w * side);
+    AMPI_K(clear)(sums, outputs * d.lanes);
+    for (n = 0; n < images; n += many)
+        for (y = 0; y < g->rows; y += rows) {
+            const int packed = s->a.dtype != AMP_F32 || d.images > 1;
+            const size_t size = ampi_type_size(s->a.dtype);
+            AMPI_K(micro_args) u;
+            rows = ampi_min_size(g->rows - y, d.rows);
+            many = ampi_min_size(images - n, d.images);
+            u.k = many * rows * g->cols; u.first = 0;
+            u.k_step = 1; u.row_step = packed ? d.images * d.rows * g->cols + AMPI_PAD : out->plane;
+            u.a = packed ? dy : (const float*)s->a.data + n * out->image + y * g->cols;
+            for (i = 0; i < many; i++) {
+                for (o = 0; o < outputs && packed; o++)
+                    AMPI_K(widen)(dy + o * u.row_step + i * rows * g->cols,
+                                  (const char*)s->a.data + ((n + i) * out->image + o * out->plane + y * g->cols) * size,
+                                  s->a.dtype, rows * g->cols);
+                AMPI_K(stage_kernels)
+                (&source, &d, n + i, channel, channels, y, rows, stage + i * rows * d.width * side, line);
+            }
+            u.at = at; u.b_next = AMPI_LANES; u.ld = d.lanes;
+            for (j = 0; j < lanes; j += AMPI_K(nr)) {
+                u.b = stage + j;
+                u.sums = sums + j;
+                AMPI_K(micro_table)(outputs, lanes - j, s->exact, &u);
+            }
+        }
+    for (n = 0, i = 0; n < channels; n++)                  /* sorted by channel, kernel row, kernel column */
+        for (y = 0; y < g->taps_h; y++)
+            for (x = 0; x < g->taps_w; x++) at[i++] = (uint32_t)(x * side + y * channels + n);
+    for (o = 0; o < outputs; o++) {
+        float* const row = stage;
+        for (i = 0; i < channels * g->taps; i++) row[i] = sums[o * d.lanes + at[i]];
+        AMPI_K(store_run)(&s->c, o * s->c.row + channel * g->taps, 0, row, channels * g->taps, AMPI_K(set1)(-0.0f));
+    }
+}
+
+/* --- depthwise convolution: sixteen channels side by side ------------------------------------------------------ */
+
+/* Pixels [0, n) of 16 planes that begin at element `plane`, a pixel's channels side by side; where there are fewer, the
+   others are 0. planes: room for 16 of n + pad floats. */
+AMPI_KERNEL_FN void AMPI_K(turn_planes)(float* dst, const ampi_operand* v, size_t plane, size_t channels,
+                                        size_t n, float* planes) {
+    const size_t size = ampi_type_size(v->dtype), ld = ampi_round_up(n, AMPI_LANES) + AMPI_PAD;
+    const char* from = (const char*)v->data + plane * size;
+    size_t c;
+    if (channels == AMPI_LANES) { AMPI_K(turn)(dst, AMPI_LANES, from, v->image->plane * size, v->dtype, n); return; }
+    for (c = 0; c < AMPI_LANES; c++)
+        if (c < channels) AMPI_K(widen)(planes + c * ld, from + c * v->image->plane * size, v->dtype, n);
+        else AMPI_K(clear)(planes + c * ld, n);
+    AMPI_K(turn)(dst, AMPI_LANES, planes, ld * sizeof(float), AMP_F32, n);
+}
+/* An image's planes in this order, with margins. */
+AMPI_KERNEL_FN void AMPI_K(stage_channels)(const ampi_operand* v, const ampi_channels* d, size_t plane, size_t channels,
+                                           float* stage, float* flat, float* planes) {
+    const ampi_unfold* g = v->image;
+    const size_t width = (size_t)g->width, left = d->low_w < 0 ? (size_t)-d->low_w : 0,
+                 skip = d->low_w > 0 ? (size_t)d->low_w : 0;
+    const size_t columns = d->pitch / AMPI_LANES;
+    size_t y, x;
+    AMPI_K(clear)(stage, d->rows * d->pitch);
+    AMPI_K(turn_planes)(flat, v, plane, channels, (size_t)g->height * width, planes);
+    for (y = 0; y < d->rows; y++) {
+        const int64_t source = (int64_t)y + d->low_h;
+        if (source < 0 || source >= g->height) continue;
+        for (x = 0; left + x < columns && skip + x < width; x++)
+            AMPI_K(store)(stage + y * d->pitch + (left + x) * AMPI_LANES,
+                          AMPI_K(load)(flat + ((size_t)source * width + skip + x) * AMPI_LANES));
+    }
+}
+/* y[pixel] = sum over the kernel positions of w[tap] * x[pixel + at[tap]], each lane a channel; `pixels` is a constant
+   where it is called. */
+AMPI_INLINE_FN void AMPI_K(depthwise_tile)(int pixels, const float* x, size_t step, const float* w, const uint32_t* at,
+                                           size_t taps, float* y) {
+    AMPI_V16 acc[AMPI_PASS_MR];
+    size_t t;
+    int i;
+    AMPI_UNROLL for (i = 0; i < pixels; i++) acc[i] = AMPI_K(zero)();
+    for (t = 0; t < taps; t++) {
+        const AMPI_V16 weight = AMPI_K(load)(w + t * AMPI_LANES);
+        AMPI_UNROLL for (i = 0; i < pixels; i++)
+            acc[i] = AMPI_K(fma)(0, weight, AMPI_K(load)(x + at[t] + (size_t)i * step), acc[i]);
+    }
+    AMPI_UNROLL for (i = 0; i < pixels; i++) AMPI_K(store)(y + AMPI_LANES * i, acc[i]);
+}
+/* One image of up to 16 channels from `channel` on: weights are FP32 rows of all channels, b the channels' planes. */
+AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch) {
+    enum { most = AMPI_PASS_MR > 8 ? 8 : 4 };
+    const ampi_unfold* g = s->b.image;
+    const ampi_channels d = ampi_channels_of(g);
+    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
+    const size_t ld = ampi_round_up(g->pixels, AMPI_LANES) + AMPI_PAD;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
+    float *const w = scratch + d.table, *const y = w + g->taps * AMPI_LANES, *const flat = y + d.result;
+    float *const stage = flat + d.flat, *const planes = stage + d.rows * d.pitch;
+    size_t t, c, i, j, here;
+    ampi_channels_table(g, &d, at);
+    for (t = 0; t < g->taps; t++)
+        for (c = 0; c < AMPI_LANES; c++)
+            w[t * AMPI_LANES + c] = c < channels ? ((const float*)s->a.data)[(channel + c) * g->taps + t] : 0.0f;
+    AMPI_K(stage_channels)(&s->b, &d, image * g->image + channel * g->plane, channels, stage, flat, planes);
+    for (i = 0; i < g->rows; i++)
+        for (j = 0; j < g->cols; j += here) {
+            const float* x = stage + i * (size_t)g->step_h * d.pitch + j * step;
+            float* to = y + (i * g->cols + j) * AMPI_LANES;
+            here = g->cols - j >= most ? most : 1;
+            if (here == most) AMPI_K(depthwise_tile)(most, x, step, w, at, g->taps, to);
+            else AMPI_K(depthwise_tile)(1, x, step, w, at, g->taps, to);
+        }
+    for (i = 0; i < g->pixels; i += AMPI_LANES)
+        AMPI_K(transpose)(planes + i, ld, y + i * AMPI_LANES, AMPI_LANES * sizeof(float), AMP_F32);
+    AMPI_K(store_tile)(&s->c, channel, channels, image * g->pixels, g->pixels, planes, ld);
+}
+/* sums[tap] += dy[pixel] * x[pixel + at[tap]], pixel after pixel. taps is a constant where it is called. */
+AMPI_INLINE_FN void AMPI_K(depthwise_taps)(int taps, const float* dy, size_t pixels, const float* x, size_t step,
+                                           const uint32_t* at, float* sums) {
+    AMPI_V16 acc[AMPI_PASS_MR];
+    size_t p;
+    int i;
+    AMPI_UNROLL for (i = 0; i < taps; i++) acc[i] = AMPI_K(load)(sums + AMPI_LANES * i);
+    for (p = 0; p < pixels; p++, dy += AMPI_LANES, x += step) {
+        const AMPI_V16 one = AMPI_K(load)(dy);
+        AMPI_UNROLL for (i = 0; i < taps; i++) acc[i] = AMPI_K(fma)(0, one, AMPI_K(load)(x + at[i]), acc[i]);
+    }
+    AMPI_UNROLL for (i = 0; i < taps; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
+}
+/* The weight gradient of up to 16 channels of a depthwise convolution from `channel` on: a is dy, b is x. */
+AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch) {
+    enum { most = AMPI_PASS_MR > 8 ? 9 : AMPI_PASS_MR > 4 ? 5 : 3 };
+    const ampi_unfold *g = s->b.image, *out = s->a.image;
+    const ampi_channels d = ampi_channels_of(g);
+    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
+    float *const sums = scratch + d.table, *const dy = sums + g->taps * AMPI_LANES, *const flat = dy + d.result;
+    float *const stage = flat + d.flat, *const planes = stage + d.rows * d.pitch;
+    size_t n, y, t, c, i, here;
+    ampi_channels_table(g, &d, at);
+    AMPI_K(clear)(sums, g->taps * AMPI_LANES);
+    for (n = 0; n < images; n++) {
+        AMPI_K(stage_channels)(&s->b, &d, n * g->image + channel * g->plane, channels, stage, flat, planes);
+        AMPI_K(turn_planes)(dy, &s->a, n * out->image + channel * out->plane, channels, out->pixels, planes);
+        for (y = 0; y < g->rows; y++)
+            for (t = 0; t < g->taps; t += here) {
+                const float *x = stage + y * (size_t)g->step_h * d.pitch, *row = dy + y * g->cols * AMPI_LANES;
+                here = g->taps - t >= most ? most : 1;
+                if (here == most) AMPI_K(depthwise_taps)(most, row, g->cols, x, step, at + t, sums + t * AMPI_LANES);
+                else AMPI_K(depthwise_taps)(1, row, g->cols, x, step, at + t, sums + t * AMPI_LANES);
+            }
+    }
+    for (c = 0; c < channels; c++)
+        for (t = 0; t < g->taps; t += here) {
+            float row[AMPI_LANES];
+            here = ampi_min_size(g->taps - t, AMPI_LANES);
+            for (i = 0; i < here; i++) row[i] = sums[(t + i) * AMPI_LANES + c];
+            AMPI_K(store_run)(&s->c, (channel + c) * g->taps + t, t, row, here, AMPI_K(set1)(-0.0f));
+        }
+}
+
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+
+/* The weights of an input gradient of one group as rows, a row for each channel. line: room for an output's weights. */
+AMPI_KERNEL_FN void AMPI_K(turn_weights)(float* dst, const ampi_operand* w, size_t channels, size_t outputs,
+                                         float* line) {
+    const size_t k = outputs * w->taps, taps_h = w->taps / w->taps_w;
+    const size_t reach = (channels - 1) * w->ld + (taps_h - 1) * w->next_h + (w->taps_w - 1) * w->next_w + 1;
+    size_t o, c, x, y;
+    for (o = 0; o < outputs; o++, dst += w->taps) {
+        const float* row = (const float*)w->data + o * w->output;
+        if (w->dtype != AMP_F32) {
+            AMPI_K(widen)(line, (const uint16_t*)w->data + o * w->output, w->dtype, reach);
+            row = line;
+        }
+        for (c = 0; c < channels; c++)
+            for (y = 0; y < taps_h; y++)
+                for (x = 0; x < w->taps_w; x++)
+                    dst[c * k + y * w->taps_w + x] = row[c * w->ld + y * w->next_h + x * w->next_w];
+    }
+}
+
+/* --- sums over a batch (gradients of biases) -------------------------------------------------------------------- */
+
+/* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors. */
+AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width) {
+    const size_t size = ampi_type_size(t);
+    size_t i, j;
+    for (j = 0; j < width; j += AMPI_LANES) {
+        AMPI_V16 sum = AMPI_K(load)(sums + j);
+        for (i = 0; i < rows; i++)
+            sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + (i * ld + j) * size, t, width - j));
+        AMPI_K(store)(sums + j, sum);
+    }
+}
+/* sums[i % 16] += x[i], i < n. */
+AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, size_t n) {
+    const size_t size = ampi_type_size(t);
+    AMPI_V16 sum = AMPI_K(load)(sums);
+    size_t i;
+    for (i = 0; i < n; i += AMPI_LANES) sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + i * size, t, n - i));
+    AMPI_K(store)(sums, sum);
+}
+
+static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
+                                              AMPI_K(nr),
+                                              AMPI_PASS_NC,
+                                              AMPI_K(product),
+                                              AMPI_K(direct_image),
+                                              AMPI_K(weight_gradient),
+                                              AMPI_K(depthwise),
+                                              AMPI_K(depthwise_dw),
+                                              AMPI_K(turn_weights),
+                                              AMPI_K(column_sums),
+                                              AMPI_K(lane_sums),
+#if AMPI_PASS_PAIRS
+                                              AMPI_K(least_exponent),
+#else
+                                              NULL,
+#endif
+                                              AMPI_K(turn) };
+#endif /* AMPI_PASS */
+
+#ifdef AMPI_PASS_BASE
+#if defined(__NVCC_DIAG_PRAGMA_SUPPORT__) && !defined(__clang__)
+  #pragma nv_diagnostic pop
+#endif
+#undef AMPI_PASS
+#undef AMPI_PASS_BASE
+#undef AMPI_PASS_DONE
+/* ======================================================================================== */
+/* >>impl-gemm  Matrix product, dense layer.                                                  */
+/* ======================================================================================== */
 
 /* The kernels for the instruction set in use. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 2, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain, NULL, NULL, NULL, NULL };
+AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
+#if AMPI_AVX512
+    if (AMPI_IN_AVX512) return &ampi_kernels_avx512;
+#endif
 #if AMPI_X86
-    if (AMPI_IN_AVX512) {
-        g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
-        g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
-        g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512; g.thin = ampi_thin_avx512;
-    } else if (ampi_simd() == AMP_ISA_AVX2) {
-        g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
-        g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
-        g.finish = ampi_finish_avx2; g.thin = ampi_thin_avx2; g.panels = ampi_load_panels_avx2;
-    }
+    if (ampi_simd() == AMP_ISA_AVX2) return &ampi_kernels_avx2;
 #endif
-#if AMPI_NEON
-    if (ampi_simd() == AMP_ISA_NEON) {
-        g.mr = 12; g.lanes = 4; g.a_width = 12;
-        g.micro = ampi_micro_neon; g.load = ampi_load_block_neon; g.transpose = ampi_transpose_neon;
-    }
-#endif
-    return g;
+    return &ampi_kernels_base;
 }
 
-/* The same with 8 rows of three vectors, on Intel's processors: with fewer loads for each fma (11 for 24, instead of
-   16 for 28 and more) power lets them run at a higher frequency (measured: 183 against 173 GFLOP/s). */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_wide(void) {
-    ampi_gemm_isa g = ampi_gemm_isa_now();
-#if AMPI_X86
-    if (ampi_leans_on_l2(&g)) {
-        g.mr = g.a_width = 8; g.vectors = 3;
-        g.load = ampi_load_block_wide;
-    }
-#endif
-    return g;
-}
-/* The same for two operands of BF16, if words are faster: the bits stay, where they are not subnormal. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
-    ampi_gemm_isa g = ampi_gemm_isa_now();
-#if AMPI_PAIRS
-    if (AMPI_IN_PAIRS) {
-        g.words = AMPI_WORDS_BF16;
-        g.staged = 1;
-        g.micro = ampi_micro_pairs; g.thin = ampi_thin_words;
-    }
-#endif
-    return g;
-}
-
-/* The same with a matrix unit for two operands of type t, if there is one for them. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
-    ampi_gemm_isa g = ampi_gemm_isa_now();
-#if AMPI_AMX
-    if (t != AMP_F32 && ampi_amx(0)) {
-        g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
-        g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
-        g.finish = ampi_amx_finish;
-    }
-#endif
-    (void)t;
-    return g;
-}
-
-/* --- operands ---------------------------------------------------------------------------- */
-
-/* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k
-   of words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its
-   rows are longer than so many floats, in a tile that is LOW, and where panels are KEPT (see there); floats of
-   scratch memory for a staged image, and between rows; bytes of B that are away from the second-level cache, and from
-   one core's share of the third; how often tiles are halved for want of room; so many panels of A that B's are packed
-   on the way; pixels of the largest plane that is called small. */
-enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
-       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_FEW_KEPT = 20, AMPI_GEMM_LONG = 512, AMPI_GEMM_STAGE = 16384,
-       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_GEMM_CUTS = 4,
-       AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
-/* Rows of a block on the stack, and floats of its scratch memory there. */
-#if defined(__GNUC__) && !defined(__OPTIMIZE__)
-enum { AMPI_STACK_ROWS = 32, AMPI_GEMM_STACK = 13312 };       /* a kernel's own variables fill half as much again */
-#else
-enum { AMPI_STACK_ROWS = 64, AMPI_GEMM_STACK = 17408 };
-#endif
-
-AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
-AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
-
-/* Floats of a block of B that the second-level cache keeps though they lie scattered. */
-AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
-
-/* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
-   of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
-   where y or x is outside the image or not a whole number. With mul = stride, base = -pad, step = dilation,
-   div = 1 this is im2col of an input; with mul = 1, base = pad, step = -dilation, div = stride it is the
-   output seen from an input's pixel.
-   paired: so many channels are taken in twos, as a sum of BF16 products takes them: for each kernel position one
-   element of each. Runs, or the positions along k of planes, are in that order then (see ampi_paired).
-   places: of planes, those of a plane that are positions, `cols` of them; NULL: all. */
-typedef struct ampi_image {
-    size_t image_stride, channel_stride;          /* elements */
-    size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
-    int64_t height, width;
-    int64_t mul_h, mul_w, base_h, base_w, step_h, step_w, div_h, div_w;
-    size_t paired;                                /* 0 or even */
-    const uint16_t* places;
-} ampi_image;
-
-/* The run (channel * taps + kernel position) that is r-th if `paired` channels are taken in twos. */
-AMPI_FN size_t ampi_paired(size_t taps, size_t paired, size_t r) {
-    const size_t in = r % (2 * taps);
-    return r < paired * taps ? r - in + in % 2 * taps + in / 2 : r;
-}
-
-/* An operand of the product: `runs` runs of `length` positions. Run r of a matrix is its stored row r. */
-typedef struct ampi_operand {
-    const void* data;
-    amp_dtype dtype;
-    size_t offset;                                /* of the first element */
-    size_t runs, length, ld;
-    int along_k;                                  /* a run goes along k; otherwise along m or n */
-    const ampi_image* image;                      /* NULL: a matrix */
-} ampi_operand;
-
-/* dst[q] = source[(x0 + q*mul) / div] for q < n, zero where that is no place in the row at row_offset. */
-AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0, int64_t mul, size_t n,
-                            float* dst) {
-    const ampi_image* g = v->image;
-    int64_t div = g->div_w;
-    float line[256];
-    memset(dst, 0, n * sizeof *dst);
-    if (mul == 1 && div == 1) {                   /* neighbours stay neighbours */
-        int64_t low = x0 < 0 ? -x0 : 0, high = g->width - x0 < (int64_t)n ? g->width - x0 : (int64_t)n;
-        if (low < high)
-            ampi_load_f32(dst + low, v->data, v->dtype, row_offset + (size_t)(x0 + low),
-                          (size_t)(high - low));
-        return;
-    }
-    while (n > 0) {                               /* in pieces whose source fits `line` */
-        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last, at;
-        if (piece > (int64_t)n) piece = (int64_t)n;
-        while (q < piece && (x0 + q * mul < 0 || (x0 + q * mul) % div != 0)) q++;
-        first = (x0 + q * mul) / div;
-        last = (x0 + (piece - 1) * mul) / div;
-        if (last >= g->width) last = g->width - 1;
-        if (q < piece && first <= last) {
-            const float* from = line;
-            if (v->dtype == AMP_F32) from = (const float*)v->data + row_offset + first;
-            else ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
-            for (at = first; q < piece && at <= last; q += div, at += mul) dst[q] = from[at - first];
-        }
-        dst += piece; n -= (size_t)piece; x0 += piece * mul;
-    }
-}
-
-/* The same for row y (before the division) of a channel of an image; a row outside is zero. */
-AMPI_FN void ampi_image_line(const ampi_operand* v, size_t image, size_t channel, int64_t y, int64_t x0,
-                             int64_t mul, size_t n, float* dst) {
-    const ampi_image* g = v->image;
-    if (y < 0 || y % g->div_h != 0 || y / g->div_h >= g->height) memset(dst, 0, n * sizeof *dst);
-    else ampi_image_row(v, v->offset + image * g->image_stride + channel * g->channel_stride
-                           + (size_t)(y / g->div_h * g->width), x0, mul, n, dst);
-}
-
-/* Positions [p, p+n) of run r of an image operand, straight from the source. */
-AMPI_FN void ampi_image_run(const ampi_operand* v, size_t r, size_t p, size_t n, float* dst) {
-    const ampi_image* g = v->image;
-    const size_t run = ampi_paired(g->kernel_h * g->kernel_w, g->paired, r);
-    size_t b = run % g->kernel_w, a = run / g->kernel_w % g->kernel_h, c = run / g->kernel_w / g->kernel_h;
-    size_t j = p % g->cols, i = p / g->cols % g->rows, image = p / g->cols / g->rows;
-    while (n > 0) {
-        size_t part = g->cols - j < n ? g->cols - j : n;
-        ampi_image_line(v, image, c, (int64_t)i * g->mul_h + g->base_h + (int64_t)a * g->step_h,
-                        (int64_t)j * g->mul_w + g->base_w + (int64_t)b * g->step_w, g->mul_w, part, dst);
-        dst += part; n -= part; j = 0;
-        if (++i == g->rows) { i = 0; image++; }
-    }
-}
-
-/* Whole planes as they lie in memory. */
-AMPI_FN int ampi_is_planes(const ampi_image* g) {
-    return g && !g->places && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1
-           && g->div_w == 1 && g->base_h == 0 && g->base_w == 0 && (int64_t)g->rows == g->height
-           && (int64_t)g->cols == g->width;
-}
-#if AMPI_X86
-/* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t* a, size_t next, size_t n,
-                                                     size_t pairs) {
-    size_t i, q;
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 m = ampi_first_x16(n - i);
-        const uint16_t* from = a + i;
-        float* to = dst + i;
-        for (q = pairs; q > 0; q--, from += 2 * next, to += n) {
-            const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from));
-            const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from + next));
-            _mm512_mask_storeu_epi32(to, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
-        }
-    }
-    ampi_clear_upper();
-}
-/* Words [w, end) of the pairs of neighbouring planes of n < 16 elements, of so many rows: word q*n + i is that of
-   a[2*q*n + i] and a[(2*q + 1)*n + i]. With v = q*n + i these two are v + q*n and n more, so that 16 words lie among 64
-   elements: two loads, which hold `size` elements of a row at most, and one permutation. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_near_planes(float* dst, size_t ldd, const uint16_t* a, size_t lda,
-                                                          size_t rows, size_t n, size_t w, size_t end, size_t size) {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; w < end; w += 16, dst += 16) {
-        const size_t from = w + w / n * n, in = w % n;
-        const __m512i plane = _mm512_set1_epi32((int)n), share = _mm512_set1_epi32((int)(65536 / n + 1));
-        const __m512i v = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)in));
-        const __m512i q = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_mullo_epi32(v, share), 16);
-        const __m512i lower = _mm512_add_epi32(lanes, _mm512_mullo_epi32(q, plane));
-        const __m512i upper = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_add_epi32(lower, plane), 16);
-        const __m512i which = _mm512_or_si512(lower, upper);
-        const __mmask32 low = ampi_inside_x32(0, (int64_t)(size - from));
-        const __mmask32 high = ampi_inside_x32(32, (int64_t)(size - from));
-        const __mmask16 m = ampi_first_x16(end - w);
-        const uint16_t* src = a + from;
-        float* to = dst;
-        size_t i;
-        for (i = 0; i < rows; i++, src += lda, to += ldd) {
-            const __m512i x = _mm512_maskz_loadu_epi16(low, src), y = _mm512_maskz_loadu_epi16(high, src + 32);
-            _mm512_mask_storeu_epi32(to, m, _mm512_permutex2var_epi16(x, which, y));
-        }
-    }
-    ampi_clear_upper();
-}
-/* Positions [k, k + n) of `rows` rows of paired planes from row i, as words; k and n are even. */
-AMPI_FN void ampi_words_in_twos(const ampi_operand* v, size_t i, size_t rows, size_t k, size_t n, float* dst,
-                                size_t ldd) {
-    const ampi_image* g = v->image;
-    const size_t plane = g->rows * g->cols, next = g->image_stride, end = k + n;
-    const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
-    size_t in = k % (2 * plane) / 2, count, pairs, r;
-    if (next == plane && plane < 16) {
-        ampi_words_of_near_planes(dst, ldd, src, g->channel_stride, rows, plane, k / 2, end / 2, g->paired * plane);
-        return;
-    }
-    for (src += k / (2 * plane) * 2 * next; k < end; k += 2 * pairs * count, dst += pairs * count, in = 0) {
-        count = ampi_min_size(plane - in, (end - k) / 2);
-        pairs = count < plane ? 1 : (end - k) / (2 * plane);
-        for (r = 0; r < rows; r++)
-            ampi_words_of_planes(dst + r * ldd, src + r * g->channel_stride + in, next, count, pairs);
-        src += 2 * pairs * next;
-    }
-}
-/* The same, widened; at most 16 rows, as a panel has. */
-AMPI_FN void ampi_floats_in_twos(const ampi_operand* v, size_t i, size_t rows, size_t k, size_t n, float* dst,
-                                 size_t ldd) {
-    float words[16 * 32];
-    size_t r, j, count;
-    for (j = 0; j < n; j += count) {
-        count = ampi_min_size(n - j, 64);
-        ampi_words_in_twos(v, i, rows, k + j, count, words, 32);
-        for (r = 0; r < rows; r++) ampi_load_f32(dst + r * ldd + j, words + r * 32, AMP_BF16, 0, count);
-    }
-}
-/* dst[r][p] for small planes, as the weights of a convolution are. What the next panel of so many rows will read is
-   fetched meanwhile: it follows in each image, but processors do not foresee such short runs. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_small_planes_as(amp_dtype t, const ampi_operand* v, size_t r0, size_t rows,
-                                                         size_t p, size_t cols, float* dst, size_t ldd) {
-    const size_t plane = v->image->rows * v->image->cols, stride = v->image->image_stride, size = ampi_type_size(t);
-    size_t inside = p % plane, at = v->offset + p / plane * stride + r0 * plane + inside, count, r, j;
-    const char* data = (const char*)v->data;
-    for (; cols > 0; dst += count, cols -= count, at += stride - inside, inside = 0) {
-        count = ampi_min_size(plane - inside, cols);
-        for (r = 0; r < rows * plane * size; r += 64) AMPI_FETCH(data + (at + rows * plane) * size, r);
-        for (j = 0; j < count; j += 16) {
-            const __mmask16 m = ampi_first_x16(count - j);
-            const char* from = data + (at + j) * size;
-            float* to = dst + j;
-            for (r = 0; r < rows; r++, from += plane * size, to += ldd)
-                _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, from, 0, m));
-        }
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols,
-                                                  float* dst, size_t ldd) {
-    AMPI_FOR_TYPE(ampi_small_planes_as, v->dtype, v, r0, rows, p, cols, dst, ldd);
-    ampi_clear_upper();
-}
-#endif
-/* dst[2*i] = a[i] and dst[2*i + 1] = b[i], i < n, of BF16, widened. */
-AMPI_FN void ampi_weave(float* dst, const uint16_t* a, const uint16_t* b, size_t n) {
-    size_t i = 0;
-#if AMPI_X86 && defined(__x86_64__)
-    for (; i + 4 <= n; i += 4) {
-        const __m128i x = _mm_loadl_epi64((const __m128i*)(const void*)(a + i)), zero = _mm_setzero_si128();
-        const __m128i all = _mm_unpacklo_epi16(x, _mm_loadl_epi64((const __m128i*)(const void*)(b + i)));
-        _mm_storeu_si128((__m128i*)(void*)(dst + 2 * i), _mm_unpacklo_epi16(zero, all));
-        _mm_storeu_si128((__m128i*)(void*)(dst + 2 * i + 4), _mm_unpackhi_epi16(zero, all));
-    }
-#endif
-    for (; i < n; i++) {
-        dst[2 * i] = ampi_float((uint32_t)a[i] << 16);
-        dst[2 * i + 1] = ampi_float((uint32_t)b[i] << 16);
-    }
-}
-/* Positions [p, p + cols) of row r of paired planes, of BF16, p and cols even: how many of them lie in one pair of
-   planes, dst gets. */
-AMPI_FN size_t ampi_paired_piece(const ampi_operand* v, size_t r, size_t p, size_t cols, float* dst) {
-    const ampi_image* image = v->image;
-    const size_t plane = image->rows * image->cols, in = p % (2 * plane), count = ampi_min_size(2 * plane - in, cols);
-    const size_t at = v->offset + p / (2 * plane) * 2 * image->image_stride + r * image->channel_stride + in / 2;
-    const uint16_t* a = (const uint16_t*)v->data + at;
-    ampi_weave(dst, a, a + image->image_stride, count / 2);
-    return count;
-}
-/* Positions [p, p + n) of a panel's rows of paired planes; p and n are even. */
-AMPI_FN void ampi_planes_in_twos(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t n, float* dst,
-                                 size_t ldd) {
-    size_t r, at;
-#if AMPI_X86
-    if (AMPI_IN_AVX512) {
-        ampi_floats_in_twos(v, r0, rows, p, n, dst, ldd);
-        return;
-    }
-#endif
-    for (r = 0; r < rows; r++)
-        for (at = 0; at < n; ) at += ampi_paired_piece(v, r0 + r, p + at, n - at, dst + r * ldd + at);
-}
-/* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
-   the next row, it goes row by row. Behind a single row there is room. */
-AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
-                               size_t cols, float* dst, size_t ldd) {
-    const ampi_image* image = v->image;
-    size_t plane = image->rows * image->cols, count, r, left = ldd;
-    const size_t in_twos = ampi_min_size(image->paired * plane - ampi_min_size(p, image->paired * plane), cols);
-    if (in_twos > 0) ampi_planes_in_twos(v, r0, rows, p, in_twos, dst, ldd);
-    p += in_twos; dst += in_twos; cols -= in_twos; left -= in_twos;
-#if AMPI_X86
-    if (AMPI_IN_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
-        ampi_small_planes(v, r0, rows, p, cols, dst, ldd);
-        return;
-    }
-#endif
-    for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
-        size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
-        count = ampi_min_size(plane - p % plane, cols);
-        if (rows == 1 || ampi_round_up(count, g->lanes) <= left)
-            g->load(dst, ldd, (const char*)v->data + at * ampi_type_size(v->dtype), v->dtype, image->channel_stride,
-                    rows, count);
-        else for (r = 0; r < rows; r++)
-            ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
-    }
-}
-
-/* Of positions [p, p + n) of chosen places of planes, where they lie behind a row's first element. */
-AMPI_FN void ampi_places_at(const ampi_image* g, size_t p, size_t n, size_t* at) {
-    size_t twos = p < g->paired * g->cols ? 1 : 0, in = p % (g->cols << twos), plane = p / (g->cols << twos) << twos, i;
-    for (i = 0; i < n; i++) {
-        at[i] = (plane + (in & twos)) * g->image_stride + g->places[in >> twos];
-        if (++in < g->cols << twos) continue;
-        in = 0;
-        plane += 1 + twos;
-        twos = plane < g->paired ? 1 : 0;
-    }
-}
-/* dst[r][p] for them. */
-AMPI_FN void ampi_places_block(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols, float* dst,
-                               size_t ldd) {
-    const size_t next = v->image->channel_stride, first = v->offset + r0 * next, size = ampi_type_size(v->dtype);
-    const amp_dtype t = v->dtype;
-    uint16_t halves[64];
-    size_t at[64], count, r, i;
-    for (; cols > 0; p += count, dst += count, cols -= count) {
-        const char* src = (const char*)v->data + first * size;
-        float* to = dst;
-        count = ampi_min_size(cols, 64);
-        ampi_places_at(v->image, p, count, at);
-        for (r = 0; r < rows; r++, src += next * size, to += ldd) {
-            if (t == AMP_F32) {
-                for (i = 0; i < count; i++) to[i] = ((const float*)(const void*)src)[at[i]];
-            } else {
-                for (i = 0; i < count; i++) halves[i] = ((const uint16_t*)(const void*)src)[at[i]];
-                ampi_load_f32(to, halves, t, 0, count);
-            }
-        }
-    }
-}
-
-/* dst[r][p] = element (r0 + r, p0 + p), zero beyond the operand's end; rows are filled up as `load` does. */
-AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
-                                size_t p0, size_t pn, float* dst, size_t ldd) {
-    size_t rows = v->runs - r0 < rn ? v->runs - r0 : rn, cols = v->length - p0 < pn ? v->length - p0 : pn, r;
-    size_t full = (pn + g->lanes - 1) / g->lanes * g->lanes;
-    if (!v->image) {
-        const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * ampi_type_size(v->dtype);
-        g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
-    } else {
-        const int planes = ampi_is_planes(v->image), places = v->image->places != NULL;
-        if (places) ampi_places_block(v, r0, rows, p0, cols, dst, ldd);
-        else if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
-        for (r = 0; r < rows; r++) {
-            if (!places && !planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
-            memset(dst + r * ldd + cols, 0, (full - cols) * sizeof *dst);
-        }
-    }
-    for (r = rows; r < rn; r++) memset(dst + r * ldd, 0, full * sizeof *dst);
-}
-
-/* --- staging: one channel of an image operand, widened and padded ------------------------ */
-
-/* The runs of one channel read the same few image rows again and again, kernel position by kernel position.
-   So these rows are widened once into `data`, with the zeros around them, and a run becomes a list of
-   straight copies: a *piece* is a stretch of positions inside one row. With a stride, a staged row holds
-   every mul-th column together (all columns 0 mod `mul`, then 1 mod `mul`, ...), so that pieces stay
-   straight. */
-typedef struct ampi_piece { uint32_t from; uint16_t to, count; } ampi_piece;
-typedef struct ampi_stage {
-    float* data; size_t room;                     /* scratch memory, in floats */
-    const ampi_operand* v;
-    int open;
-    size_t p, n, channel;                         /* positions covered; the channel that is staged now */
-    size_t phase, pitch;                          /* floats of one column class, of one staged row */
-    int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
-    size_t held[2], rows, size;                   /* words: channels here, a class's rows, elements of a channel */
-    size_t slabs, image, row, end;                /* words: images, the first one, its first row, the end in the last */
-    uint32_t from[AMPI_GEMM_KC_ONE];              /* words: where the runs of two channels begin */
-    size_t pieces;
-    ampi_piece piece[2 * AMPI_GEMM_NC];
-} ampi_stage;
-
-AMPI_FN int64_t ampi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-AMPI_FN int64_t ampi_abs_i64(int64_t a) { return a < 0 ? -a : a; }
-
-/* The part of positions [*p, end) that lies in one image: its rows [*i, *i + result), and the position
-   after it. */
-AMPI_FN size_t ampi_stage_slab(const ampi_stage* t, size_t p, size_t* image, size_t* i, size_t* next) {
-    const ampi_image* g = t->v->image;
-    size_t plane = g->rows * g->cols;
-    *image = p / plane;
-    *i = p % plane / g->cols;
-    *next = ampi_min_size((*image + 1) * plane, t->p + t->n);
-    return (*next - 1) % plane / g->cols - *i + 1;
-}
-
-/* Notes the pieces of image rows i.. in staged rows `at`..; `to` counts positions within a panel of `cut`.
-   0: too many. */
-AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, size_t cut) {
-    const ampi_image* g = t->v->image;
-    for (; p < next; at += (size_t)g->mul_h) {
-        size_t j = p % g->cols, end = ampi_min_size(g->cols - j, next - p) + j;
-        while (j < end) {
-            size_t to = (p - t->p) % cut, count = ampi_min_size(cut - to, end - j);
-            ampi_piece* piece = &t->piece[t->pieces];
-            if (t->pieces++ == 2 * AMPI_GEMM_NC) return 0;
-            piece->from = (uint32_t)(at * t->pitch + j);
-            piece->to = (uint16_t)to;
-            piece->count = (uint16_t)count;
-            j += count; p += count;
-        }
-    }
-    return 1;
-}
-
-/* Prepares positions [p, p+n), in panels of `cut`; leaves t->open at 0 if there is nothing to gain, or no
-   room. */
-AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
-    const ampi_image* g = v->image;
-    size_t image, i, next, q, at = 0;
-    t->open = 0;
-    if (!g || g->kernel_h * g->kernel_w == 1 || g->mul_h > 64 || g->mul_w > 64) return;
-    n = ampi_min_size(n, v->length - p);
-    t->v = v; t->p = p; t->n = n; t->pieces = 0; t->channel = (size_t)-1;
-    t->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
-    t->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
-    t->span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
-    t->phase = g->cols + (size_t)(((int64_t)g->kernel_w - 1) * ampi_abs_i64(g->step_w) / g->mul_w);
-    if (t->phase > t->room || t->span_h > (int64_t)t->room) return;
-    t->pitch = t->phase * (size_t)g->mul_w;
-    if (t->pitch > t->room) return;
-    for (q = p; q < p + n; q = next) {
-        size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
-        rows = (rows - 1) * (size_t)g->mul_h + (size_t)t->span_h;
-        if ((at + rows) * t->pitch > t->room || !ampi_stage_pieces(t, q, next, at, cut)) return;
-        at += rows;
-    }
-    t->open = 1;
-}
-
-#if AMPI_X86
-/* dst[r*n + j] = element x0 + j of row r, widened, j < n, or zero where it has none; rows are `width` long. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
-                                                       size_t rows, int64_t width, int64_t x0) {
-    const int64_t size = t == AMP_F32 ? 4 : 2;
-    size_t j, r;
-    for (j = 0; j < n; j += 16) {
-        const __mmask16 m = ampi_first_x16(n - j), here = (__mmask16)ampi_inside_x32(x0 + (int64_t)j, width);
-        const char* from = (const char*)src + ((int64_t)(at + j) + x0) * size;
-        float* to = dst + j;
-        for (r = 0; r < rows; r++, to += n, from += width * size)
-            _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, from, 0, here));
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
-                                                 int64_t x0) {
-    const int64_t width = v->image->width;
-    AMPI_FOR_TYPE(ampi_stage_plain_as, v->dtype, dst, n, v->data, at, rows, width, x0);
-    ampi_clear_upper();
-}
-/* The same by turns: row r has n places with elements x0 + 2*j, and then n with x0 + 2*j + 1. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_twos_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
-                                                      size_t rows, int64_t width, int64_t x0) {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    const int64_t size = t == AMP_F32 ? 4 : 2;
-    size_t j, r;
-    for (j = 0; j < n; j += 16) {
-        const __mmask16 m = ampi_first_x16(n - j);
-        const __mmask32 here = ampi_inside_x32(x0 + (int64_t)(2 * j), width);
-        const char* from = (const char*)src + ((int64_t)(at + 2 * j) + x0) * size;
-        float* to = dst + j;
-        for (r = 0; r < rows; r++, to += 2 * n, from += width * size) {
-            const __m512 low = ampi_get_x16(t, from, 0, (__mmask16)here);
-            const __m512 high = ampi_get_x16(t, from, 16, (__mmask16)(here >> 16));
-            _mm512_mask_storeu_ps(to, m, _mm512_permutex2var_ps(low, even, high));
-            _mm512_mask_storeu_ps(to + n, m, _mm512_permutex2var_ps(low, odd, high));
-        }
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_twos(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
-                                                int64_t x0) {
-    const int64_t width = v->image->width;
-    AMPI_FOR_TYPE(ampi_stage_twos_as, v->dtype, dst, n, v->data, at, rows, width, x0);
-    ampi_clear_upper();
-}
-#endif
-/* Rows y to `last` of a channel of an image, into `line`. */
-AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64_t y, int64_t last, float* line) {
-    const ampi_image* g = t->v->image;
-    const int64_t x = g->base_w + t->low_w;
-    size_t f;
-#if AMPI_X86
-    if (AMPI_IN_AVX512 && g->mul_w <= 2 && g->div_h == 1 && g->div_w == 1) {
-        const int64_t first = ampi_min_i64(y < 0 ? 0 : y, last), end = ampi_min_i64(g->height, last);
-        const int64_t inside = end > first ? end - first : 0;
-        const size_t at = t->v->offset + image * g->image_stride + c * g->channel_stride + (size_t)(first * g->width);
-        memset(line, 0, (size_t)(first - y) * t->pitch * sizeof *line);
-        line += (size_t)(first - y) * t->pitch;
-        if (g->mul_w == 1) ampi_stage_plain(line, t->pitch, t->v, at, (size_t)inside, x);
-        else ampi_stage_twos(line, t->phase, t->v, at, (size_t)inside, x);
-        line += (size_t)inside * t->pitch;
-        memset(line, 0, (size_t)(last - first - inside) * t->pitch * sizeof *line);
-        return;
-    }
-#endif
-    for (; y < last; y++, line += t->pitch)
-        for (f = 0; f < (size_t)g->mul_w; f++)
-            ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
-}
-/* Brings channel c into `data`. */
-AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
-    const ampi_image* g = t->v->image;
-    size_t image, i, next, q;
-    float* line = t->data;
-    if (t->channel == c) return;
-    t->channel = c;
-    for (q = t->p; q < t->p + t->n; q = next) {
-        size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
-        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
-        int64_t last = y + ((int64_t)rows - 1) * g->mul_h + t->span_h;
-        ampi_stage_lines(t, image, c, y, last, line);
-        line += (size_t)(last - y) * t->pitch;
-    }
-}
-
-/* d = s, n floats that do not overlap; copies of constant size become vector moves, and the last of them overlaps
-   the one before, which costs less than smaller ones. The loop must not become one memcpy: gcc
-   expands that to `rep movs`, which takes longer to start than most of these copies take. */
-AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
-    size_t i = 0;
-    if (n >= 16) {
-        for (; i + 16 < n; i += 16) {
-            AMPI_OPAQUE(s);
-            memcpy(d + i, s + i, 16 * sizeof *d);
-        }
-        memcpy(d + n - 16, s + n - 16, 16 * sizeof *d);
-    } else if (n >= 8) {
-        memcpy(d, s, 8 * sizeof *d);
-        memcpy(d + n - 8, s + n - 8, 8 * sizeof *d);
-    } else if (n >= 4) {
-        memcpy(d, s, 4 * sizeof *d);
-        memcpy(d + n - 4, s + n - 4, 4 * sizeof *d);
-    } else if (n >= 2) {
-        memcpy(d, s, 2 * sizeof *d);
-        d[n - 1] = s[n - 1];
-    } else if (n > 0) {
-        *d = *s;
-    }
-}
-/* dst[(to0 + r*step) ^ flip] = the pieces, `from[r]` floats further on. Rows of dst lie apart: they are fetched
-   ahead. */
-enum { AMPI_STAGE_AHEAD = 8 };
-AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
-                                      const uint32_t* from, size_t rows, size_t to0, size_t step, size_t flip,
-                                      float* dst, size_t ldd) {
-    size_t r, i;
-    for (i = 0; i < pieces; i++) {
-        const float* s = src + piece[i].from;
-        float* d = dst + piece[i].to;
-        size_t n = piece[i].count;
-        for (r = 0; r < rows; r++) {
-            float* row = d + ((to0 + r * step) ^ flip) * ldd;
-            if (hw) AMPI_FETCH_OWN(row, AMPI_STAGE_AHEAD * ldd * sizeof *row);
-            ampi_copy_floats(row, s + from[r], n);
-        }
-    }
-}
-AMPI_KERNEL(ampi_stage_copy,
-            (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-             size_t to0, size_t step, size_t flip, float* dst, size_t ldd),
-            piece, pieces, src, from, rows, to0, step, flip, dst, ldd)
-
-/* Where kernel positions [tap, tap + count) lie on the stage. */
-AMPI_FN void ampi_stage_places(const ampi_stage* t, size_t tap, size_t count, uint32_t* from) {
-    const ampi_image* g = t->v->image;
-    size_t a = tap / g->kernel_w, b = tap % g->kernel_w, i;
-    for (i = 0; i < count; i++) {
-        size_t u = (size_t)((int64_t)b * g->step_w - t->low_w), w = (size_t)g->mul_w;
-        if (w > 1) u = u % w * t->phase + u / w;
-        from[i] = (uint32_t)((size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + u);
-        if (++b == g->kernel_w) { b = 0; a++; }
-    }
-}
-/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel `last_ldd`),
-   channel by channel: of paired ones, each is every other run. */
-AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, float* dst, size_t ldd,
-                             size_t last_ldd, size_t stride) {
-    const ampi_image* g = t->v->image;
-    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r, next, c;
-    uint32_t from[AMPI_GEMM_KC_ONE];
-    for (r = r0; r < end; r = next) {
-        const size_t step = r < g->paired * taps ? 2 : 1, in = r % (step * taps);
-        next = ampi_min_size(r - in + step * taps, end);
-        ampi_stage_places(t, in / step, ampi_div_up(next - r, step), from);
-        for (c = 0; c < step; c++) {
-            const size_t count = (next - r + step - 1 - c) / step;
-            float* panel = dst;
-            size_t first, past;
-            if (count == 0) continue;
-            ampi_stage_fill(t, (r - in) / taps + c);
-            for (first = 0; first < t->pieces; first = past, panel += stride) {
-                for (past = first + 1; past < t->pieces && t->piece[past].to != 0; past++) { }
-                ampi_stage_copy(t->piece + first, past - first, t->data, from, count, r - r0 + c, step, flip, panel,
-                                past < t->pieces ? ldd : last_ldd);
-            }
-        }
-    }
-}
-
-#if AMPI_X86
-/* --- staging for words: an image operand of BF16 -------------------------------------------- */
-
-/* As above, but in 16 bits, and two channels at a time, because a word may be of both; and once for each column
-   of the kernel: so rows have no margins, and what a run takes from one image are neighbours. A piece is a stretch
-   of positions inside one image. Of a channel there are, kernel column by kernel column, the rows y = 0 mod mul_h of
-   all images, then those 1 mod mul_h, and so on. */
-enum { AMPI_STAGE_TAPS = AMPI_GEMM_KC_ONE / 2 };
-
-/* Classes of rows that the kernel meets; rows of a class beyond those of the first kernel row. */
-AMPI_FN size_t ampi_words_classes(const ampi_stage* t) {
-    return (size_t)ampi_min_i64(t->v->image->mul_h, t->span_h);
-}
-AMPI_FN size_t ampi_words_more(const ampi_stage* t) { return (size_t)((t->span_h - 1) / t->v->image->mul_h); }
-
-/* Prepares positions [p, p+n), in panels of `cut`. */
-AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
-    const ampi_image* g = v->image;
-    size_t image, i, next, q, at, a, b, column, taps = g->kernel_h * g->kernel_w;
-    t->v = v; t->p = p; t->n = ampi_min_size(n, v->length - p);
-    t->pieces = t->rows = t->slabs = 0;
-    t->image = p / (g->rows * g->cols);
-    t->row = p % (g->rows * g->cols) / g->cols;
-    t->held[0] = t->held[1] = (size_t)-1;
-    t->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
-    t->span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
-    for (q = p; q < p + t->n; t->slabs++) {
-        const size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
-        at = t->rows * g->cols + q % g->cols;
-        t->rows += rows + ampi_words_more(t);
-        t->end = i + rows;
-        while (q < next) {
-            ampi_piece* piece = &t->piece[t->pieces++];
-            size_t to = (q - p) % cut, count = ampi_min_size(cut - to, next - q);
-            piece->from = (uint32_t)at; piece->to = (uint16_t)to; piece->count = (uint16_t)count;
-            q += count; at += count;
-        }
-    }
-    column = ampi_words_classes(t) * t->rows * g->cols;
-    t->size = g->kernel_w * column;
-    for (i = a = 0; a < g->kernel_h; a++) {
-        const size_t y = (size_t)((int64_t)a * g->step_h - t->low_h), mul = (size_t)g->mul_h;
-        const size_t first = (y % mul * t->rows + y / mul) * g->cols;
-        for (b = 0; b < g->kernel_w; b++, i++) {
-            t->from[i] = (uint32_t)(first + b * column);
-            t->from[taps + i] = (uint32_t)(first + b * column + t->size);
-        }
-    }
-}
-/* Whether n positions in panels of `cut` always have room in a stage of so many floats. */
-AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t room, size_t n, size_t cut) {
-    const ampi_image* g = v->image;
-    const size_t plane = g->rows * g->cols, most = ampi_min_size(n, v->length) / plane + 2;
-    const size_t slabs = ampi_min_size(most, ampi_div_up(v->length, plane));
-    size_t more, rows;
-    ampi_stage t;
-    t.v = v;
-    t.span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
-    if (g->div_h != 1 || g->div_w != 1 || g->mul_h > 64 || g->mul_w > 64 || g->kernel_h * g->kernel_w > AMPI_STAGE_TAPS
-        || t.span_h > (int64_t)room || g->cols > room || n / cut + slabs + 1 > AMPI_GEMM_NC) return 0;
-    more = ampi_words_more(&t);
-    rows = (n / g->cols + (2 + more) * slabs) * ampi_words_classes(&t);
-    return rows <= room && rows * g->kernel_w <= room && rows * g->kernel_w * g->cols + 16 <= room;
-}
-
-/* dst[r*n + j] = element x0 + j*mul of row r, j < n, or zero where it has none; rows lie lds apart. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const uint16_t* src, size_t lds, size_t rows,
-                                               int64_t width, int64_t x0, int64_t mul) {
-    const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32,
-                                          30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    size_t j, r, l;
-    for (j = 0; j < n; j += 32) {
-        const int64_t x = x0 + (int64_t)j * mul;
-        const __mmask32 here = ampi_inside_x32(x, width), there = ampi_inside_x32(x + 32, width);
-        const __mmask32 m = ampi_inside_x32(0, (int64_t)(n - j));
-        for (r = 0; r < rows && mul <= 2; r++) {
-            const uint16_t* from = src + (int64_t)(r * lds) + x;
-            __m512i v = _mm512_maskz_loadu_epi16(here, from);
-            if (mul == 2) v = _mm512_permutex2var_epi16(v, even, _mm512_maskz_loadu_epi16(there, from + 32));
-            _mm512_mask_storeu_epi16(dst + r * n + j, m, v);
-        }
-        for (r = 0; r < rows && mul > 2; r++)
-            for (l = j; l < n && l < j + 32; l++) {
-                int64_t at = x0 + (int64_t)l * mul;
-                dst[r * n + l] = at < 0 || at >= width ? 0 : src[(int64_t)(r * lds) + at];
-            }
-    }
-    ampi_clear_upper();
-}
-
-/* n / mul, n >= 0: mostly mul is 1, and a division takes long. */
-AMPI_FN int64_t ampi_div_i64(int64_t n, int64_t mul) { return mul == 1 ? n : n / mul; }
-/* Rows of class f of one kernel column: `rows` of them, the first of which is row y of the plane at src. */
-AMPI_FN void ampi_words_slab(const ampi_image* g, const uint16_t* src, int64_t y, size_t rows, int64_t x0,
-                             uint16_t* dst) {
-    int64_t mul = g->mul_h, count = (int64_t)rows;
-    int64_t first = y >= 0 ? 0 : ampi_min_i64(ampi_div_i64(mul - 1 - y, mul), count);
-    int64_t last = y >= g->height ? first : ampi_min_i64(ampi_div_i64(g->height - 1 - y, mul) + 1, count);
-    if (last < first) last = first;
-    if (first > 0) memset(dst, 0, (size_t)first * g->cols * sizeof *dst);
-    if (last < count) memset(dst + (size_t)last * g->cols, 0, (size_t)(count - last) * g->cols * sizeof *dst);
-    if (first == last) return;
-    src += (y + first * mul) * g->width;
-    dst += (size_t)first * g->cols;
-    if (x0 == 0 && mul == 1 && g->mul_w == 1 && (int64_t)g->cols == g->width)       /* whole rows, as they lie */
-        memcpy(dst, src, (size_t)(last - first) * g->cols * sizeof *dst);
-    else
-        ampi_words_rows(dst, g->cols, src, (size_t)(mul * g->width), (size_t)(last - first), g->width, x0, g->mul_w);
-}
-/* Brings channel c into `data`, zeros if there is none. */
-AMPI_FN void ampi_words_fill(ampi_stage* t, size_t c) {
-    const ampi_image* g = t->v->image;
-    const size_t classes = ampi_words_classes(t), more = ampi_words_more(t);
-    const uint16_t* src = (const uint16_t*)t->v->data + t->v->offset + c * g->channel_stride;
-    size_t i, at, row, rows, f, b;
-    uint16_t* dst = (uint16_t*)(void*)t->data + c % 2 * t->size;
-    if (t->held[c % 2] == c) return;
-    t->held[c % 2] = c;
-    if (c * g->kernel_h * g->kernel_w >= t->v->runs) { memset(dst, 0, t->size * sizeof *dst); return; }
-    src += t->image * g->image_stride;
-    for (i = at = 0, row = t->row; i < t->slabs; i++, at += rows, row = 0, src += g->image_stride) {
-        const int64_t y = (int64_t)row * g->mul_h + g->base_h + t->low_h;
-        rows = (i + 1 == t->slabs ? t->end : g->rows) - row + more;
-        for (b = 0; b < g->kernel_w; b++)
-            for (f = 0; f < classes; f++)
-                ampi_words_slab(g, src, y + (int64_t)f, rows, g->base_w + (int64_t)b * g->step_w,
-                                dst + ((b * classes + f) * t->rows + at) * g->cols);
-    }
-}
-
-/* n columns of so many rows of words: row w from the elements lower[w*step] and upper[w*step] on. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_piece(float* dst, size_t ldd, const uint16_t* src, const uint32_t* lower,
-                                                const uint32_t* upper, size_t step, size_t words, size_t n) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                         39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const __mmask32 m = ampi_inside_x32(0, (int64_t)n);
-    const __mmask16 m0 = ampi_first_x16(n), m1 = ampi_first_x16(n > 16 ? n - 16 : 0);
-    size_t w;
-    for (w = 0; w < words; w++, dst += ldd, lower += step, upper += step) {
-        const __m512i x = _mm512_maskz_loadu_epi16(m, src + *lower);
-        const __m512i y = _mm512_maskz_loadu_epi16(m, src + *upper);
-        _mm512_mask_storeu_epi32(dst, m0, _mm512_permutex2var_epi16(x, low, y));
-        if (m1) _mm512_mask_storeu_epi32(dst + 16, m1, _mm512_permutex2var_epi16(x, high, y));
-    }
-    ampi_clear_upper();
-}
-/* Run r as a row along k: all pieces. What follows a piece is overwritten, up to 31 elements behind the last. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_run(const ampi_stage* t, size_t r, uint16_t* dst) {
-    const size_t taps = t->v->image->kernel_h * t->v->image->kernel_w;
-    const uint16_t* src = (const uint16_t*)(const void*)t->data + t->from[r % (2 * taps)];
-    size_t i, j;
-    for (i = 0; i < t->pieces; i++)
-        for (j = 0; j < t->piece[i].count; j += 32)
-            _mm512_storeu_si512(dst + t->piece[i].to + j, _mm512_loadu_si512(src + t->piece[i].from + j));
-    ampi_clear_upper();
-}
-#else
-AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t room, size_t n, size_t cut) {
-    (void)v; (void)room; (void)n; (void)cut;
-    return 0;
-}
-#endif
-
-/* --- packing and tiles ------------------------------------------------------------------- */
-
-/* One product. swap: two BF16 operands, so k runs in the order 1,0,3,2,...; k is even then (padded with a
-   zero). */
-typedef struct ampi_product {
-    size_t m, n, k;
-    ampi_operand a, b;
-    int swap, exact, normal;           /* normal: nothing can be subnormal, so that images may be words too */
-    float alpha, beta;
-    void* c; amp_dtype c_dtype;
-    size_t c_offset, ldc;              /* element (i, j) of C lies at */
-    size_t part, part_stride;          /* c_offset + i*ldc + j/part*part_stride + j%part; with `lines`, q = j/part: */
-    size_t lines, line, step;          /* c_offset + i*ldc + q/lines*part_stride + q%lines*line + j%part*step */
-    const void* bias; amp_dtype bias_dtype;       /* NULL: none */
-    size_t bias_offset;
-    int bias_per_row;
-    int* found;                        /* with `lines`: becomes 1 where a sum is -0; NULL: nobody asks */
-} ampi_product;
-
-/* Sizes of the blocks, and where they lie in a slot of scratch memory (offsets in floats). */
-typedef struct ampi_gemm_plan {
-    size_t mc, nc, kc, tiles_m, tiles_n, slots;
-    size_t at_b, at_t, at_line, at_stage, floats; /* A lies at 0; `line` holds rows on their way */
-    size_t ldt;
-    int few;                           /* few rows: the block of A is packed first, then B panel by panel */
-} ampi_gemm_plan;
-
-/* How wide and how deep a packed panel of B is. */
-AMPI_FN size_t ampi_panel_width(const ampi_gemm_isa* g) { return g->vectors * g->lanes; }
-AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) { return g->words ? ampi_words(g, kc) : kc; }
-/* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
-   lines), from one panel of A to the next. */
-AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
-    return ampi_panel_depth(g, kc) * ampi_panel_width(g) + AMPI_GEMM_GAP;
-}
-AMPI_FN size_t ampi_row_stride(const ampi_gemm_isa* g, size_t kc) {
-    return ((ampi_panel_depth(g, kc) + 15) / 16 | 1u) * 16;
-}
-AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
-    return g->a_width * ampi_row_stride(g, kc);
-}
-
-/* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
-   they use whole cache lines of each k that is read. */
-AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t kc) {
-    const size_t deep = ampi_leans_on_l2(g) ? 128 : 256;
-    return few ? panels : kc > deep ? ampi_min_size(panels, ampi_max_size(64 / g->a_width, 1)) : 1;
-}
-
-/* The gaps keep rows from falling on the same cache sets. */
-AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    ampi_gemm_isa room = *g;
-    if (g->staged) room.words = 0;
-    size_t panels = ampi_div_up(p->nc, ampi_panel_width(g)), a = ampi_a_stride(&room, p->kc);
-    size_t line = g->lanes * (ampi_panel_depth(&room, p->kc) + AMPI_GEMM_GAP);
-    a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
-    p->ldt = panels * ampi_panel_width(g) + AMPI_GEMM_GAP;
-    p->at_b = ampi_round_up(a, 16) + 16;
-    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(&room, p->kc), 16);
-    p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
-    p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
-    p->floats = p->at_stage + AMPI_GEMM_STAGE;
+AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
+/* Floats of a workspace, from where it is aligned. */
+AMPI_FN size_t ampi_room(const amp_exec* exec) {
+    return exec && exec->workspace && exec->workspace_size > 64 ? (exec->workspace_size - 64) / sizeof(float) : 0;
 }
 
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)    /* <omp.h> is included at the top */
@@ -6148,1413 +5114,133 @@ AMPI_FN size_t ampi_threads(void) {
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
-
-/* Of n tasks in a row, the first one of a slot: shares as a static schedule deals them. So a thread meets in one
-   operator the images that it has met in the one before, whose lines its core's cache still holds. */
-AMPI_FN size_t ampi_share(size_t n, size_t slots, size_t slot) {
-    return n / slots * slot + (slot < n % slots ? slot : n % slots);
+/* Of n tasks in a row, the first one of a share: as a static schedule deals them. */
+AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
+    return n / shares * share + (share < n % shares ? share : n % shares);
 }
 
-/* Threads that a product is worth: an element brought from memory counts as 4 multiplications, because products of
-   one row are little else. */
+/* --- blocking ---------------------------------------------------------------------------- */
+
+enum { AMPI_KC = 256, AMPI_MC = 96, AMPI_TALL = 768,
+       AMPI_STAGED = 32768,                  /* floats at most of a staged image */
+       AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
+
+/* Blocks for an m x n x k product, `cut` times halved; image: B, if it is one whose rows are unfolded. Blocks of k
+   are of about the same depth. */
+AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, size_t m, size_t n, size_t k,
+                                   const ampi_unfold* image, int cut) {
+    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
+    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES),
+                 tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
+    ampi_blocks b;
+    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(k, 1), ampi_div_up(k, kc)), 2 * AMPI_LANES);
+    b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
+    b.mc = ampi_min_size(m, mc);
+    b.tall = ampi_min_size(m, tall);
+    b.line = ampi_max_size(AMPI_LANES * (b.kc + 2 * AMPI_PAD), b.nc + 2 * AMPI_PAD);
+    b.staged = image && image->taps > 1 && ampi_image_floats(image, b.kc, b.nc) <= (size_t)AMPI_STAGED >> 2 * cut;
+    if (b.staged) b.line = ampi_max_size(b.line, ampi_image_floats(image, b.kc, b.nc));
+    if (g->least_exponent) b.line += (b.kc + 2 * AMPI_LANES) * g->nr;      /* FP32 that becomes pairs */
+    return b;
+}
+/* Floats of scratch memory: a panel of A, a block of B, a line, the sums. */
+AMPI_FN size_t ampi_blocks_floats(const ampi_blocks* b, size_t k) {
+    return (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD) + b->kc * b->nc + b->line
+           + ((k > b->kc ? b->tall : b->mc) + AMPI_LANES) * (b->nc + AMPI_PAD) + AMPI_LANES;
+}
+/* Threads that a product is worth: an element brought from memory counts as 4 multiplications. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-
-/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing. */
-AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
-                           size_t tiles_n, size_t threads) {
-    const size_t whole = threads > 1 ? g->lanes : ampi_panel_width(g);
-    p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
-    p->nc = ampi_round_up(ampi_div_up(n, tiles_n), tiles_n == 1 ? g->lanes : whole);
-    p->tiles_m = ampi_div_up(m, p->mc);
-    p->tiles_n = ampi_div_up(n, p->nc);
+/* How a product is dealt to threads: by columns, in micro-tiles, or by rows where there are more of these. */
+typedef struct ampi_deal { size_t shares, units, unit; int by_rows; } ampi_deal;
+AMPI_FN ampi_deal ampi_deal_of(const ampi_kernels* g, size_t m, size_t n, size_t k) {
+    const size_t rows = ampi_div_up(m, g->mr), columns = ampi_div_up(n, g->nr);
+    ampi_deal d;
+    d.by_rows = rows > columns;
+    d.unit = d.by_rows ? g->mr : g->nr;
+    d.units = d.by_rows ? rows : columns;
+    d.shares = ampi_min_size(ampi_gemm_threads(m, n, k), d.units);
+    return d;
 }
-
-/* What packing a column of B is worth, in multiplications for one k; of an image, which is unfolded. */
-enum { AMPI_GEMM_COLUMN = 12, AMPI_GEMM_COLUMN_UNFOLDED = 32 };
-/* What the busiest thread has to do for one k, in multiplications: those of its tiles, where a part of a panel takes a
-   little more than its part of the time, a third still more, and packing a row of A is worth about 4 of them, packing a
-   column of B `column`. */
-AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
-    const size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads, rest = p->nc % ampi_panel_width(g);
-    const size_t third = g->vectors == 3 && rest <= g->lanes;
-    const size_t width = p->nc + (rest == 0 ? 0 : third ? g->lanes / 2 : g->lanes / 4);
-    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
+AMPI_FN ampi_blocks ampi_deal_blocks(const ampi_kernels* g, const ampi_deal* d, size_t m, size_t n, size_t k,
+                                     const ampi_unfold* image, int cut) {
+    const size_t each = ampi_div_up(d->units, d->shares) * d->unit;
+    return ampi_blocks_of(g, d->by_rows ? ampi_min_size(m, each) : m,
+                          d->by_rows ? n : ampi_min_size(n, each), k, image, cut);
 }
-
-/* How deep a block of few rows is. Its panels of A and B share the first-level cache (`thin`); but on AMD's processors
-   it matters more that long runs of B are read, and the second level feeds the kernel as fast, unless a panel of B is
-   read only once (words: twice). */
-AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc, size_t thin) {
-    return ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1) ? (size_t)AMPI_GEMM_KC_ONE : thin;
-}
-/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy: up to three
-   turns more than there have to be. Blocks of kc, or `slim` where a tile is one panel wide, or `thin` where rows are
-   few; but a panel of words takes half the room, and its k is not cut. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc, size_t slim, size_t thin, size_t few, double column) {
-    ampi_gemm_plan p, q;
-    size_t threads = ampi_gemm_threads(m, n, k), least_m, least_n, least, blocks, i, turns;
-    memset(&p, 0, sizeof p);
-    m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
-    least_m = ampi_div_up(m, mc);
-    least_n = ampi_div_up(n, nc);
-    least = ampi_div_up(least_m * least_n, threads);
-    ampi_gemm_cut(&p, g, m, n, least_m, least_n, threads);
-    for (turns = least, q = p; threads > 1 && turns <= least + 3; turns++)
-        for (i = least_n; i <= turns * threads / least_m && (i - 1) * g->lanes < n; i++) {
-            size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), least_m);
-            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i, threads);
-            if (ampi_gemm_cost(&q, g, threads, column) < ampi_gemm_cost(&p, g, threads, column)) p = q;
-        }
-    p.few = p.mc <= few * g->mr;
-    if (p.nc <= ampi_panel_width(g) && !g->words) kc = ampi_min_size(kc, slim);
-    if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc, thin));
-    blocks = ampi_div_up(k, kc);
-    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
-    p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
-    ampi_gemm_layout(&p, g);
-    return p;
-}
-
-/* Swaps elements 2i and 2i+1, n a multiple of 16. */
-AMPI_INLINE void ampi_swap_pairs_body(int hw, float* row, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += 16, row += 16)
-        for (l = 0; l < 16; l += 2) {
-            float first = row[l];
-            row[l] = row[l + 1];
-            row[l + 1] = first;
-        }
-}
-AMPI_KERNEL(ampi_swap_pairs, (float* row, size_t n), row, n)
-
-/* dst[k] = positions [p0, p0+pn) of run k0 + k of a matrix, k < kc; with `swap` rows 2i and 2i+1 trade
-   places: the even and the odd runs are two matrices with twice the distance between rows. */
-AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int swap, size_t k0, size_t kc,
-                            size_t p0, size_t pn, float* dst, size_t ldd) {
-    ampi_operand part = *v;
-    if (!swap) { ampi_operand_block(g, v, k0, kc, p0, pn, dst, ldd); return; }
-    part.ld = 2 * v->ld;
-    part.runs = (v->runs + 1) / 2;
-    ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst + ldd, 2 * ldd);
-    part.offset += v->ld;
-    part.runs = v->runs / 2;
-    ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
-}
-
-/* `lanes` columns from j straight from a matrix, if that is faster; for how many k. */
-AMPI_FN size_t ampi_pack_b_straight(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t k0, size_t kc,
-                                    float* b, size_t width) {
-    const size_t n = ampi_min_size(kc, s->b.length - k0) / 16 * 16, at = s->b.offset + j * s->b.ld + k0;
-    if (s->b.dtype == AMP_F32) {
-        g->transpose(b, width, (const float*)s->b.data + at, s->b.ld, kc, 0);
-        return kc;
+/* Are the sums of products of two bfloat16 whose least exponent fields are a and b never subnormal, which vdpbf16ps
+   takes as zero? All are multiples of 2^(a - 127 - 7 + b - 127 - 7), which is at least 2^-126 then. */
+AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >= 1 && a + b >= 142; }
+AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t runs, size_t length) {
+    const uint16_t* x = (const uint16_t*)v->data;
+    unsigned least = 256;
+    size_t r;
+    if (v->image) return g->least_exponent(x, v->image->elements);
+    for (r = 0; r < runs; r++) {
+        const unsigned one = g->least_exponent(x + r * v->ld, length);
+        if (one < least) least = one;
     }
-    if (!g->turn16) return 0;
-    g->turn16(b, width, (const uint16_t*)s->b.data + at, s->b.dtype, s->b.ld, n, s->swap ? 1 : 0);
-    return n;
-}
-/* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns and so many k at
-   a time that the rows stay in the first-level cache. `stage` is open, or NULL. */
-AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j,
-                                 size_t columns, size_t width, size_t k0, size_t kc, float* b, float* line) {
-    const size_t lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
-    size_t l, k;
-    for (l = 0; l < width; l += g->lanes) {
-        const size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
-        k = 0;
-        if (!s->b.image && here == g->lanes) k = ampi_pack_b_straight(g, s, j + l, k0, kc, b + l, width);
-        if (here < g->lanes || (stage && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
-        if (stage) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
-        for (; k < kc; k += step) {
-            size_t part = ampi_min_size(kc - k, step);
-            if (!stage) ampi_operand_block(g, &s->b, j + l, here, k0 + k, part, line, lds);
-            g->transpose(b + l + k * width, width, line, lds, part, s->swap ? 1 : 0);
-        }
-    }
-}
-
-/* All columns of an image operand whose runs go along n, when it cannot be staged: a run at a time, dealt
-   out. */
-AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
-                               size_t kc, float* b, float* line) {
-    size_t nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), k, j;
-    for (k = 0; k < kc; k++) {
-        size_t to = s->swap ? k ^ 1 : k;
-        ampi_operand_block(g, &s->b, k0 + k, 1, j0, nc, line, 0);
-        for (j = 0; j < nc; j += nr) {
-            size_t width = ampi_min_size(ampi_round_up(nc - j, g->lanes), nr);
-            memcpy(b + j / nr * stride + to * width, line + j, width * sizeof *b);
-        }
-    }
-}
-
-/* Of a matrix whose runs go along n, those k of the full panels that instructions for it can pack; how many. */
-AMPI_FN size_t ampi_pack_b_panels(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
-                                  size_t kc, float* b) {
-    const size_t nr = ampi_panel_width(g), rows = ampi_min_size(kc, s->b.runs - k0) / 32 * 32, n = nc / nr * nr;
-    const char* src = (const char*)s->b.data + (s->b.offset + k0 * s->b.ld + j0) * ampi_type_size(s->b.dtype);
-    if (!g->panels || n <= nr) return 0;                      /* of one alone the next one is fetched instead */
-    g->panels(b, ampi_panel_stride(g, kc), src, s->b.dtype, s->b.ld, rows, n, s->swap ? 1 : 0);
-    return rows;
-}
-/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels, k slow; the last panel has as many vectors
-   as it needs. Runs along n are taken a few rows at a time, across all panels: their rows may lie pages apart. */
-AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
-                         size_t nc, size_t k0, size_t kc, float* b, float* line) {
-    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), done = 0;
-    int along_k = s->b.along_k;
-    size_t step = along_k ? kc : 32;
-    ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
-    if (stage->open && !along_k) {
-        size_t rest = (nc - 1) % nr + 1, width = ampi_round_up(rest, g->lanes);
-        if (k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
-        else if (rest < width) memset(b + (nc - rest) / nr * stride, 0, kc * width * sizeof *b);
-        ampi_stage_rows(stage, k0, kc, s->swap ? 1 : 0, b, nr, width, stride);
-        return;
-    }
-    if (s->b.image && !along_k) { ampi_pack_b_image(g, s, j0, nc, k0, kc, b, line); return; }
-    if (!along_k) done = ampi_pack_b_panels(g, s, j0, nc, k0, kc, b);
-    for (k = 0; k < kc; k += step) {
-        size_t part = ampi_min_size(kc - k, step);
-        for (j = k < done ? nc / nr * nr : 0; j < nc; j += nr) {
-            size_t columns = ampi_min_size(nc - j, nr), width = ampi_round_up(columns, g->lanes);
-            float* to = b + j / nr * stride + k * width;
-            if (along_k) ampi_pack_b_along_k(g, s, stage->open ? stage : NULL, j0 + j, columns, width, k0, kc,
-                                             to, line);
-            else ampi_pack_runs(g, &s->b, s->swap, k0 + k, part, j0 + j, columns, to, width);
-        }
-    }
-}
-
-#if AMPI_X86
-/* The panel of B from column j of a matrix whose runs go along k, as words: pairs of neighbours, transposed 16
-   columns at a time, whole blocks of 16 pairs from where they are, the rest copied and filled up. */
-AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t columns,
-                                  size_t width, size_t k0, size_t kc, float* b, float* line) {
-    const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
-    size_t length = ampi_min_size(kc, s->b.length - k0);
-    size_t words = ampi_words_of_b(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i, r;
-    size_t lds = pairs + AMPI_GEMM_GAP;
-    size_t whole = s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0 ? length / 32 * 16 : 0;
-    for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
-        size_t done = l + g->lanes <= columns ? whole : 0, ldt = g->words == AMPI_WORDS_F16 ? g->lanes : width;
-        float* turned = g->words == AMPI_WORDS_F16 ? line + g->lanes * lds : b + l;
-        if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
-        for (i = 0; done < pairs && i < g->lanes && l + i < columns; i++)
-            ampi_words_copy(line + i * lds, src + i * s->b.ld + 2 * done, length - 2 * done, pairs - done);
-        for (i = 0; i < done; i += 32) {                      /* and the columns after these are fetched */
-            const uint16_t* next = src + g->lanes * s->b.ld + 2 * i;
-            for (r = 0; r < g->lanes; r++, next += s->b.ld) { AMPI_FETCH_L2(next, 0); AMPI_FETCH_L2(next, 64); }
-            g->transpose(turned + i * ldt, ldt, (const float*)(const void*)src + i, s->b.ld / 2,
-                         ampi_min_size(done - i, 32), 0);
-        }
-        g->transpose(turned + done * ldt, ldt, line, lds, pairs - done, 0);
-        if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
-    }
-}
-
-/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's; their smallest exponent. */
-AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
-                               size_t kc, float* b, float* line) {
-    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
-    size_t step = s->b.along_k ? kc : 32, bytes = ampi_type_size(s->b.dtype);
-    unsigned least = 512;
-    for (k = 0; k < kc; k += step)
-        for (j = 0; j < nc; j += nr) {
-            size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
-            size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
-            size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
-            float* to = b + j / nr * stride + first * width;
-            unsigned here;
-            if (s->b.along_k) {
-                ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
-                here = ampi_least_exponent(to, 0, 1, some * width);
-            } else {
-                const char* src = (const char*)s->b.data + (s->b.offset + at * s->b.ld + j0 + j) * bytes;
-                here = ampi_words_across(g, to, width, src, s->b.dtype, s->b.ld, ampi_min_size(s->b.runs - at, step),
-                                         columns, some, width, 1);
-            }
-            least = ampi_min_unsigned(least, here);
-        }
     return least;
 }
-
-/* The same of an image operand whose runs go along n: pairs of runs, interleaved, those of two channels or, of the last
-   one of an odd number, neighbours. Columns behind the last one are not written, and what they give is not stored. */
-AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
-                                 size_t nc, size_t k0, size_t kc, float* b) {
-    const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = ampi_panel_width(g);
-    const size_t stride = ampi_panel_stride(g, kc);
-    size_t k, next, i, j;
-    ampi_words_stage(stage, &s->b, j0, nc, nr);
-    for (k = k0; k < k0 + kc; k = next) {
-        const size_t c = k / (2 * taps) * 2, in = k - c * taps, twos = c < s->b.image->paired;
-        const uint32_t* lower = stage->from + (twos ? in / 2 : in);
-        float* panel = b;
-        next = ampi_min_size(k0 + kc, (c + 2) * taps);
-        ampi_words_fill(stage, c);
-        ampi_words_fill(stage, c + 1);
-        for (i = 0, j = 0; i < stage->pieces; i++) {
-            size_t width = nc - j > g->lanes ? nr : g->lanes, count = stage->piece[i].count, to = stage->piece[i].to;
-            ampi_words_piece(panel + (k - k0) / 2 * width + to, width,
-                             (const uint16_t*)(const void*)stage->data + stage->piece[i].from, lower,
-                             lower + (twos ? taps : 1), twos ? 1 : 2, (next - k) / 2, count);
-            if (to + count == nr) { j += nr; panel += stride; }
-        }
-    }
+/* How a product is packed. */
+AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
+    const int matrices = !s->a.image && !s->b.image && !s->a.taps;
+    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
+    if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
+    if (!AMPI_IN_PAIRS || s->a.taps
+        || !ampi_pairs_are_normal(
+            ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k, s->a.along_k ? s->k : s->m),
+            ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n))) return AMPI_FP32;
+    return AMPI_PAIRS_OF_BF16;
 }
-/* Of one whose runs go along k: rows of words, transposed. */
-AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
-                               size_t k0, size_t kc, float* b, float* line) {
-    const size_t nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
-    const size_t lds = words + AMPI_GEMM_GAP, taps = s->b.image->kernel_h * s->b.image->kernel_w;
-    size_t j, i;
-    ampi_words_stage(stage, &s->b, k0, kc, kc);
-    for (j = 0; j < nc; j += g->lanes) {
-        size_t width = nc - j / nr * nr > g->lanes ? nr : g->lanes, here = ampi_min_size(nc - j, g->lanes);
-        if (here < g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
-        for (i = 0; i < here; i++) {
-            uint16_t* row = (uint16_t*)(void*)(line + i * lds);
-            ampi_words_fill(stage, (j0 + j + i) / taps);
-            ampi_words_run(stage, j0 + j + i, row);
-            memset(row + stage->n, 0, (2 * words - stage->n) * sizeof *row);
-        }
-        g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
-    }
-}
-/* `rows` rows of op(A) from row i, whole planes, as words. */
-AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t rows, size_t k0, size_t n, size_t words,
-                               float* dst, size_t ldd) {
-    const ampi_image* g = v->image;
-    const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
-    const size_t plane = g->rows * g->cols, end = k0 + n;
-    const size_t twos = ampi_max_size(ampi_min_size(g->paired * plane, end), k0);
-    size_t k, count, r;
-    if (k0 < twos) ampi_words_in_twos(v, i, rows, k0, twos - k0, dst, ldd);
-    for (r = 0; r < rows; r++, src += g->channel_stride, dst += ldd) {
-        uint16_t* to = (uint16_t*)(void*)dst + (twos - k0);
-        for (k = twos; k < end; k += count, to += count) {
-            count = ampi_min_size(plane - k % plane, end - k);
-            memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
-        }
-        memset(to, 0, (2 * words - n) * sizeof *to);
-    }
-}
-
-/* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
-AMPI_FN unsigned ampi_pack_a_pairs(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
-                                   size_t kc, float* a) {
-    const uint16_t* src = (const uint16_t*)s->a.data + s->a.offset + k0 * s->a.ld + row;
-    return ampi_words_across(g, a, g->a_width, src, s->a.dtype, s->a.ld, ampi_min_size(kc, s->a.runs - k0), rows,
-                             ampi_words(g, kc), g->a_width, 0);
-}
-/* `rows` rows of op(A) as words, row after row. */
-AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
-                               size_t kc, float* a, size_t rs, float* line) {
-    size_t bytes = ampi_type_size(s->a.dtype), words = ampi_words(g, kc), i, w;
-    size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
-    const char* src = (const char*)s->a.data + s->a.offset * bytes;
-    if (s->a.image) ampi_words_planes(&s->a, row, rows, k0, length, words, a, rs);
-    for (i = 0; !s->a.image && s->a.along_k && i < rows; i++)
-        ampi_words_along(a + i * rs, src + ((row + i) * s->a.ld + k0) * bytes, s->a.dtype, length, words);
-    if (s->a.along_k) return;
-    ampi_words_across(g, line, g->a_width, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld,
-                      ampi_min_size(kc, s->a.runs - k0), rows, words, g->a_width, 0);
-    for (w = 0; w < words; w += g->lanes) g->transpose(a + w, rs, line + w * g->a_width, g->a_width, rows, 0);
-}
+AMPI_FN void ampi_deal_run(const ampi_kernels* g, const ampi_product* s, const ampi_deal* d, const ampi_blocks* b,
+                           size_t share, float* scratch) {
+    const size_t from = ampi_share(d->units, d->shares, share) * d->unit;
+    const size_t to = ampi_min_size(ampi_share(d->units, d->shares, share + 1) * d->unit, d->by_rows ? s->m : s->n);
+    void (*product)(const ampi_product*, const ampi_blocks*, size_t, size_t, size_t, size_t, float*) = g->product;
+#if AMPI_AMX
+    if (s->form == AMPI_AMX_PAIRS) product = ampi_product_amx_avx512;
 #endif
-
-AMPI_FN int ampi_c_is_matrix(const ampi_product* s) { return s->part >= s->n && s->lines == 0; }
-/* May the micro-kernel write the last sums straight to C? Where C is F32, a plain matrix, and the sums are
-   the result. */
-AMPI_FN int ampi_is_direct(const ampi_product* s) {
-    return s->c_dtype == AMP_F32 && ampi_c_is_matrix(s) && !s->bias && s->alpha == 1.0f && s->beta == 0.0f
-           && s->k > 0;
-}
-
-/* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
-   k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
-   how many have one more; the first column of B that is packed (those before are read where they are), and whether all
-   from there on are packed before the rest; of words, the smallest exponents so far, and the kernels that do what words
-   cannot; the tile's scratch memory. */
-typedef struct ampi_block {
-    size_t i0, mc, j0, nc, k0, kc;
-    int first, last, direct, finish, few, whole;
-    size_t panels, rows, more, packed;
-    unsigned least_a, least_b;
-    const ampi_gemm_isa* plain;
-    float *a, *b, *t, *line; size_t ldt;
-    ampi_stage* stage;
-} ampi_block;
-
-/* May the micro-kernel read A where it is? Where A is F32 and its runs go along k, unless the distance
-   between rows puts those of a panel on the same cache sets, and they are more than find room there. */
-AMPI_FN int ampi_a_in_place(const ampi_gemm_isa* g, const ampi_product* s) {
-    return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && (s->a.ld % 1024 != 0 || g->vectors == 3);
-}
-/* The same for words: where pairs of BF16 neighbours are words already. */
-AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
-    uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
-           && b->k0 + b->kc <= s->a.length;
-}
-/* Do rows of B lie on the same cache sets, so that they push each other out? */
-AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * ampi_type_size(s->b.dtype) % 4096 == 0; }
-/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but
-   one cache line, so that more than three panels of A gain nothing where rows collide. */
-AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
-    return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
-           && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
-}
-/* Columns of B in panels that are full, or, of F32, in whole vectors: others have to be packed, with something behind
-   them. */
-AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    const size_t rest = b->nc % ampi_panel_width(g);
-    return rest % g->lanes == 0 && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
-}
-/* Bytes of B. */
-AMPI_FN double ampi_b_bytes(const ampi_product* s) {
-    return (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
-}
-AMPI_FN int ampi_b_is_far(const ampi_product* s) { return ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY; }
-/* Do rows of B begin with a cache line? Loads that cross one take a port twice. */
-AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
-    const size_t size = ampi_type_size(s->b.dtype);
-    return s->b.ld * size % 64 == 0 && ((uintptr_t)s->b.data + s->b.offset * size) % 64 == 0;
-}
-/* Few rows, but not so few that it takes as long as to read B where it is: panels of B are packed on the way (see
-   ampi_turn_to_kept), by Intel's processors. */
-AMPI_FN int ampi_b_keeps(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    return b->few && ampi_leans_on_l2(g) && g->vectors == 3 && b->panels >= AMPI_GEMM_KEEP && ampi_b_is_plain(g, s);
-}
-/* More than how many rows of A earn Intel's processors back that B, which is plain, is packed before (measured). That
-   reads long runs, which are what far memory delivers fast. */
-AMPI_FN size_t ampi_b_earns(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    const int away = ampi_b_is_far(s), lines = ampi_b_on_lines(s);
-    if (!b->few) return lines ? 504 : 154;
-    if (ampi_b_keeps(g, s, b)) return SIZE_MAX;
-    if (s->b.dtype == AMP_F16 && g->vectors == 3) return 0;       /* three vectors widen only what they keep */
-    if (lines) return away ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
-    return away ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
-}
-/* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
-   come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
-   cache, and if very many, rows should begin with a cache line. */
-AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    if (!ampi_b_is_plain(g, s)) return 0;
-    if (ampi_leans_on_l2(g) && b->mc > ampi_b_earns(g, s, b)) return 0;
-    if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
-                    || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
-    return ampi_b_full(g, s, b);
-}
-
-/* Panel q of the block's rows: where it begins, and how many rows it has. All are about equally full. */
-AMPI_FN size_t ampi_panel_low(const ampi_block* b, size_t q) {
-    return q * b->rows + ampi_min_size(q, b->more);
-}
-AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) {
-    return ampi_min_size(b->rows + (q < b->more ? 1 : 0), b->mc - ampi_panel_low(b, q));
-}
-
-/* Panels [q, past) of A, whose runs go across k, a few k at a time: the lines that two panels share are read once. */
-AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t past,
-                              float* a) {
-    size_t step = past - q > 1 && !s->a.image ? 32 : b->kc, k, i;
-    for (k = 0; k < b->kc; k += step)
-        for (i = q; i < past; i++)
-            ampi_pack_runs(g, &s->a, s->swap, b->k0 + k, ampi_min_size(b->kc - k, step), b->i0 + ampi_panel_low(b, i),
-                           s->a.image ? ampi_panel_rows(b, i) : g->a_width,
-                           a + (i - q) * ampi_a_stride(g, b->kc) + k * g->a_width, g->a_width);
-}
-
-/* How many panels of A lie packed side by side. */
-AMPI_FN size_t ampi_block_group(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    return s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
-}
-/* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
-   it, and the rest of its group, if that is asked for. */
-AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q,
-                            int pack, ampi_micro* u) {
-    size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
-    size_t group = ampi_block_group(g, s, b);
-    float* a = b->a + q % group * ampi_a_stride(g, b->kc);
-    u->a = a;
-    u->k = g->words ? b->kc / 2 : b->kc;                      /* words: s->k is even */
-    u->rs = s->a.along_k ? ampi_row_stride(g, b->kc) : 1;
-    u->ks = s->a.along_k ? 1 : g->a_width;
-#if AMPI_X86
-    if (g->words) {
-        unsigned least = 512;
-        if (!s->a.along_k) {
-            if (pack) least = ampi_pack_a_pairs(g, s, row, rows, b->k0, b->kc, a);
-            if (!s->normal) b->least_a = ampi_min_unsigned(b->least_a, least);
-            return;
-        }
-        if (ampi_a_words_in_place(s, b)) {
-            u->rs = s->a.ld / 2;
-            u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
-        } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
-        if (pack && !s->normal)
-            b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
-        return;
-    }
-#endif
-    if (ampi_a_in_place(g, s)) {
-        u->rs = s->a.ld;
-        u->a = (const float*)s->a.data + s->a.offset + row * u->rs + b->k0;
-    } else if (pack && s->a.along_k) {
-        ampi_operand_block(g, &s->a, row, rows, b->k0, b->kc, a, u->rs);
-        for (i = 0; s->swap && i < rows; i++) ampi_swap_pairs(a + i * u->rs, ampi_round_up(b->kc, 16));
-    } else if (pack && q % group == 0) {
-        ampi_pack_a_runs(g, s, b, q, ampi_min_size(q + group, b->panels), a);
-    }
-}
-
-/* Packs `columns` columns of B from column j. */
-AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
-                             size_t columns) {
-#if AMPI_X86
-    if (g->words) {
-        unsigned least = 512;                                 /* of images: it is known (s->normal) */
-        if (!s->b.image) least = ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line);
-        else if (s->b.along_k) ampi_words_b_runs(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
-        else ampi_words_b_across(g, s, b->stage, j, columns, b->k0, b->kc, b->b);
-        b->least_b = ampi_min_unsigned(b->least_b, least);
-        return;
-    }
-#endif
-    ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
-}
-
-/* Packs what is to be packed before the rest. */
-AMPI_FN void ampi_block_pack(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
-}
-
-/* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
-AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
-                            ampi_micro* u) {
-    size_t nr = ampi_panel_width(g), columns = ampi_min_size(b->nc - j, nr);
-    u->vectors = ampi_div_up(columns, g->lanes);
-    u->bs = u->vectors * g->lanes;
-    u->columns = b->direct ? columns : u->bs;
-    u->ahead = 8 * u->bs;
-    u->widen = 0;
-    if (j < b->packed) {
-        u->ahead = 8 * s->b.ld;
-        u->bs = s->b.ld;
-        u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * ampi_type_size(s->b.dtype);
-        u->widen = s->b.dtype == AMP_F16;
-        return;
-    }
-    u->b = b->b + (b->whole ? (j - b->packed) / nr * ampi_panel_stride(g, b->kc) : 0);
-    if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
-}
-
-/* The panel of B from column j where panels are packed on the way: by the first panel of A; the others take it from
-   there and fetch the next one, which they share out. It lies behind those columns that had to be packed before. */
-AMPI_FN void ampi_turn_to_kept(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t j,
-                               ampi_micro* u) {
-    const size_t nr = ampi_panel_width(g), rows = ampi_div_up(b->kc, b->panels - 1), row = (q - 1) * rows;
-    const size_t size = ampi_type_size(s->b.dtype);
-    float* kept = b->b + (b->packed < b->nc ? ampi_panel_stride(g, b->kc) : 0);
-    u->keep = q == 0 ? kept : NULL;
-    u->next_rows = 0;
-    if (q == 0) return;
-    u->b = kept;
-    u->bs = nr;
-    u->widen = 0;
-    if (row < b->kc) u->next_rows = ampi_min_size(rows, b->kc - row);
-    u->next_step = s->b.ld * size;
-    u->next = (uintptr_t)s->b.data + (s->b.offset + (b->k0 + row) * s->b.ld + b->j0 + j + nr) * size;
-}
-
-/* The panel of sums t, from row i and column j of C, whose element `at` that is, finished. */
-AMPI_FN void ampi_gemm_finish_at(const ampi_gemm_isa* g, const ampi_product* s, size_t at, size_t i, size_t j,
-                                 size_t rows, size_t columns, const float* t, size_t ldt) {
-    size_t from = s->bias_offset + (s->bias_per_row ? i : j);
-    ampi_finish f;
-    f.c = (char*)s->c + at * ampi_type_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
-    f.alpha = s->alpha; f.beta = s->beta;
-    f.add = s->beta != 0.0f ? f.c : NULL; f.add_dtype = s->c_dtype; f.ld_add = s->ldc;
-    f.spread = s->bias && s->bias_per_row;
-    if (s->bias) {
-        f.add = (const char*)s->bias + from * ampi_type_size(s->bias_dtype); f.add_dtype = s->bias_dtype;
-        f.ld_add = s->bias_per_row ? 1 : 0;
-        f.beta = 1.0f;
-    }
-    g->finish(&f, rows, columns, t, ldt);
-}
-AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
-                                    size_t columns, const float* t, size_t ldt) {
-    ampi_gemm_finish_at(g, s, s->c_offset + i * s->ldc + j, i, j, rows, columns, t, ldt);
-}
-
-AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
-/* Fetches the part of C, a matrix, that a panel of sums becomes: a weight gradient's lies in memory, or in the cache of
-   the thread that read it last. With AVX2, where the kernel has 256 k or more to wait for it (measured). */
-AMPI_INLINE void ampi_fetch_c(const ampi_product* s, const ampi_block* b, size_t low, size_t rows, size_t j,
-                              size_t columns) {
-    const size_t size = ampi_type_size(s->c_dtype);
-    const char* c = (const char*)s->c + (s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j) * size;
-    size_t i, l;
-    for (i = 0; i < rows; i++, c += s->ldc * size)
-        for (l = 0; l < columns * size; l += 64) AMPI_FETCH_OWN(c, l);
-}
-/* Sums += panel q of A * the panel of B from column j. */
-AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
-                              size_t j, ampi_micro* u) {
-    const size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), nr = ampi_panel_width(g);
-    const size_t columns = ampi_min_size(b->nc - j, nr);
-    size_t i, l;
-    float room[14 * 32 + 16], *out = ampi_align64(room);      /* of mr rows, two vectors or three, none is larger */
-    u->old = u->t = b->t + low * b->ldt + j;
-    u->ldt = b->ldt;
-    if (b->direct) {
-        u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
-        u->ldt = s->ldc;
-    } else if (b->finish) {
-        u->t = out;
-        u->ldt = nr;
-    }
-    for (i = 0; !b->first && i < rows; i++)                   /* the next panel's old sums */
-        for (l = nr; l < 2 * nr; l += 16) AMPI_FETCH(u->old + i * b->ldt + l, 0);
-    if ((b->finish || b->direct) && (ampi_leans_on_l2(g) || (g->lanes == 8 && b->kc >= 256)))
-        ampi_fetch_c(s, b, low, rows, j, columns);
-    g->micro(rows, u);
-    if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
-}
-
-/* Packs all that the block reads from column j of B and panel q of A on, and turns u there. */
-AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q, size_t j,
-                             ampi_micro* u) {
-    size_t i = b->few ? 0 : q - q % ampi_block_group(g, s, b);
-    b->least_a = b->least_b = 512;
-    ampi_block_pack(g, s, b);
-    for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn_to_a(g, s, b, i, 1, u);
-    if (b->few) ampi_turn_to_b(g, s, b, j, u);
-}
-/* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
-   rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
-   fetched while the last panel of A comes by, and before that what comes of this one, whose rows lie too far apart for
-   the processor's own prefetchers. The kernels that it ends with: as soon as the words packed have something
-   subnormal, the rest is done without them. */
-AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    const size_t nr = ampi_panel_width(g), rows_on = ampi_leans_on_l2(g) ? 8 * s->b.ld : 0;
-    size_t j, q;
-    ampi_micro u;
-    memset(&u, 0, sizeof u);
-    u.first = b->first; u.last = b->direct; u.exact = s->exact;
-    u.ldo = b->ldt;
-    for (q = 0; !b->few && q < b->panels; q++) {
-        ampi_turn_to_a(g, s, b, q, 1, &u);
-        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, q, 0, &u);
-        for (j = 0; j < b->nc; j += nr) {
-            ampi_turn_to_b(g, s, b, j, &u);
-            ampi_gemm_panels(g, s, b, q, j, &u);
-        }
-    }
-    for (q = 0; b->few && q < b->panels; q++) ampi_turn_to_a(g, s, b, q, 1, &u);
-    for (j = 0; b->few && j < b->nc; j += nr) {
-        ampi_turn_to_b(g, s, b, j, &u);
-        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
-        for (q = 0; q < b->panels; q++) {
-            ampi_turn_to_a(g, s, b, q, 0, &u);
-            if (j + nr <= b->packed && ampi_b_keeps(g, s, b)) ampi_turn_to_kept(g, s, b, q, j, &u);
-            else if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : rows_on;
-            ampi_gemm_panels(g, s, b, q, j, &u);
-        }
-    }
-    return g;
-}
-
-/* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0,
-   `add` is one value 16 times. */
-AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* add, float alpha,
-                               float beta) {
-    float v[16];
-    int l;
-    if (add) for (l = 0; l < 16; l++) v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);
-    else for (l = 0; l < 16; l++) v[l] = alpha * t[l];
-    for (l = 0; l < 16; l++) dst[l] = ampi_clean_nan(v[l]);
-}
-AMPI_INLINE void ampi_gemm_finish_body(int hw, float* dst, const float* t, const float* add, size_t step,
-                                       size_t n, float alpha, float beta) {
-    float tail[16], tail_add[16];
-    size_t i = 0, rest = n % 16;
-    for (; i < n - rest; i += 16) ampi_finish16(hw, dst + i, t + i, add ? add + i * step : NULL, alpha, beta);
-    if (rest == 0) return;
-    memset(tail, 0, sizeof tail);
-    memset(tail_add, 0, sizeof tail_add);
-    memcpy(tail, t + i, rest * sizeof *t);
-    if (add) memcpy(tail_add, add + i * step, rest * sizeof *add);
-    ampi_finish16(hw, tail, tail, add ? tail_add : NULL, alpha, beta);
-    memcpy(dst + i, tail, rest * sizeof *dst);
-}
-AMPI_KERNEL(ampi_gemm_finish,
-            (float* dst, const float* t, const float* add, size_t step, size_t n, float alpha, float beta),
-            dst, t, add, step, n, alpha, beta)
-
-/* Where column j of row i of C lies, and how many columns from there are neighbours. */
-AMPI_FN size_t ampi_c_at(const ampi_product* s, size_t i, size_t j, size_t n, size_t* count) {
-    size_t inside = j % s->part;
-    *count = ampi_min_size(s->part - inside, n);
-    return s->c_offset + i * s->ldc + j / s->part * s->part_stride + inside;
-}
-
-/* Columns [j, j+n) of row i of C from the sums t; `add` is a bias, or room for C's old values, or NULL. */
-AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size_t n, float* t, float* add) {
-    size_t count, at, step = s->bias_per_row ? 0 : 1;
-    for (; n > 0; t += count, j += count, n -= count) {
-        at = ampi_c_at(s, i, j, n, &count);
-        if (add && !s->bias) ampi_load_f32(add, s->c, s->c_dtype, at, count);
-        if (s->c_dtype == AMP_F32) {
-            ampi_gemm_finish((float*)s->c + at, t, add, step, count, s->alpha, s->bias ? 1.0f : s->beta);
-        } else {
-            ampi_gemm_finish(t, t, add, step, count, s->alpha, s->bias ? 1.0f : s->beta);
-            ampi_store_f32(s->c, s->c_dtype, at, t, count);
-        }
-        if (add) add += count * step;
-    }
-}
-
-/* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
-AMPI_INLINE void ampi_find_bits(int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span) {
-    uint32_t hit[16];
-    size_t i, l;
-    memset(hit, 0, sizeof hit);
-    for (i = 0; i + 16 <= n; i += 16)
-        for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
-    for (; i < n; i += 4)
-        for (l = 0; l < 4; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
-    for (l = 1; l < 16; l++) hit[0] |= hit[l];
-    if (hit[0]) AMPI_STORE_RELAXED(found, 1);
-}
-AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
-    (void)hw;
-    ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
-}
-AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
-AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, size_t n) {    /* or a NaN */
-    (void)hw;
-    ampi_find_bits(found, x, n, 0x7fffffffu, 0x7f800000u, 0x007fffffu);
-}
-AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
-
-#if AMPI_X86
-/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is neither
-   1 nor 2. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
-                                                       __m512 v) {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i share = _mm512_set1_epi32((int)(65536 / step + 1)), by = _mm512_set1_epi32((int)step);
-    const uint32_t even = n < 16 ? 0x55555555u & ((1u << 2 * n) - 1u) : 0x55555555u;
-    __m512i bits = _mm512_castps_si512(AMPI_V16_CLEAN(v));
-    size_t i;
-    if (step == 1) { ampi_write16_avx512(dst, t, at, n, v); return; }
-    if (t == AMP_F16)
-        bits = _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0));
-    if (t == AMP_BF16) bits = _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16);
-    if (step == 2 && t != AMP_F32) { _mm512_mask_storeu_epi16((uint16_t*)dst + at, even, bits); return; }
-    if (step == 2) {
-        const __m512i low = _mm512_maskz_srli_epi32(AMPI_V16_ALL, lanes, 1);
-        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        _mm512_mask_storeu_epi32((float*)dst + at, (__mmask16)even,
-                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low, bits));
-        _mm512_mask_storeu_epi32((float*)dst + at + 16, (__mmask16)(even >> 16),
-                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high, bits));
-        return;
-    }
-    for (i = 0; i < n * step; i += 16) {
-        const __m512i place = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
-        const __m512i from = _mm512_maskz_srli_epi32(AMPI_V16_ALL, _mm512_mullo_epi32(place, share), 16);
-        const __mmask16 here = _mm512_cmpeq_epi32_mask(_mm512_mullo_epi32(from, by), place)
-                               & _mm512_cmplt_epi32_mask(from, _mm512_set1_epi32((int)n));
-        const __m512i x = _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, from, bits);
-        if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + at + i, here, x);
-        else _mm256_mask_storeu_epi16((uint16_t*)dst + at + i, here, _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, x));
-    }
-}
-/* Row i of the tile's sums becomes lines of C, whose type and step are constants where it is called. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_lines_as(amp_dtype type, size_t step, const ampi_product* s,
-                                                        const ampi_block* b, size_t i, const float* t) {
-    size_t q = b->j0 / s->part, line = q % s->lines, j = b->j0 % s->part, left = b->nc, count, l;
-    size_t at = s->c_offset + (b->i0 + i) * s->ldc + q / s->lines * s->part_stride + line * s->line;
-    for (; left > 0; left -= count, t += count, j = 0) {
-        count = ampi_min_size(s->part - j, left);
-        for (l = 0; l < count; l += 16)
-            ampi_write16_apart(s->c, type, at + (j + l) * step, step, ampi_min_size(count - l, 16),
-                               _mm512_maskz_loadu_ps(ampi_first_x16(count - l), t + l));
-        at += s->line;
-        if (++line < s->lines) continue;
-        line = 0;
-        at += s->part_stride - s->lines * s->line;
-    }
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_store_lines(const ampi_product* s, const ampi_block* b, size_t i, const float* t) {
-    if (s->c_dtype == AMP_BF16 && s->step == 2) ampi_store_lines_as(AMP_BF16, 2, s, b, i, t);
-    else ampi_store_lines_as(s->c_dtype, s->step, s, b, i, t);
+    if (d->by_rows) product(s, b, from, to - from, 0, s->n, scratch);
+    else product(s, b, 0, s->m, from, to - from, scratch);
     ampi_clear_upper();
 }
-#endif
-/* dst[at + j*step] = the sum src[j], rounded, j < n. */
-AMPI_FN void ampi_store_apart(void* dst, amp_dtype t, size_t at, size_t step, const float* src, size_t n) {
-    float sums[64];
-    uint16_t halves[64];
-    size_t j, i, count;
-    for (j = 0; j < n; j += count, at += count * step) {
-        count = ampi_min_size(n - j, 64);
-        for (i = 0; i < count; i++) sums[i] = ampi_clean_nan(src[j + i]);
-        if (t == AMP_F32) {
-            for (i = 0; i < count; i++) ((float*)dst)[at + i * step] = sums[i];
-        } else {
-            ampi_store_f32(halves, t, 0, sums, count);
-            for (i = 0; i < count; i++) ((uint16_t*)dst)[at + i * step] = halves[i];
-        }
-    }
+AMPI_APART void ampi_deal_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_deal* d,
+                                   const ampi_blocks* b, size_t share) {
+    float scratch[AMPI_STACK_FLOATS + 16];
+    ampi_deal_run(g, s, d, b, share, ampi_align64(scratch));
 }
-/* Row i of the tile's sums becomes lines of C. */
-AMPI_FN void ampi_store_lines_plain(const ampi_product* s, const ampi_block* b, size_t i, const float* t) {
-    size_t q = b->j0 / s->part, j = b->j0 % s->part, left = b->nc, count;
-    const size_t row = s->c_offset + (b->i0 + i) * s->ldc;
-    for (; left > 0; left -= count, t += count, q++, j = 0) {
-        const size_t at = row + q / s->lines * s->part_stride + q % s->lines * s->line + j * s->step;
-        count = ampi_min_size(s->part - j, left);
-        ampi_store_apart(s->c, s->c_dtype, at, s->step, t, count);
-    }
-}
-
-/* The tile's sums T become rows of C. Lines are only of plain sums. */
-AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
-    const ampi_gemm_isa g = ampi_gemm_isa_now();
-    size_t i, l, j = block->j0, n = block->nc, count;
-    float *line = block->line, *t = block->t;
-    float* add = s->bias || s->beta != 0.0f ? line : NULL;
-    if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
-    for (i = 0; s->lines > 0 && i < block->mc; i++) {
-        if (s->found) ampi_find_minus_zero(s->found, t + i * block->ldt, ampi_round_up(n, 4));
-#if AMPI_X86
-        if (AMPI_IN_AVX512) { ampi_store_lines(s, block, i, t + i * block->ldt); continue; }
-#endif
-        ampi_store_lines_plain(s, block, i, t + i * block->ldt);
-    }
-    if (s->lines > 0) return;
-    for (; g.finish && n > 0; j += count, n -= count, t += count) {         /* all rows of one part after the other */
-        size_t at = ampi_c_at(s, block->i0, j, n, &count);
-        ampi_gemm_finish_at(&g, s, at, block->i0, j, block->mc, count, t, block->ldt);
-    }
-    for (i = 0; n > 0 && i < block->mc; i++, t += block->ldt) {
-        if (s->bias && s->bias_per_row) {
-            ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
-            for (l = 1; l < 16; l++) line[l] = line[0];
-        }
-        ampi_gemm_store_row(s, block->i0 + i, j, n, t, add);
-    }
-}
-
-/* A tile's block from k0 in a slot's scratch memory. */
-AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
-                             size_t tile, size_t k0, float* scratch, ampi_stage* stage) {
-    stage->data = scratch + p->at_stage;
-    stage->room = p->floats - p->at_stage;
-    b->a = scratch; b->b = scratch + p->at_b; b->t = scratch + p->at_t; b->line = scratch + p->at_line;
-    b->ldt = p->ldt; b->few = p->few; b->stage = stage;
-    b->least_a = b->least_b = 512; b->plain = g;
-    b->i0 = tile % p->tiles_m * p->mc; b->mc = ampi_min_size(p->mc, s->m - b->i0);
-    b->j0 = tile / p->tiles_m * p->nc; b->nc = ampi_min_size(p->nc, s->n - b->j0);
-    b->k0 = k0; b->kc = ampi_min_size(p->kc, s->k - k0);
-    b->first = k0 == 0;
-    b->last = k0 + b->kc == s->k;
-    b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = b->mc / b->panels;
-    b->more = b->mc % b->panels;
-    b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
-    b->packed = ampi_b_in_place(g, s, b);
-    b->whole = !b->few || s->b.image || (ampi_leans_on_l2(g) && !s->b.along_k);
-}
-
-/* One tile of C: pack, multiply, add up along k; then finish and store. */
-AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
-                            size_t tile, float* scratch) {
-    const ampi_gemm_isa plain = ampi_gemm_isa_now();
-    size_t i, k0;
-    ampi_block b;
-    ampi_stage stage;
-    for (k0 = 0; k0 < s->k; k0 += p->kc) {
-        ampi_block_open(&b, g, s, p, tile, k0, scratch, &stage);
-        b.plain = &plain;
-        ampi_block_pack(g, s, &b);
-        g = ampi_gemm_block(g, s, &b);                        /* from here on */
-    }
-    if (s->k == 0) {                                          /* C = beta*C: adding -0 changes no value */
-        ampi_block_open(&b, g, s, p, tile, 0, scratch, &stage);
-        for (i = 0; i < b.mc * p->ldt; i++) b.t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
-    }
-    if (!b.direct && !b.finish) ampi_gemm_store(s, &b);
-}
-
-/* Do threads that work on the same columns of C pack their blocks of B together? A matrix comes from memory about as
-   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on, but not
-   where the second-level cache holds little more than a block: there it comes from another thread's a panel late. */
-AMPI_FN int ampi_gemm_shares(const ampi_product* s, const ampi_gemm_plan* p) {
-    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0
-           && !ampi_leans_on_l3();
-}
-/* One slot's part of the block of B from k0, into the memory of the first or the second slot on these columns in turn;
-   and its tile's sums of the block before, which all have packed. */
-AMPI_FN void ampi_gemm_share(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t tile,
-                             size_t k0, size_t slot, float* memory) {
-    size_t nr = ampi_panel_width(g), part = slot % p->tiles_m, turn = k0 / p->kc, panels, low, end;
-    float *own = memory + slot * p->floats, *shared = memory + (slot - part) * p->floats + p->at_b;
-    ampi_block b;
-    ampi_stage stage;
-    if (k0 < s->k) {
-        ampi_block_open(&b, g, s, p, tile, k0, own, &stage);
-        panels = ampi_div_up(b.nc, nr);
-        low = part * panels / p->tiles_m;
-        end = (part + 1) * panels / p->tiles_m;
-        b.b = shared + turn % 2 * p->floats + low * ampi_panel_stride(g, b.kc);
-        if (low < end) ampi_pack_b_any(g, s, &b, b.j0 + low * nr, ampi_min_size(end * nr, b.nc) - low * nr);
-    }
-    if (turn == 0) return;
-    ampi_block_open(&b, g, s, p, tile, k0 - p->kc, own, &stage);
-    b.b = shared + (turn - 1) % 2 * p->floats;
-    ampi_gemm_block(g, s, &b);
-    if (b.last && !b.direct && !b.finish) ampi_gemm_store(s, &b);
-}
-/* All slots side by side, a block of B after the other. */
-AMPI_FN void ampi_gemm_together(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, float* memory) {
-    size_t first, k0, tiles = p->tiles_m * p->tiles_n;
-    for (first = 0; first < tiles; first += p->slots)
-        for (k0 = 0; k0 < s->k + p->kc; k0 += p->kc) {
-            int64_t slot, slots = (int64_t)ampi_min_size(p->slots, tiles - first);
-            AMPI_PARALLEL_FOR(1, for (slot = 0; slot < slots; slot++)
-                ampi_gemm_share(g, s, p, first + (size_t)slot, k0, (size_t)slot, memory));
-        }
-}
-
-/* Floats that an exec's workspace has room for, once it is aligned. */
-AMPI_FN size_t ampi_room(const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    return bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
-}
-
-/* Floats from one slot of scratch memory to the next, behind `shared` floats: an equal part of the workspace, if that
-   is enough. So it is the same in all operators, and a thread writes where it has written before: a line that another
-   core complex holds takes several times as long. */
-AMPI_FN size_t ampi_slot_step(size_t room, size_t shared, size_t floats) {
-    size_t step = room / ampi_threads() / 16 * 16;
-    return step >= shared + floats ? step : floats;
-}
-
-/* One slot's share of the tiles. */
-AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
-                            float* memory) {
-    size_t tiles = p->tiles_m * p->tiles_n, tile = ampi_share(tiles, p->slots, slot);
-    for (; tile < ampi_share(tiles, p->slots, slot + 1); tile++) ampi_gemm_tile(g, s, p, tile, memory);
-}
-/* The same in small blocks on the stack. */
-AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
-                                size_t slot) {
-    float memory[AMPI_GEMM_STACK + 16];
-    ampi_gemm_slot(g, s, p, slot, ampi_align64(memory));
-}
-
-#if AMPI_AMX
-/* --- products on a matrix unit ------------------------------------------------------------ */
-
-/* C is cut into tiles of mc x nc elements, one thread's work each. k runs in blocks of kc: B's block is packed as
-   words, for the second-level cache; then comes one panel of 32 rows of A after the other, `some` of k at a time,
-   for the first-level cache, copied or where it lies. The sums wait in T, the last ones become C. */
-typedef struct ampi_amx_plan {
-    size_t mc, nc, kc, some, tiles_m, tiles_n, slots;
-    size_t at_b, at_t, ldt, at_line, floats;      /* of a slot; A lies at 0, 32 x 32 sums at the end */
-} ampi_amx_plan;
-
-/* Words of a run of B, of A, of a block of B; rows whose sums wait; words of a run in small blocks. */
-enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024,
-       AMPI_AMX_SMALL = 64 };
-
-/* About the time of the busiest thread for one k: packing a column of B is worth 64 multiplications, copying a row of A
-   24. */
-AMPI_FN size_t ampi_amx_cost(size_t m, size_t n, size_t tiles_m, size_t tiles_n, size_t threads) {
-    size_t mc = ampi_round_up(ampi_div_up(m, tiles_m), 32), nc = ampi_round_up(ampi_div_up(n, tiles_n), 32);
-    return ampi_div_up(tiles_m * tiles_n, threads) * (mc * nc + 24 * mc + 64 * nc);
-}
-AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int few) {
-    ampi_amx_plan p;
-    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), i, j;
-    size_t run, wide, least_m, least_n, line;
-    memset(&p, 0, sizeof p);
-    run = 2 * (size_t)(few ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
-    p.kc = ampi_round_up(ampi_div_up(k, ampi_div_up(k, run)), 32);
-    p.some = ampi_round_up(ampi_div_up(p.kc, ampi_div_up(p.kc, few ? run : run * AMPI_AMX_SOME / AMPI_AMX_RUN)), 32);
-    wide = few ? 32 : ampi_max_size(AMPI_AMX_BLOCK / ampi_words(g, p.kc) / 32 * 32, 64);
-    least_m = few ? ampi_div_up(m, 32) : p.kc < k ? ampi_div_up(m, AMPI_AMX_MC) : 1;
-    least_n = ampi_div_up(n, ampi_min_size(wide, 512));
-    p.tiles_m = least_m; p.tiles_n = least_n;
-    for (i = least_m; i <= ampi_min_size(least_m + threads - 1, ampi_div_up(m, 32)); i++)
-        for (j = least_n; j <= ampi_min_size(least_n + threads - 1, ampi_div_up(n, 32)); j++)
-            if (ampi_amx_cost(m, n, i, j, threads) < ampi_amx_cost(m, n, p.tiles_m, p.tiles_n, threads)) {
-                p.tiles_m = i; p.tiles_n = j;
-            }
-    p.mc = ampi_round_up(ampi_div_up(m, p.tiles_m), 32);
-    p.nc = ampi_round_up(ampi_div_up(n, p.tiles_n), 32);
-    p.tiles_m = ampi_div_up(m, p.mc);
-    p.tiles_n = ampi_div_up(n, p.nc);
-    p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
-    p.ldt = p.nc + AMPI_GEMM_GAP;
-    p.at_b = 32 * ampi_row_stride(g, p.some);
-    p.at_t = p.at_b + p.nc / 32 * ampi_panel_stride(g, p.kc);
-    p.at_line = p.at_t + (p.kc < k ? p.mc : 32) * p.ldt;
-    line = ampi_max_size(32 * ampi_words(g, p.some), 16 * (ampi_words(g, p.kc) + AMPI_GEMM_GAP));
-    p.floats = p.at_line + line + 32 * 32;
-    return p;
-}
-
-/* May the unit read `rows` rows of A where they are, kc of k? Where pairs of BF16 neighbours are words, rows and
-   words fill whole tiles, and rows do not fall on the same cache sets. */
-AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
-    uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return g->words == AMPI_WORDS_BF16 && s->a.along_k && rows % 16 == 0 && kc % 32 == 0 && first % 64 == 0
-           && s->a.ld % 32 == 0 && s->a.ld % 1024 != 0;
-}
-/* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
-AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
-                            size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
-    const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = ampi_type_size(s->c_dtype);
-    const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
-    float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
-    uint32_t at[AMPI_AMX_SOME / (int)AMPI_WORDS];
-    size_t j, l;
-    ampi_amx_sum u;
-    u.rs = ampi_row_stride(g, p->some) * sizeof(float);
-    u.a = (const char*)memory;
-    if (in_place) {
-        u.rs = s->a.ld * 2;
-        u.a = (const char*)s->a.data + (s->a.offset + i * s->a.ld + k0 + k) * 2;
-    } else ampi_pack_a_words(g, s, i, rows, k0 + k, kc, memory, u.rs / sizeof(float), memory + p->at_line);
-    u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0; u.step = 64;
-    u.b_next = 64; u.b_block = 0;
-    u.passing = 2;
-    u.at = at; u.taps = ampi_words(g, kc) / AMPI_WORDS; u.blocks = 1;
-    u.ldo = p->ldt; u.old_right = u.right = 16; u.old_down = 16 * u.ldo;
-    for (j = 0; j < nc; j += 32) {
-        const size_t columns = ampi_min_size(nc - j, 32), width = columns > 16 ? 32 : 16;
-        char* c = (char*)s->c + (s->c_offset + i * s->ldc + j0 + j) * size;
-        const int direct = last && ampi_is_direct(s) && rows % 16 == 0 && columns % 16 == 0;
-        u.bs = width * sizeof(float);
-        for (l = 0; (j == 0 || width < 32) && l < u.taps; l++) at[l] = (uint32_t)(l * AMPI_WORDS * u.bs);
-        u.b = (const char*)(memory + p->at_b + j / 32 * depth + ampi_words(g, k) * width);
-        u.old = k0 + k > 0 ? t + j : NULL;
-        u.t = direct ? (float*)(void*)c : last ? out : t + j;
-        u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
-        u.down = 16 * u.ldt;
-        for (l = 0; last && l < rows; l++) AMPI_FETCH_OWN(c + l * s->ldc * size, 0);
-        ampi_amx_run(&u, rows > 16, columns > 16);
-        if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
-    }
-}
-AMPI_FN void ampi_amx_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t tile,
-                           float* memory) {
-    const size_t i0 = tile % p->tiles_m * p->mc, mc = ampi_min_size(p->mc, s->m - i0);
-    const size_t j0 = tile / p->tiles_m * p->nc, nc = ampi_min_size(p->nc, s->n - j0);
-    size_t k0, k, i;
-    for (k0 = 0; k0 < s->k; k0 += p->kc) {
-        const size_t kc = ampi_min_size(p->kc, s->k - k0);
-        ampi_pack_b_words(g, s, j0, nc, k0, kc, memory + p->at_b, memory + p->at_line);
-        for (i = 0; i < mc; i += 32)
-            for (k = 0; k < kc; k += p->some)
-                ampi_amx_panel(g, s, p, i0 + i, i, ampi_min_size(mc - i, 32), j0, nc, k0, k,
-                               ampi_min_size(p->some, kc - k), memory);
-    }
-}
-/* One slot's share of the tiles. */
-AMPI_FN void ampi_amx_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot,
-                           float* memory) {
-    size_t tile;
-    ampi_amx_open();
-    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_amx_tile(g, s, p, tile, memory);
-    ampi_amx_close();
-}
-/* The same in small blocks on the stack. */
-AMPI_FN void ampi_amx_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot) {
-    float memory[AMPI_GEMM_STACK + 16];
-    ampi_amx_slot(g, s, p, slot, ampi_align64(memory));
-}
-
-/* Computes a checked product, if the unit is asked for and it gains. */
-AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
-    const size_t room = ampi_room(exec), least = s->a.dtype == AMP_F16 ? 32 : 16;
-    ampi_gemm_isa g;
-    ampi_amx_plan p;
-    int64_t slot;
-    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype == AMP_F32 || s->a.dtype != s->b.dtype || s->a.image
-        || s->b.image || s->m < least || s->n < least || s->k < 32 || !ampi_amx(1)) return 0;
-    g = ampi_gemm_isa_amx(s->a.dtype);
-    p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 0);
-    if (room >= p.floats) {
-        float* memory = ampi_align64(exec->workspace);
-        p.slots = ampi_min_size(p.slots, room / p.floats);
-        AMPI_PARALLEL_FOR(p.slots > 1, for (slot = 0; slot < (int64_t)p.slots; slot++)
-            ampi_amx_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats));
-    } else {
-        p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 1);
-        AMPI_PARALLEL_FOR(p.slots > 1,
-            for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_amx_on_stack(&g, s, &p, (size_t)slot));
-    }
-    return 1;
-}
-AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) {
-    size_t floats = 0;
-    int t;
-    for (t = AMP_F16; t <= AMP_BF16 && ampi_amx(0) && m > 0 && n > 0 && k > 0; t++) {
-        const ampi_gemm_isa g = ampi_gemm_isa_amx((amp_dtype)t);
-        const ampi_amx_plan p = ampi_amx_plan_of(&g, m, n, k, 0);
-        floats = ampi_max_size(floats, p.slots * p.floats);
-    }
-    return floats * sizeof(float);
-}
-#else
-AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) { (void)m; (void)n; (void)k; return 0; }
-AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { (void)s; (void)exec; return 0; }
-#endif
-
-/* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
-   for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer
-   times where it lies, unless it is so far that to pack it on the way pays; and so do up to 16 where it is F16, which
-   two widen as often as they read it. A that is packed across k must be what `load` takes as it is. */
-AMPI_FN int ampi_is_wide(const ampi_product* s) {
-    const int as_it_is = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
-    const int across = s->b.along_k || s->b.image, plain = s->b.dtype != AMP_BF16 && !across;
-    const int away = plain && ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY && !ampi_b_collides(s);
-    const size_t threads = ampi_threads(), little = plain ? 384 * threads : 2048;
-    const double work = (double)s->m * (double)s->n * (double)s->k;
-    if (!(s->a.along_k || as_it_is) || s->m <= 14 || s->n <= 32 || (s->n > 48 && s->n <= 64)) return 0;
-    if (threads > 1 && (work < 4e6 || (s->m < 128 && s->n < little))) return 0;
-    return s->m > 28 || away || across || (s->m <= 16 && s->b.dtype == AMP_F32);
-}
-/* The kernels for a product: those for pairs if they keep the bits. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
-    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && (s->normal || (!s->a.image && !s->b.image))) {
-        const ampi_gemm_isa g = ampi_gemm_isa_pairs();
-        if (g.words > 0) return g;
-    }
-    return ampi_is_wide(s) ? ampi_gemm_isa_wide() : ampi_gemm_isa_now();
-}
-/* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices, if its rows are not many. FAR:
-   B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile
-   that is one panel wide, and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time,
-   since the third-level cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B
-   is (measured: 2048 gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by
-   itself, which takes longer than packing a matrix. SHALLOW: B is an image, of which a deep block may not find room on
-   the stage; words across k do. KEPT: panels of what is FAR are packed on the way where rows are not very few, and may
-   be deep, as its rows do not collide. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
-       AMPI_GEMM_SHALLOW = 32, AMPI_GEMM_KEPT = 64 };
-/* How many panels of A are few. */
-AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
-    if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
-    if (how & AMPI_GEMM_KEPT) return AMPI_GEMM_FEW_KEPT;
-    if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
-    return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
-}
-/* The largest k of a block. One that is all of k spares the sums their way to memory and back, so that it may be
-   deeper: of words, which take half the room; and of high tiles where the third-level cache is fast enough for B,
-   unless A is packed across k for each tile anew. */
-AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int how) {
-    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3(), words = g->words && !(how & AMPI_GEMM_SHALLOW);
-    const int ways = AMPI_GEMM_NEAR | AMPI_GEMM_LOW | AMPI_GEMM_SHALLOW | AMPI_GEMM_A_ALONG;
-    const int deep = fast_l3 && m > AMPI_GEMM_NC && (how & ways) == AMPI_GEMM_A_ALONG;
-    if (words) return k <= AMPI_GEMM_KC_WORDS ? AMPI_GEMM_KC_WORDS : 2 * AMPI_GEMM_KC;
-    if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
-    return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-}
-/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
-   B is much of their work then, and faster where the whole block stays in the second-level cache (a training step with
-   layers of 1024 loses 2 to 4 % without, though one product again and again does not); but not where rows of B are so
-   long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
-   are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level is fast
-   enough for B, as it is for 8 lanes (measured: 2 to 8 %). Halved `cut` times. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how, int cut) {
-    const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const int near_l3 = g->lanes == 8 || (g->lanes == 16 && ampi_leans_on_l3());
-    const size_t kc = ampi_gemm_depth(g, m, k, how);
-    const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
-    const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && near_l3 && !deep));
-    const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
-    const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
-    const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
-    const size_t slim = how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN;
-    const int kept = (how & AMPI_GEMM_KEPT) && m > (AMPI_GEMM_KEEP - 1) * g->mr;
-    const size_t thin = (kept ? 3 : g->lanes == 8 || packed ? 2 : 1) * (size_t)AMPI_GEMM_KC_THIN;
-    return ampi_gemm_plan_of(g, m, n, k, mc >> cut, nc >> cut, kc, slim, thin, few,
-                             how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
-}
-/* The plan for a product's operands. Where the room was made for another product and is too small for all slots, tiles
-   are. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
-    int cut, how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
-    ampi_gemm_plan p;
-    if (ampi_b_is_plain(g, s)) {
-        const int low = s->b.dtype != AMP_F32 || !ampi_b_collides(s);
-        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
-            how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
-                                                                                       : AMPI_GEMM_FAR;
-        else if (g->lanes == 16 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
-        if (ampi_leans_on_l2(g) && g->vectors == 3 && !ampi_b_collides(s) && how & AMPI_GEMM_FAR) how |= AMPI_GEMM_KEPT;
-    }
-    if (g->lanes == 8 && s->m <= AMPI_GEMM_NC && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
-    if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;
-    if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
-    p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, 0);
-    for (cut = 1; cut <= AMPI_GEMM_CUTS && room > AMPI_GEMM_STAGE && p.slots * p.floats > room; cut++)
-        p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, cut);
-    return p;
-}
-
-/* About how many floats the lines of an image have that 64 positions see. */
-AMPI_FN size_t ampi_image_lines(const ampi_image* g) {
-    const size_t lines = g->kernel_h * (size_t)ampi_abs_i64(g->step_h) + (64 / g->cols + 2) * (size_t)g->mul_h;
-    return lines * ((size_t)g->width + g->kernel_w * (size_t)ampi_abs_i64(g->step_w));
-}
-/* Has an image operand room to be staged for words, with this plan? */
-AMPI_FN int ampi_gemm_stages_words(const ampi_gemm_isa* g, const ampi_operand* b, const ampi_gemm_plan* p) {
-    const size_t room = p->floats - p->at_stage;
-    return b->along_k ? ampi_words_stage_fits(b, room, p->kc, p->kc)
-                      : ampi_words_stage_fits(b, room, p->nc, ampi_panel_width(g));
-}
-/* Blocks of at most kc that fit the stack. So many rows make up for the packing of B, and A's panels are few then; of
-   words, which may be deeper, they are not. What is left is the stage of an image. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_stack(const ampi_gemm_isa* g, const ampi_product* s, size_t kc) {
-    const size_t rows = AMPI_STACK_ROWS, few = g->words ? 1 : ampi_div_up(rows, g->mr);
-    ampi_gemm_plan p = ampi_gemm_plan_of(g, s->m, s->n, s->k, rows, 64, kc, kc, kc, few, AMPI_GEMM_COLUMN);
-    p.floats = AMPI_GEMM_STACK;
-    return p;
-}
-/* The deepest of them (measured). FP32 with long lines needs more of the stage. Words that need no room for FP32 may be
-   twice as deep, if the image has its room. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_on_stack(const ampi_gemm_isa* g, const ampi_product* s) {
-    const int unfolds = s->b.image && !ampi_is_planes(s->b.image);
-    ampi_gemm_isa kernels = *g;
-    ampi_gemm_plan p;
-    if (!g->words) return ampi_gemm_plan_stack(g, s, unfolds && ampi_image_lines(s->b.image) > 400 ? 48 : 64);
-    if (!s->normal) return ampi_gemm_plan_stack(g, s, 96);
-    kernels.staged = 0;
-    p = ampi_gemm_plan_stack(&kernels, s, 192);
-    return s->b.image && !ampi_gemm_stages_words(g, &s->b, &p) ? ampi_gemm_plan_stack(&kernels, s, 96) : p;
-}
-
-/* --- products of few rows -------------------------------------------------------------------- */
-
-/* Rows at most; sums of a strip of columns across B's runs. */
-enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
-
-/* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
-   where the kernels of many rows earn the transposition back; of F32 they want a workspace for that. Across them, from
-   memory, for all that there may be. From a cache: F32, which needs no packing, where its rows fall on the same sets;
-   F16, which the kernels widen themselves, hardly; BF16 until multiplying words is faster. */
-AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
-    const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
-    const int collides = s->b.ld * size % 4096 == 0, narrow = g->lanes == 8;
-    const int away = ampi_b_is_far(s);
-    if (s->b.along_k) {
-        if (narrow) return size == 2 ? all : away ? 4 : 2;
-        if (ampi_by_pages()) return away || (room == 0 && size == 4) ? all : 4;
-        return away && (!g->words || g->staged) ? all : 4;
-    }
-    if (away) return all;
-    if (s->b.dtype == AMP_F32) return collides ? (narrow ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
-    if (s->b.dtype == AMP_F16) return collides ? 2 : 1;
-    return g->words ? 4 : all;
-}
-
-/* Does B come from far memory to an AMD processor? */
-AMPI_FN int ampi_thin_from_afar(const ampi_product* s) {
-    return ampi_by_pages() && ampi_b_is_far(s);
-}
-/* Does it want B run by run? With AVX-512; those before, which have less than that, follow 16 runs by themselves, and
-   fetching besides costs them up to a half (measured on a Zen 3). */
-AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
-    return AMPI_IN_AVX512 && ampi_thin_from_afar(s);
-}
-/* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
-AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
-    float* room = u->room;
-    const size_t rows = ampi_min_size(u->k, u->rows), ld = ampi_round_up(u->k, 16);
-    float line[AMPI_THIN_ROWS];
-    size_t i, q;
-    if (s->a.along_k && s->a.dtype == AMP_F32) {
-        u->a = (const float*)s->a.data + s->a.offset + k0; u->lda = s->a.ld;
+/* Computes a checked product, in the workspace if that has room for small blocks at least. */
+AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
+    const ampi_kernels* g = ampi_kernels_now();
+    const size_t room = ampi_room(exec);
+    const ampi_unfold* image = product->b.along_k ? NULL : product->b.image;
+    ampi_product s = *product;
+    ampi_deal d;
+    ampi_blocks b;
+    size_t floats;
+    int cut = 0;
+    int64_t i;
+    if (s.m == 0 || s.n == 0) return;
+    s.exact = s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
+    s.form = ampi_gemm_form(g, &s, exec);
+    d = ampi_deal_of(g, s.m, s.n, s.k);
+    do {
+        b = ampi_deal_blocks(g, &d, s.m, s.n, s.k, image, cut);
+        floats = ampi_blocks_floats(&b, s.k);
+    } while (d.shares * floats > room && cut++ < 2);
+    if (d.shares * floats <= room) {
+        float* const memory = ampi_align64(exec->workspace);
+        AMPI_PARALLEL_FOR(d.shares > 1, for (i = 0; i < (int64_t)d.shares; i++)
+            ampi_deal_run(g, &s, &d, &b, (size_t)i, memory + (size_t)i * floats));
         return;
     }
-    u->a = room; u->lda = ld;
-    memset(room, 0, s->m * ld * sizeof *room);
-    for (i = 0; s->a.along_k && i < s->m; i++)
-        ampi_load_f32(room + i * ld, s->a.data, s->a.dtype, s->a.offset + i * s->a.ld + k0, rows);
-    for (q = 0; !s->a.along_k && q < rows; q++) {
-        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + (k0 + q) * s->a.ld, s->m);
-        for (i = 0; i < s->m; i++) room[i * ld + q] = line[i];
-    }
-    if (u->flip) ampi_swap_pairs(room, s->m * ld);
-}
-/* The sums of columns [j0, j0 + n) become results; they are rows of C if the product was turned. */
-AMPI_FN void ampi_thin_finish(const ampi_gemm_isa* g, const ampi_product* s, int turned, size_t j0, size_t n,
-                              const ampi_thin* u) {
-    float part[64 * 16];
-    size_t i, r, j;
-    if (!turned) { ampi_gemm_finish_panel(g, s, 0, j0, u->m, n, u->t, u->ldt); return; }
-    memset(part, 0, sizeof part);
-    for (i = 0; i < n; i += 64) {
-        const size_t rows = ampi_min_size(n - i, 64);
-        for (r = 0; r < rows; r++)
-            for (j = 0; j < u->m; j++) part[r * 16 + j] = u->t[j * u->ldt + i + r];
-        ampi_gemm_finish_panel(g, s, j0 + i, 0, rows, u->m, part, 16);
-    }
-}
-/* Elements of B's runs along k before the first that begins a cache line, if it is the same for all of them. */
-AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
-    const size_t size = ampi_type_size(s->b.dtype), past = ((uintptr_t)s->b.data + s->b.offset * size) % 64;
-    if (!s->b.along_k || past % (2 * size) != 0 || s->b.ld * size % 64 != 0) return 0;
-    return (64 - past) % 64 / size;
-}
-/* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
-AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
-                             size_t n) {
-    /* Sums and pairs of A; the longer sums across B have no pairs behind them. */
-    float memory[AMPI_THIN_SUMS_ALONG + 2 * AMPI_THIN_MOST + 16];
-    const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
-    const size_t skew = ampi_thin_skew(s);
-    size_t k0, at;
-    ampi_thin u;
-    u.m = s->m; u.n = n; u.flip = (size_t)s->swap;
-    u.t = ampi_align64(memory); u.ldt = ampi_round_up(n, 16);
-    u.room = u.t + u.m * u.ldt;
-    u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
-    u.tiled = ampi_thin_tiled(s);
-    memset(u.t, 0, u.m * u.ldt * sizeof(float));
-    for (k0 = 0; k0 < s->k; k0 += u.k) {
-        u.k = ampi_min_size(AMPI_THIN_MOST / u.m / 64 * 64, AMPI_THIN_DEEP);
-        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : u.k, s->k - k0);
-        u.rows = k - k0;
-        at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
-        u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
-        ampi_thin_a(s, &u, k0);
-        g->thin(&u);
-    }
-    ampi_thin_finish(g, whole, s != whole, j0, n, &u);
-}
-/* The columns of a strip, which do not change results. Along B's runs, equal shares of whole blocks for all threads;
-   across them 4096 bytes of a row, or 8192, if it is fast: what is fetched four rows ahead is near when needed. */
-AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
-    const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads();
-    const size_t bytes = s->m == 1 && ampi_thin_from_afar(s) ? 8192 : 4096;
-    size_t wide = AMPI_THIN_SUMS;
-    if (s->b.along_k) {
-        const size_t strips = ampi_div_up(s->n, AMPI_THIN_SUMS_ALONG / s->m / 32 * 32);
-        return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
-    }
-    if (s->b.dtype != AMP_F32 || s->m > 1) wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, bytes / size);
-    return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
-}
-/* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
-   otherwise, in `room` floats of workspace. */
-AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole, size_t room) {
-    ampi_gemm_isa g = kernels->staged ? *kernels : ampi_gemm_isa_now();
-    const ampi_product* s = whole;
-    ampi_product turned;
-    size_t wide, strips;
-    int64_t i;
-    if (!g.thin || ampi_min_size(s->m, s->n) > AMPI_THIN_ROWS || s->k == 0 || s->a.image || s->b.image
-        || !ampi_c_is_matrix(s)) return 0;
-    if (s->n < s->m) {
-        turned = *whole;
-        turned.m = whole->n; turned.n = whole->m;
-        turned.a = whole->b; turned.b = whole->a;
-        s = &turned;
-    }
-    if (s->m > ampi_thin_most(kernels, s, room)) return 0;
-    wide = ampi_thin_wide(s);
-    strips = ampi_div_up(s->n, wide);
-    AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536, for (i = 0; i < (int64_t)strips; i++)
-        ampi_thin_strip(&g, whole, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide)));
-    return 1;
-}
-
-#if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent; then with all threads. */
-AMPI_FN unsigned ampi_some_exponents(const uint16_t* p, size_t n) {
-    const unsigned last = n % 2 ? p[n - 1] & 0x7fffu : 0;
-    const unsigned least = ampi_least_exponent((const float*)(const void*)p, 0, 1, n / 2);
-    return last ? ampi_min_unsigned(least, last >> 7) : least;
-}
-AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
-    unsigned least[64], all = 512;
-    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
-    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    if (tasks <= 1) return ampi_some_exponents(p, n);         /* a region costs, even for one task */
-    AMPI_PARALLEL_FOR(1, for (task = 0; task < tasks; task++) {
-        size_t at = (size_t)task * each;
-        least[task] = ampi_some_exponents(p + at, ampi_min_size(n - at, each));
-    });
-    for (i = 0; i < (size_t)tasks; i++) all = ampi_min_unsigned(all, least[i]);
-    return all;
-}
-/* The same of a matrix. */
-AMPI_FN unsigned ampi_matrix_exponents(const ampi_operand* v) {
-    const uint16_t* p = (const uint16_t*)v->data + v->offset;
-    unsigned least = 512;
-    size_t r;
-    if (v->ld == v->length) return ampi_all_exponents(p, v->runs * v->length);
-    for (r = 0; r < v->runs; r++, p += v->ld) least = ampi_min_unsigned(least, ampi_some_exponents(p, v->length));
-    return least;
-}
-/* Is nothing subnormal in a product of two matrices of BF16? Asked where it gains (measured): of blocks on the stack,
-   which may be deeper then, if k is, A is read a few times, and B, which is packed for so many rows at a time, for many
-   of them. */
-AMPI_FN int ampi_gemm_normal(const ampi_product* s) {
-    unsigned e;
-    if (s->a.image || s->b.image || s->m < 64 || s->n < 8 || s->k < 192) return s->normal;
-    e = ampi_matrix_exponents(&s->a);
-    return e >= 1 && ampi_words_are_normal(e, ampi_matrix_exponents(&s->b));
-}
-#else
-AMPI_FN int ampi_gemm_normal(const ampi_product* s) { return s->normal; }
-#endif
-/* Computes a checked product, in the workspace if it holds at least one slot. */
-AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
-    ampi_gemm_isa g = ampi_gemm_isa_for(s);
-    size_t step, room = ampi_room(exec);
-    ampi_gemm_plan p;
-    int64_t slot;
-    if (s->m == 0 || s->n == 0 || ampi_amx_product_run(s, exec)) return;
-    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
-    s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
-    if (s->swap) s->k += s->k & 1u;
-    if (ampi_thin_run(&g, s, room)) return;
-    p = ampi_gemm_plan_for(&g, s, room);
-    if (room >= p.floats) {
-        float* memory = ampi_align64(exec->workspace);
-        p.slots = ampi_min_size(p.slots, room / p.floats);
-        if (p.slots == 1) { ampi_gemm_slot(&g, s, &p, 0, memory); return; }    /* a region costs, even for one thread */
-        if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
-        step = ampi_slot_step(room, 0, p.floats);
-        AMPI_PARALLEL_FOR(p.slots > 1, for (slot = 0; slot < (int64_t)p.slots; slot++)
-            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step));
-    } else {
-        if (!g.words) g = ampi_gemm_isa_now();
-        else s->normal = ampi_gemm_normal(s);
-        p = ampi_gemm_plan_on_stack(&g, s);
-        AMPI_PARALLEL_FOR(p.slots > 1,
-            for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot));
-    }
+    for (cut = 2; ampi_blocks_floats(&b, s.k) > AMPI_STACK_FLOATS; cut++)
+        b = ampi_deal_blocks(g, &d, s.m, s.n, s.k, image, cut);
+    AMPI_PARALLEL_FOR(d.shares > 1,
+                      for (i = 0; i < (int64_t)d.shares; i++) ampi_deal_on_stack(g, &s, &d, &b, (size_t)i));
 }
 
 /* --- amp_gemm ---------------------------------------------------------------------------- */
@@ -7590,52 +5276,36 @@ AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* cal
 #define AMPI_CHECK_MATRICES(logger, call, list) \
     ampi_check_matrices(logger, call, list, sizeof(list) / sizeof((list)[0]))
 
-/* A stored matrix of `runs` rows of `length` elements as an operand. */
-AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs, size_t length, size_t ld,
-                                 int along_k) {
+/* A stored matrix of runs ld elements apart as an operand. */
+AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
     ampi_operand v;
     memset(&v, 0, sizeof v);
     v.data = data; v.dtype = ampi_dtype(dtype);
-    v.runs = runs; v.length = length; v.ld = ld;
+    v.ld = ld;
     v.along_k = along_k;
     return v;
 }
-
 /* A product into a plain matrix C; the operands are still to be set. */
 AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype,
                                size_t ldc) {
     memset(s, 0, sizeof *s);
     s->m = m; s->n = n; s->k = k;
-    s->alpha = 1.0f;
-    s->c = c; s->c_dtype = ampi_dtype(c_dtype);
-    s->ldc = ldc;
-    s->part = n ? n : 1;
+    s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
+    s->c.row = ldc; s->c.column = 1;
+    s->c.alpha = 1.0f;
 }
 
-/* Floats for all slots of a product's full plan, however its operands lie. */
-AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const int ways = g->lanes == 16 ? 2 * AMPI_GEMM_KEPT : AMPI_GEMM_LOW;
-    size_t floats = 0;
-    int how;
-    for (how = 0; how < ways; how++) {
-        ampi_gemm_plan p;
-        if ((how & AMPI_GEMM_KEPT) && (how & ~AMPI_GEMM_A_ALONG) != (AMPI_GEMM_KEPT | AMPI_GEMM_FAR)) continue;
-        p = ampi_gemm_plan_full(g, m, n, k, how, 0);
-        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
-    }
-    return floats;
-}
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
-    ampi_gemm_isa g, pairs, wide;
-    size_t elements, floats;
+    const ampi_kernels* g = ampi_kernels_now();
+    size_t elements;
+    ampi_deal d;
+    ampi_blocks b;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    g = ampi_gemm_isa_now();
-    pairs = ampi_gemm_isa_pairs();
-    wide = ampi_gemm_isa_wide();
-    floats = ampi_max_size(ampi_gemm_floats(&g, m, n, k + (k & 1u)), ampi_gemm_floats(&pairs, m, n, k + (k & 1u)));
-    floats = ampi_max_size(floats, ampi_gemm_floats(&wide, m, n, k + (k & 1u)));
-    return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
+    d = ampi_deal_of(g, m, n, k);
+    b = ampi_deal_blocks(g, &d, m, n, k, NULL, 0);
+    b.line = ampi_max_size(b.line, AMPI_STAGED);        /* of an image */
+    return d.shares * ampi_blocks_floats(&b, k) * sizeof(float) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
@@ -7654,10 +5324,10 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* s, const amp_logger* logger, 
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
                          (int)trans_a, (int)trans_b);
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
-    s->alpha = s->k == 0 ? 1.0f : alpha;
-    s->beta = beta;
-    s->a = ampi_matrix(a, a_dtype, ta ? k : m, ta ? m : k, lda, !ta);
-    s->b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);
+    s->c.alpha = s->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0, added to beta * C, changes nothing */
+    s->c.beta = beta;
+    s->a = ampi_matrix(a, a_dtype, lda, !ta);
+    s->b = ampi_matrix(b, b_dtype, ldb, tb);
     return AMP_OK;
 }
 
@@ -7725,15 +5395,14 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
     return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
                      ampi_shown(batch), ampi_shown(stride));
 }
-AMPI_FN ampi_argument ampi_operand_argument(const char* name, const ampi_operand* v) {
-    const ampi_argument p = { name, v->data, v->dtype, AMPI_IN, v->runs, v->length, v->ld };
-    return p;
-}
 /* What a batch adds to the checks of its first product. */
 AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call, const ampi_product* s,
                                      const ampi_series* batch) {
-    const ampi_argument a = ampi_operand_argument("a", &s->a), b = ampi_operand_argument("b", &s->b);
-    const ampi_argument c = { "c", s->c, s->c_dtype, AMPI_OUT, s->m, s->n, s->ldc };
+    const ampi_argument a = { "a", s->a.data, s->a.dtype, AMPI_IN, s->a.along_k ? s->m : s->k,
+                              s->a.along_k ? s->k : s->m, s->a.ld };
+    const ampi_argument b = { "b", s->b.data, s->b.dtype, AMPI_IN, s->b.along_k ? s->n : s->k,
+                              s->b.along_k ? s->k : s->n, s->b.ld };
+    const ampi_argument c = { "c", s->c.data, s->c.dtype, AMPI_OUT, s->m, s->n, s->c.row };
     amp_result r = ampi_check_stride(logger, call, "a", batch->count, batch->a);
     if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", batch->count, batch->b);
     if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", batch->count, batch->c);
@@ -7753,9 +5422,9 @@ AMPI_FN void ampi_gemm_in_turn(const ampi_product* s, const ampi_series* batch, 
     size_t i;
     for (i = first; i < end; i++) {
         ampi_product one = *s;
-        one.a.offset += i * batch->a;
-        one.b.offset += i * batch->b;
-        one.c_offset += i * batch->c;
+        one.a.data = (const char*)s->a.data + i * batch->a * ampi_type_size(s->a.dtype);
+        one.b.data = (const char*)s->b.data + i * batch->b * ampi_type_size(s->b.dtype);
+        one.c.data = (char*)s->c.data + i * batch->c * ampi_type_size(s->c.dtype);
         ampi_gemm_run(&one, exec);
     }
 }
@@ -7795,15 +5464,6 @@ AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b
 
 /* --- sums over a batch (gradients of biases) --------------------------------------------- */
 
-/* sum[i] += x[i], n a multiple of 16. */
-AMPI_INLINE void ampi_add_to_body(int hw, float* AMPI_RESTRICT sum, const float* AMPI_RESTRICT x, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += 16)
-        for (l = 0; l < 16; l++) sum[i + l] += x[i + l];
-}
-AMPI_KERNEL(ampi_add_to, (float* sum, const float* x, size_t n), sum, x, n)
-
 /* Does a call add to dx, and to the parameters' gradients? */
 AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
 AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
@@ -7811,87 +5471,36 @@ AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumul
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
 AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n, int accumulate) {
     float old[256];
+    size_t i;
     if (accumulate) ampi_load_f32(old, dst, t, offset, n);
-    ampi_gemm_finish(sum, sum, accumulate ? old : NULL, 1, n, 1.0f, 1.0f);
+    for (i = 0; i < n; i++) sum[i] = ampi_clean_nan(accumulate ? old[i] + sum[i] : sum[i]);
     ampi_store_f32(dst, t, offset, sum, n);
 }
+
 /* dst[offset..] += sum. */
 AMPI_FN void ampi_store_added(void* dst, amp_dtype t, size_t offset, float* sum, size_t n) {
     size_t i;
     for (i = 0; i < n; i += 256) ampi_store_sum(dst, t, offset + i, sum + i, ampi_min_size(n - i, 256), 1);
 }
 
-/* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width <= 256, a row after the other. */
-AMPI_FN void ampi_add_rows_plain(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
-                                 size_t width) {
-    float row[256];
-    size_t i;
-    memset(row, 0, sizeof row);
-    for (i = 0; i < rows; i++) {
-        ampi_load_f32(row, x, t, offset + i * ld, width);
-        ampi_add_to(sum, row, ampi_round_up(width, 16));
-    }
-}
-/* The same with four vectors of sums in registers, down the rows. `t` is constant where `name`_as is called. */
-#define AMPI_ADD_ROWS(name, V)                                                                      \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_as(amp_dtype t, float* sum, const void* x, size_t offset, size_t ld, \
-                                                 size_t rows, size_t width) {                       \
-        const size_t lanes = AMPI_##V##_LANES;                                                      \
-        size_t i, j, at;                                                                            \
-        for (j = 0; j + 4 * lanes <= width; j += 4 * lanes) {                                       \
-            AMPI_##V##_T a = AMPI_##V##_LOAD(sum + j), b = AMPI_##V##_LOAD(sum + j + lanes);        \
-            AMPI_##V##_T c = AMPI_##V##_LOAD(sum + j + 2 * lanes), d = AMPI_##V##_LOAD(sum + j + 3 * lanes); \
-            for (i = 0, at = offset + j; i < rows; i++, at += ld) {                                 \
-                a = AMPI_##V##_ADD(a, AMPI_##V##_READ(x, t, at, lanes));                            \
-                b = AMPI_##V##_ADD(b, AMPI_##V##_READ(x, t, at + lanes, lanes));                    \
-                c = AMPI_##V##_ADD(c, AMPI_##V##_READ(x, t, at + 2 * lanes, lanes));                \
-                d = AMPI_##V##_ADD(d, AMPI_##V##_READ(x, t, at + 3 * lanes, lanes));                \
-            }                                                                                       \
-            AMPI_##V##_STORE(sum + j, a);                                                           \
-            AMPI_##V##_STORE(sum + j + lanes, b);                                                   \
-            AMPI_##V##_STORE(sum + j + 2 * lanes, c);                                               \
-            AMPI_##V##_STORE(sum + j + 3 * lanes, d);                                               \
-        }                                                                                           \
-        for (; j < width; j += lanes) {                                                             \
-            AMPI_##V##_T a = AMPI_##V##_LOAD(sum + j);                                              \
-            for (i = 0, at = offset + j; i < rows; i++, at += ld)                                   \
-                a = AMPI_##V##_ADD(a, AMPI_##V##_READ(x, t, at, width - j));                        \
-            AMPI_##V##_STORE(sum + j, a);                                                           \
-        }                                                                                           \
-    }                                                                                               \
-    AMPI_##V##_TARGET AMPI_FN void name(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, \
-                                        size_t rows, size_t width) {                                \
-        if (t == AMP_F16) name##_as(AMP_F16, sum, x, offset, ld, rows, width);                      \
-        else if (t == AMP_BF16) name##_as(AMP_BF16, sum, x, offset, ld, rows, width);               \
-        else name##_as(AMP_F32, sum, x, offset, ld, rows, width);                                   \
-        ampi_clear_upper();                                                                         \
-    }
-#if AMPI_X86
-AMPI_ADD_ROWS(ampi_add_rows_avx512, V16)
-AMPI_ADD_ROWS(ampi_add_rows_avx2, V8)
-#endif
-AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
-                           size_t width) {
-#if AMPI_X86
-    if (AMPI_IN_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
-    if (ampi_simd() == AMP_ISA_AVX2) { ampi_add_rows_avx2(sum, x, t, offset, ld, rows, width); return; }
-#endif
-    ampi_add_rows_plain(sum, x, t, offset, ld, rows, width);
-}
-
 #define AMPI_BIAS_MIN 131072       /* elements from which threads are worth their start */
 /* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time, of 64 rows that a first-level cache holds. */
+AMPI_FN void ampi_linear_db_chunk(const char* dy, amp_dtype t, void* db, amp_dtype db_dtype, int accumulate, size_t n,
+                                  size_t out, size_t o) {
+    float sums[256];
+    const size_t width = ampi_min_size(out - o, 256), size = ampi_type_size(t);
+    size_t row;
+    memset(sums, 0, sizeof sums);
+    for (row = 0; row < n; row += 64)
+        ampi_kernels_now()->column_sums(sums, dy + (row * out + o) * size, t, out, ampi_min_size(n - row, 64), width);
+    ampi_clear_upper();
+    ampi_store_sum(db, db_dtype, o, sums, width, accumulate);
+}
 AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
                                    int accumulate, size_t n, size_t out) {
-    int64_t chunk, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > AMPI_BIAS_MIN, for (chunk = 0; chunk < chunks; chunk++) {
-        float sum[256];
-        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256), row;
-        memset(sum, 0, sizeof sum);
-        for (row = 0; row < n; row += 64)
-            ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), row * out + o, out, ampi_min_size(n - row, 64), width);
-        ampi_store_sum(db, db_dtype, o, sum, width, accumulate);
-    });
+    int64_t i, chunks = (int64_t)((out + 255) / 256);
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > AMPI_BIAS_MIN, for (i = 0; i < chunks; i++)
+        ampi_linear_db_chunk((const char*)dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, n, out, (size_t)i * 256));
 }
 
 /* --- dense layer ------------------------------------------------------------------------- */
@@ -7907,9 +5516,9 @@ AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, cons
     amp_result r = AMPI_CHECK_MATRICES(logger, "linear", list);
     if (r != AMP_OK) return r;
     ampi_product_init(s, n, out, in, y, y_dtype, out);
-    s->bias = b; s->bias_dtype = ampi_dtype(b_dtype);
-    s->a = ampi_matrix(x, x_dtype, n, in, in, 1);
-    s->b = ampi_matrix(w, w_dtype, out, in, in, 1);
+    s->c.bias = b; s->c.bias_dtype = ampi_dtype(b_dtype);
+    s->a = ampi_matrix(x, x_dtype, in, 1);
+    s->b = ampi_matrix(w, w_dtype, in, 1);
     return AMP_OK;
 }
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
@@ -7917,18 +5526,18 @@ AMPI_FN void ampi_linear_dx(ampi_product* s, const void* dy, amp_dtype dy_dtype,
                             amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, int accumulate, size_t n, size_t in,
                             size_t out) {
     ampi_product_init(s, n, in, out, dx, dx_dtype, in);
-    s->beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(dy, dy_dtype, n, out, out, 1);
-    s->b = ampi_matrix(w, w_dtype, out, in, in, 0);
+    s->c.beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
+    s->a = ampi_matrix(dy, dy_dtype, out, 1);
+    s->b = ampi_matrix(w, w_dtype, in, 0);
 }
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
 AMPI_FN void ampi_linear_dw(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* x,
                             amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, size_t n,
                             size_t in, size_t out) {
     ampi_product_init(s, out, in, n, dw, dw_dtype, in);
-    s->beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(dy, dy_dtype, n, out, out, 0);
-    s->b = ampi_matrix(x, x_dtype, n, in, in, 0);
+    s->c.beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
+    s->a = ampi_matrix(dy, dy_dtype, out, 0);
+    s->b = ampi_matrix(x, x_dtype, in, 0);
 }
 AMPI_FN amp_result ampi_check_linear_backward(const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
                                               const void* x, amp_dtype x_dtype, const void* w,
@@ -7975,7 +5584,9 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     return AMP_OK;
 }
 
-/* --- convolution ------------------------------------------------------------------------- */
+/* ======================================================================================== */
+/* >>impl-conv   Convolution: the same product of other operands, and a direct form.          */
+/* ======================================================================================== */
 
 /* A checked shape with its defaults filled in, and the sizes that follow from it. */
 typedef struct ampi_conv2d {
@@ -8066,3818 +5677,438 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
-/* Threads that a convolution is worth. */
-AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
-    return (double)c->y_count * (double)c->cg * (double)c->taps < 1e6 ? 1 : ampi_threads();
-}
+/* --- a convolution as products -------------------------------------------------------------- */
 
-/* --- direct convolution: the kernel ------------------------------------------------------- */
+/* Operands of a call. Of an input gradient x is dy and y is dx; of a weight gradient w is x, and y is dw. */
+typedef struct ampi_conv2d_call {
+    const void* x; amp_dtype x_dtype;
+    const void* w; amp_dtype w_dtype;
+    const void* b; amp_dtype b_dtype;
+    void* y; amp_dtype y_dtype;
+    int accumulate;
+} ampi_conv2d_call;
 
-/* With few rows of weights, unfolding an image costs more than the product with it. So here it is not
-   unfolded: the image lies in FP32 with zeros around it (the *stage*), and row k of the unfolded image is the
-   stage seen from term k's `at`. Each sum has the terms of the product in the product's order, so the bits are the
-   same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
-                    a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
-   i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
-   as in ampi_micro. Weights may lie in panels, each for the rows that a kernel takes at once; `panel`: floats of one,
-   or 0, where they do not. */
-typedef struct ampi_term { uint32_t at, from; } ampi_term;
-/* Of words, two terms are one: a holds words of two weights, found by the first term's `from`; the low halves of what
-   lies at the first term's `at`, and the high ones of what lies at the second's, are the words of b. */
-typedef struct ampi_taps {
-    const float* a; size_t rs, a_step, panel;
-    const float* b; size_t b_step, b_next;
-    const ampi_term* terms; size_t k, repeat;
-    const float* bias;                            /* NULL: none */
-    float* t; size_t ldt, vectors;
-    int first, last;
-} ampi_taps;
+/* The product of the first group, and elements from the operands of one group to those of the next. */
+typedef struct ampi_convolution {
+    ampi_product s;
+    ampi_unfold a, b;                  /* of s.a and s.b, where they are images */
+    size_t groups, images, a_group, b_group, c_group, bias_group;
+} ampi_convolution;
 
-#if AMPI_X86 || AMPI_NEON
-enum { AMPI_V16_TERMS = 1, AMPI_V8_TERMS = 1, AMPI_V4_TERMS = 1, AMPI_B16_TERMS = 2 };
-#define AMPI_V16_TAKE(b, term) AMPI_V16_LOAD((b) + (term)->at)
-#define AMPI_V8_TAKE(b, term) AMPI_V8_LOAD((b) + (term)->at)
-#define AMPI_V4_TAKE(b, term) AMPI_V4_LOAD((b) + (term)->at)
-#define AMPI_B16_TAKE(b, term) ampi_take_words(b, term)
-#define AMPI_TAPS_BIAS(i, p, o, V) \
-    x = AMPI_##V##_SPREAD(bias[i]);                                                                 \
-    c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);                                                      \
-    if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);                                             \
-    if (three) c##i##2 = AMPI_##V##_FMA(one, x, c##i##2);
-#define AMPI_TAPS(name, V, ROWS, vectors)                                                           \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
-        const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
-        const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
-        const ampi_term *term, *end = u->terms + u->k;                                              \
-        float* t = u->t;                                                                            \
-        size_t r;                                                                                   \
-        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1, one = AMPI_##V##_SPREAD(1.0f);           \
-        ROWS(AMPI_MICRO_ZERO, V)                                                                    \
-        if (!u->first) { const float* old = t; ROWS(AMPI_MICRO_READ, V) }                           \
-        for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
-            for (term = u->terms; term < end; term += AMPI_##V##_TERMS) {                           \
-                const float *p0 = a + term->from, *p3 = p0 + 3 * rs;                                \
-                const float *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs, *p12 = p9 + 3 * rs;               \
-                b0 = AMPI_##V##_TAKE(stage, term);                                                  \
-                if (two) b1 = AMPI_##V##_TAKE(stage + b_next, term);                                \
-                if (three) b2 = AMPI_##V##_TAKE(stage + 2 * b_next, term);                          \
-                ROWS(AMPI_MICRO_STEP, V)                                                            \
-                (void)p3; (void)p6; (void)(p9 == p12);                                              \
-            }                                                                                       \
-        if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
-        if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
-        ROWS(AMPI_MICRO_WRITE, V)                                                                   \
-        (void)ldo; (void)b_next; (void)b2;                                                          \
-        ampi_clear_upper();                                                                         \
-    }
-/* One row, as many neighbouring vectors as the list has: two would wait for each other's sums. */
-#define AMPI_LINE_STEP(i, p, o, V) \
-    c##i##0 = AMPI_##V##_FMA(x, AMPI_##V##_LOAD(b + i * AMPI_##V##_LANES), c##i##0);
-#define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
-#define AMPI_LINE(name, V, LIST)                                                                    \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        enum { two = 0, three = 0 };                                                                \
-        const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
-        const float *a = u->a, *stage = u->b, *old = u->t;                                          \
-        const ampi_term *term, *end = u->terms + u->k;                                              \
-        float* t = u->t;                                                                            \
-        size_t r;                                                                                   \
-        AMPI_##V##_T x, one = AMPI_##V##_SPREAD(1.0f);                                              \
-        LIST(AMPI_MICRO_ZERO, V)                                                                    \
-        if (!u->first) { LIST(AMPI_MICRO_READ, V) }                                                 \
-        for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
-            for (term = u->terms; term < end; term++) {                                             \
-                const float* b = stage + term->at;                                                  \
-                x = AMPI_##V##_SPREAD(a[term->from]);                                               \
-                LIST(AMPI_LINE_STEP, V)                                                             \
-            }                                                                                       \
-        if (u->bias) { x = AMPI_##V##_SPREAD(u->bias[0]); LIST(AMPI_LINE_BIAS, V) }                 \
-        if (u->last) { LIST(AMPI_MICRO_CLEAN, V) }                                                  \
-        LIST(AMPI_MICRO_WRITE, V)                                                                   \
-        ampi_clear_upper();                                                                         \
-    }
-#define AMPI_TAPS_PAIR(V, R) \
-    AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 1)                                         \
-    AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
-#define AMPI_TAPS_CASE(V, R) \
-    case R: if (u->vectors == 2) ampi_taps_##V##_##R##_2(u); else ampi_taps_##V##_##R##_1(u); break;
-#define AMPI_TAPS_WIDE(V, R) AMPI_TAPS(ampi_taps_##V##_##R##_3, V, AMPI_ROWS_##R, 3)
-#define AMPI_TAPS_WIDE_CASE(V, R) case R: ampi_taps_##V##_##R##_3(u); break;
-#endif
-
-#if AMPI_X86
-AMPI_BY_ROWS(ampi_taps_of_two, ampi_taps, V16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
-AMPI_BY_ROWS(ampi_taps_of_three, ampi_taps, V16, AMPI_UP_TO_8, AMPI_TAPS_WIDE, AMPI_TAPS_WIDE_CASE)
-AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
-    if (u->vectors == 3) ampi_taps_of_three(rows, u);
-    else ampi_taps_of_two(rows, u);
+AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
+    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
-#if AMPI_PAIRS
-AMPI_TARGET_PAIRS AMPI_VECTOR __m512 ampi_take_words(const float* b, const ampi_term* terms) {
-    const __m512i low = _mm512_loadu_si512(b + terms[0].at), high = _mm512_loadu_si512(b + terms[1].at);
-    return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+AMPI_FN void ampi_operand_advance(ampi_operand* v, ampi_unfold* image, size_t by) {
+    v->data = ampi_at(v->data, v->dtype, by);
+    if (!v->image) return;
+    image->elements -= by;
+    v->image = image;
 }
-AMPI_BY_ROWS(ampi_taps_pairs, ampi_taps, B16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
-#endif
-AMPI_BY_ROWS(ampi_taps_avx2, ampi_taps, V8, AMPI_UP_TO_6, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
-AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
-AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
-#elif AMPI_NEON
-AMPI_BY_ROWS(ampi_taps_neon, ampi_taps, V4, AMPI_UP_TO_12, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
-AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
-#endif
-
-/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds; wide: rows with three vectors, 0 where two
-   are better. line4 and line8: one row, 4 or 8 vectors. */
-typedef struct ampi_taps_isa {
-    size_t mr, wide, lanes;
-    void (*run)(size_t rows, const ampi_taps* u);
-    void (*line4)(const ampi_taps* u);
-    void (*line8)(const ampi_taps* u);
-} ampi_taps_isa;
-AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
-    static const ampi_taps_isa none = { 0, 0, 0, NULL, NULL, NULL };
-#if AMPI_X86
-    static const ampi_taps_isa avx2 = { 6, 0, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
-    static const ampi_taps_isa avx512 = { 14, 0, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
-    static const ampi_taps_isa wide = { 14, 8, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
-    if (AMPI_IN_AVX512) return ampi_leans_on_l3() ? avx512 : wide;
-    if (ampi_simd() == AMP_ISA_AVX2) return avx2;
-#elif AMPI_NEON
-    static const ampi_taps_isa neon = { 12, 0, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
-    if (ampi_simd() == AMP_ISA_NEON) return neon;
-#endif
-    return none;
-}
-
-/* All rows of up to three vectors of sums, in blocks as equal as can be. */
-AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
-    const float *a = u->a, *bias = u->bias;
-    size_t blocks = ampi_div_up(rows, u->vectors == 3 ? g->wide : g->mr), low, high, q;
-    float* t = u->t;
-    for (q = 0, low = 0; q < blocks; q++, low = high) {
-        high = (q + 1) * rows / blocks;
-        u->a = a + (u->panel > 0 ? q * u->panel : low * u->rs);
-        u->bias = bias ? bias + low : NULL;
-        u->t = t + low * u->ldt;
-        g->run(high - low, u);
-    }
-    u->a = a; u->bias = bias; u->t = t;
-}
-/* Of so many vectors that are left, those that are next: two, or three where that leaves no single one, and where rows
-   are not just one or two blocks of mr; of so few that two would have them wait for loads, three as well. */
-AMPI_FN size_t ampi_taps_vectors(const ampi_taps_isa* g, size_t rows, size_t left) {
-    const int wide = g->wide > 0 && (rows > 28 || (rows > 14 && rows <= 16) || rows <= g->wide);
-    return wide && left > 2 && left != 4 ? 3 : ampi_min_size(left, 2);
-}
-/* All of t[rows][n], two or three neighbouring vectors at a time, or more of a single row. */
-AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
-    const float* b = u->b;
-    float* t = u->t;
-    size_t j, vectors;
-    u->b_next = g->lanes;
-    for (j = 0; j < n; j += vectors * g->lanes) {
-        const size_t left = ampi_div_up(n - j, g->lanes);
-        u->b = b + j;
-        u->t = t + j;
-        vectors = rows > 1 || left <= 2 ? ampi_taps_vectors(g, rows, left) : left <= 6 ? 4 : 8;
-        u->vectors = vectors;
-        if (vectors <= 3) ampi_taps_rows(g, u, rows);
-        else if (vectors == 4) g->line4(u);
-        else g->line8(u);
-    }
-    u->b = b; u->t = t;
-}
-
-/* A strip of pixels, or two, `apart` in the image, where lanes are channels (see ampi_spread): row i of a kernel is a
-   pixel of the first strip, row 7 + i one of the second; b are weights of a panel's results. A term adds to the pixels
-   in `rows` alone (bit i), which are all but those where it would add a weight times the margin's zero:
-     t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms whose rows have bit i, of
-               a[r*a_step + from + i] * b[r*b_step + at + j],
-   and t2 likewise, with bit 7 + i and a[r*a_step + from + apart + i]. */
-typedef struct ampi_strip_term { uint32_t at, from, rows; } ampi_strip_term;
-/* columns: 3 if all terms are like the first three, which are the columns of a kernel row, in one row after the other;
-   it takes fewer instructions to find them then. Otherwise 1. */
-typedef struct ampi_strips {
-    const float* a; size_t a_step, apart;
-    const float* b; size_t b_step;
-    const ampi_strip_term* terms; size_t k, columns, repeat;
-    float *t, *t2; size_t ldt, length, vectors;
-    int first;
-} ampi_strips;
-
-/* The longest: of two strips, of one of three vectors, of one of two with 8 lanes; and the shortest. */
-enum { AMPI_STRIP = 7, AMPI_STRIP_ALONE = 8, AMPI_STRIP_EIGHT = 6, AMPI_STRIP_LEAST = 4 };
-
-#if AMPI_X86
-#define AMPI_STRIP_4(X, V) X(0, p, 0, V) X(1, p, 1, V) X(2, p, 2, V) X(3, p, 3, V)
-#define AMPI_STRIP_5(X, V) AMPI_STRIP_4(X, V) X(4, p, 4, V)
-#define AMPI_STRIP_6(X, V) AMPI_STRIP_5(X, V) X(5, p, 5, V)
-#define AMPI_STRIP_7(X, V) AMPI_STRIP_6(X, V) X(6, p, 6, V)
-#define AMPI_STRIP_8(X, V) AMPI_STRIP_7(X, V) X(7, p, 7, V)
-#define AMPI_STRIPS_4(X, V) AMPI_STRIP_4(X, V) X(7, q, 0, V) X(8, q, 1, V) X(9, q, 2, V) X(10, q, 3, V)
-#define AMPI_STRIPS_5(X, V) AMPI_STRIPS_4(X, V) X(4, p, 4, V) X(11, q, 4, V)
-#define AMPI_STRIPS_6(X, V) AMPI_STRIPS_5(X, V) X(5, p, 5, V) X(12, q, 5, V)
-#define AMPI_STRIPS_7(X, V) AMPI_STRIPS_6(X, V) X(6, p, 6, V) X(13, q, 6, V)
-#define AMPI_STRIP_READ(i, p, o, V) \
-    c##i##0 = AMPI_##V##_LOAD(t_##p + o * ldt);                                                     \
-    if (two) c##i##1 = AMPI_##V##_LOAD(t_##p + o * ldt + AMPI_##V##_LANES);                         \
-    if (three) c##i##2 = AMPI_##V##_LOAD(t_##p + o * ldt + 2 * AMPI_##V##_LANES);
-#define AMPI_STRIP_WRITE(i, p, o, V) \
-    AMPI_##V##_STORE(t_##p + o * ldt, c##i##0);                                                     \
-    if (two) AMPI_##V##_STORE(t_##p + o * ldt + AMPI_##V##_LANES, c##i##1);                         \
-    if (three) AMPI_##V##_STORE(t_##p + o * ldt + 2 * AMPI_##V##_LANES, c##i##2);
-#define AMPI_STRIP_SOME(i, p, o, V) if (some & 1u << i) { AMPI_MICRO_STEP(i, p, o, V) }
-#define AMPI_STRIP_LOAD(V, at) \
-    b0 = AMPI_##V##_LOAD(at);                                                                       \
-    if (two) b1 = AMPI_##V##_LOAD((at) + AMPI_##V##_LANES);                                         \
-    if (three) b2 = AMPI_##V##_LOAD((at) + 2 * AMPI_##V##_LANES);
-#define AMPI_STRIP_ALL(length) ((1u << (length)) - 1u)
-#define AMPI_STRIPS_ALL(length) (AMPI_STRIP_ALL(length) * (1u + (1u << AMPI_STRIP)))
-/* A column of a kernel row in a strip alone: it has all pixels, all but the first or all but the last. (There is no
-   last "else", as a compiler would move what all begin with before the choice, for which there are no registers.) */
-#define AMPI_STRIP_SIDE(V, STRIP, LENGTH) \
-    if (rows == AMPI_STRIP_ALL(LENGTH)) { STRIP(AMPI_MICRO_STEP, V) }                               \
-    else if (rows == AMPI_STRIP_ALL(LENGTH) - 1u) {                                                 \
-        enum { some = AMPI_STRIP_ALL(LENGTH) - 1u };                                                \
-        STRIP(AMPI_STRIP_SOME, V)                                                                   \
-    } else if (rows == AMPI_STRIP_ALL(LENGTH - 1)) {                                                \
-        enum { some = AMPI_STRIP_ALL(LENGTH - 1) };                                                 \
-        STRIP(AMPI_STRIP_SOME, V)                                                                   \
-    }
-#define AMPI_STRIP_COLUMNS(V, STRIP, LENGTH, WIDTH) \
-    if (u->columns == 3) {                                                                          \
-        const ampi_strip_term* o = u->terms;                                                        \
-        const uint32_t left = o[0].rows, right = o[2].rows;                                         \
-        const ptrdiff_t next = (ptrdiff_t)o[1].from - (ptrdiff_t)o[0].from;                         \
-        const ptrdiff_t last = (ptrdiff_t)o[2].from - (ptrdiff_t)o[0].from;                         \
-        for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                             \
-            for (term = u->terms; term < end; term += 3) {                                          \
-                const float *from = a + term->from, *at = w + term->at, *p = from;                  \
-                uint32_t rows = left;                                                               \
-                AMPI_STRIP_LOAD(V, at)                                                              \
-                AMPI_STRIP_SIDE(V, STRIP, LENGTH)                                                   \
-                p = from + next;                                                                    \
-                AMPI_STRIP_LOAD(V, at + WIDTH)                                                      \
-                STRIP(AMPI_MICRO_STEP, V)                                                           \
-                p = from + last;                                                                    \
-                rows = right;                                                                       \
-                AMPI_STRIP_LOAD(V, at + 2 * WIDTH)                                                  \
-                AMPI_STRIP_SIDE(V, STRIP, LENGTH)                                                   \
-            }                                                                                       \
-    } else
-#define AMPI_STRIPS_COLUMNS(V, STRIPS, LENGTH, WIDTH)
-/* What only the second strip needs. */
-#define AMPI_STRIP_SECOND(declaration)
-#define AMPI_STRIPS_SECOND(declaration) declaration
-#define AMPI_STRIPS(name, V, FORM, LENGTH, WIDTH, vectors) \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_strips* u) {                                     \
-        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
-        const size_t ldt = u->ldt;                                                                  \
-        FORM##_SECOND(const size_t apart = u->apart;)                                               \
-        const float *a = u->a, *w = u->b;                                                           \
-        const ampi_strip_term *term, *end = u->terms + u->k;                                        \
-        float* t_p = u->t;                                                                          \
-        FORM##_SECOND(float* t_q = u->t2;)                                                          \
-        size_t r;                                                                                   \
-        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
-        FORM##_##LENGTH(AMPI_MICRO_ZERO, V)                                                         \
-        if (!u->first) { FORM##_##LENGTH(AMPI_STRIP_READ, V) }                                      \
-        FORM##_COLUMNS(V, FORM##_##LENGTH, LENGTH, WIDTH)                                           \
-            for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                         \
-                for (term = u->terms; term < end; term++) {                                         \
-                    const float* p = a + term->from;                                                \
-                    FORM##_SECOND(const float* q = p + apart;)                                      \
-                    const uint32_t some = term->rows;                                               \
-                    AMPI_STRIP_LOAD(V, w + term->at)                                                \
-                    if (some == FORM##_ALL(LENGTH)) { FORM##_##LENGTH(AMPI_MICRO_STEP, V) }         \
-                    else { FORM##_##LENGTH(AMPI_STRIP_SOME, V) }                                    \
-                }                                                                                   \
-        FORM##_##LENGTH(AMPI_STRIP_WRITE, V)                                                        \
-        (void)b2;                                                                                   \
-        ampi_clear_upper();                                                                         \
-    }
-#define AMPI_STRIPS_PAIR(L) \
-    AMPI_STRIPS(ampi_strips_V16_##L##_1, V16, AMPI_STRIPS, L, 32, 1)                                \
-    AMPI_STRIPS(ampi_strips_V16_##L##_2, V16, AMPI_STRIPS, L, 32, 2)
-AMPI_STRIPS_PAIR(4) AMPI_STRIPS_PAIR(5) AMPI_STRIPS_PAIR(6) AMPI_STRIPS_PAIR(7)
-AMPI_FN void ampi_strips_avx512(const ampi_strips* u) {
-    static void (*const run[4][2])(const ampi_strips*) = {
-        { ampi_strips_V16_4_1, ampi_strips_V16_4_2 }, { ampi_strips_V16_5_1, ampi_strips_V16_5_2 },
-        { ampi_strips_V16_6_1, ampi_strips_V16_6_2 }, { ampi_strips_V16_7_1, ampi_strips_V16_7_2 }
-    };
-    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
-}
-#define AMPI_STRIP_WIDE(L) \
-    AMPI_STRIPS(ampi_strip_V16_##L##_1, V16, AMPI_STRIP, L, 48, 1)                                  \
-    AMPI_STRIPS(ampi_strip_V16_##L##_2, V16, AMPI_STRIP, L, 48, 2)                                  \
-    AMPI_STRIPS(ampi_strip_V16_##L##_3, V16, AMPI_STRIP, L, 48, 3)
-AMPI_STRIP_WIDE(4) AMPI_STRIP_WIDE(5) AMPI_STRIP_WIDE(6) AMPI_STRIP_WIDE(7) AMPI_STRIP_WIDE(8)
-#define AMPI_STRIP_LINE(L) { ampi_strip_V16_##L##_1, ampi_strip_V16_##L##_2, ampi_strip_V16_##L##_3 }
-AMPI_FN void ampi_strip_avx512(const ampi_strips* u) {
-    static void (*const run[5][3])(const ampi_strips*) = {
-        AMPI_STRIP_LINE(4), AMPI_STRIP_LINE(5), AMPI_STRIP_LINE(6), AMPI_STRIP_LINE(7), AMPI_STRIP_LINE(8)
-    };
-    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
-}
-#if AMPI_PAIRS
-#define AMPI_STRIPS_WORDS(L) \
-    AMPI_STRIPS(ampi_strips_B16_##L##_1, B16, AMPI_STRIPS, L, 32, 1)                                \
-    AMPI_STRIPS(ampi_strips_B16_##L##_2, B16, AMPI_STRIPS, L, 32, 2)
-AMPI_STRIPS_WORDS(4) AMPI_STRIPS_WORDS(5) AMPI_STRIPS_WORDS(6) AMPI_STRIPS_WORDS(7)
-AMPI_FN void ampi_strips_words(const ampi_strips* u) {
-    static void (*const run[4][2])(const ampi_strips*) = {
-        { ampi_strips_B16_4_1, ampi_strips_B16_4_2 }, { ampi_strips_B16_5_1, ampi_strips_B16_5_2 },
-        { ampi_strips_B16_6_1, ampi_strips_B16_6_2 }, { ampi_strips_B16_7_1, ampi_strips_B16_7_2 }
-    };
-    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
-}
-#endif
-AMPI_STRIPS(ampi_strip_V8_4, V8, AMPI_STRIP, 4, 16, 2)
-AMPI_STRIPS(ampi_strip_V8_5, V8, AMPI_STRIP, 5, 16, 2)
-AMPI_STRIPS(ampi_strip_V8_6, V8, AMPI_STRIP, 6, 16, 2)
-AMPI_FN void ampi_strip_avx2(const ampi_strips* u) {
-    static void (*const run[3])(const ampi_strips*) = { ampi_strip_V8_4, ampi_strip_V8_5, ampi_strip_V8_6 };
-    run[u->length - AMPI_STRIP_LEAST](u);
-}
-#endif
-
-/* dst[i] = src[2*i], i < n. By fours as long as more follows: so what is read stays inside the row. */
-AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
-    size_t i = 0;
-#if AMPI_X86 && defined(__x86_64__)
-    for (; i + 4 < n; i += 4)
-        _mm_storeu_ps(dst + i, _mm_shuffle_ps(_mm_loadu_ps(src + 2 * i), _mm_loadu_ps(src + 2 * i + 4), 0x88));
-#elif AMPI_NEON
-    for (; i + 4 < n; i += 4) vst1q_f32(dst + i, vld2q_f32(src + 2 * i).val[0]);
-#endif
-    for (; i < n; i++) dst[i] = src[2 * i];
-}
-/* dst[2*i] = src[i], i < n. By fours likewise, which write again what lies between. */
-AMPI_INLINE void ampi_copy_to_even(float* dst, const float* src, size_t n) {
-    size_t i = 0;
-#if AMPI_X86 && defined(__x86_64__)
-    for (; i + 4 < n; i += 4) {
-        const __m128 v = _mm_loadu_ps(src + i);
-        const __m128 odd = _mm_shuffle_ps(_mm_loadu_ps(dst + 2 * i), _mm_loadu_ps(dst + 2 * i + 4), 0xdd);
-        _mm_storeu_ps(dst + 2 * i, _mm_unpacklo_ps(v, odd));
-        _mm_storeu_ps(dst + 2 * i + 4, _mm_unpackhi_ps(v, odd));
-    }
-#elif AMPI_NEON
-    for (; i + 4 < n; i += 4) {
-        float32x4x2_t v = vld2q_f32(dst + 2 * i);
-        v.val[0] = vld1q_f32(src + i);
-        vst2q_f32(dst + 2 * i, v);
-    }
-#endif
-    for (; i < n; i++) dst[2 * i] = src[i];
-}
-/* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. Between places of dst two
-   apart nothing may be written meanwhile. */
-AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_step, const float* src,
-                                     size_t lds, size_t src_step, size_t rows, size_t n) {
-    size_t r, i;
-    (void)hw;
-    if (dst_step == 1 && src_step == 1)
-        for (r = 0; r < rows; r++) ampi_copy_floats(dst + r * ldd, src + r * lds, n);
-    else if (src_step == 2)
-        for (r = 0; r < rows; r++) ampi_copy_even(dst + r * ldd, src + r * lds, n);
-    else if (dst_step == 2)
-        for (r = 0; r < rows; r++) ampi_copy_to_even(dst + r * ldd, src + r * lds, n);
-    else
-        for (r = 0; r < rows; r++)
-            for (i = 0; i < n; i++) dst[r * ldd + i * dst_step] = src[r * lds + i * src_step];
-}
-AMPI_KERNEL(ampi_copy_rows,
-            (float* dst, size_t ldd, size_t dst_step, const float* src, size_t lds, size_t src_step,
-             size_t rows, size_t n),
-            dst, ldd, dst_step, src, lds, src_step, rows, n)
-
-#if AMPI_PAIRS
-/* Is nothing subnormal in the products of all of x and all of y? */
-AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
-    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
-    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
-}
-#endif
-
-/* --- direct convolution: outputs and input gradients --------------------------------------- */
-
-#if AMPI_PAIRS && defined(__x86_64__)
-/* Of a convolution of BF16, the sources of two neighbouring terms can be one word, and so can their weights. The stage
-   holds each number twice, in both halves of 32 bits: so a term's low half and its neighbour's high half are at hand
-   wherever they lie. Not of one result, whose kernels have no words. */
-AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const void* w, size_t nw) {
-    return rows > 1 && AMPI_IN_PAIRS && ampi_conv2d_normal(x, nx, w, nw);
-}
-AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) {
-    static const ampi_taps_isa words = { 14, 0, 16, ampi_taps_pairs, NULL, NULL };
-    return words;
-}
-/* n numbers, each of them in both halves. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 m = ampi_first_x16(n - i);
-        const __m512i v = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, src + i));
-        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(v, _mm512_maskz_slli_epi32(AMPI_ALL16, v, 16)));
-    }
-    ampi_clear_upper();
-}
-#else
-AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const void* w, size_t nw) {
-    (void)rows; (void)x; (void)nx; (void)w; (void)nw;
-    return 0;
-}
-AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) { return ampi_taps_isa_now(); }
-AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src, size_t n) { (void)dst; (void)src; (void)n; }
-#endif
-
-/* Weights of BF16 as words, in the order of a result's terms: of two source channels at one kernel position, and of a
-   last one alone the neighbours, with a zero behind an odd one. w: those of result 0; elements to the next result, and
-   to the next source channel; words of a result. */
-typedef struct ampi_filter { const uint16_t* w; size_t next, channel, depth, taps, words; } ampi_filter;
-AMPI_FN ampi_filter ampi_filter_of(const ampi_conv2d* c, int back, const uint16_t* w, size_t g) {
-    ampi_filter v;
-    v.w = w + g * c->og * c->cg * c->taps;
-    v.next = back ? c->taps : c->cg * c->taps;
-    v.channel = back ? c->cg * c->taps : c->taps;
-    v.depth = back ? c->og : c->cg;
-    v.taps = c->taps;
-    v.words = ampi_div_up(v.depth * v.taps, 2);
-    return v;
-}
-/* dst: the weights at w, `pairs` pairs of source channels. */
-AMPI_FN void ampi_pair_up(const ampi_filter* v, const uint16_t* w, size_t pairs, uint16_t* dst) {
-    size_t i;
-#if AMPI_X86
-    if (AMPI_IN_AVX512) {
-        ampi_words_of_planes((float*)(void*)dst, w, v->channel, v->taps, pairs);
-        return;
-    }
-#endif
-    for (; pairs > 0; pairs--, w += 2 * v->channel)
-        for (i = 0; i < v->taps; i++, dst += 2) {
-            dst[0] = w[i];
-            dst[1] = w[v->channel + i];
-        }
-}
-/* Those of result r and of source channels [ch, end), ch even. */
-AMPI_FN void ampi_filter_words(const ampi_filter* v, size_t r, size_t ch, size_t end, uint16_t* dst) {
-    const uint16_t* w = v->w + r * v->next + ch * v->channel;
-    const size_t pairs = (end - ch) / 2;
-    ampi_pair_up(v, w, pairs, dst);
-    if ((end - ch) % 2 == 0) return;
-    dst += 2 * pairs * v->taps;
-    memcpy(dst, w + 2 * pairs * v->channel, v->taps * sizeof *w);
-    if (v->taps % 2) dst[v->taps] = 0;
-}
-/* All of them, of all groups. */
-AMPI_FN void ampi_all_words(const ampi_conv2d* c, int back, const uint16_t* w, uint16_t* dst) {
-    size_t g, r;
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        const ampi_filter v = ampi_filter_of(c, back, w, g);
-        for (r = 0; r < (back ? c->cg : c->og); r++, dst += 2 * v.words) ampi_filter_words(&v, r, 0, v.depth, dst);
-    }
-}
-
-/* One side (height or width). The result's places are dealt out to `parts`: u of part r is place parts*u + r.
-   The source's are dealt out to `classes` likewise. Then what part r takes at kernel place a is always one
-   class, shifted: an output's u sees source place stride*u + a*dilation - pad; a pixel's gradient, place
-   stride*u + r, comes from output place (stride*u + r + pad - a*dilation) / stride, if that is whole. */
-typedef struct ampi_side {
-    int back;                                     /* 1: the result is the input's gradient */
-    int64_t source, result, kernel, stride, pad, dilation;
-    int64_t parts, classes, low, high;            /* the shifts lie in [low, high] */
-} ampi_side;
-
-/* 0: part r takes nothing at kernel place a. */
-AMPI_FN int ampi_side_tap(const ampi_side* s, int64_t r, int64_t a, int64_t* shift, int64_t* cls) {
-    int64_t v = s->back ? r + s->pad - a * s->dilation : a * s->dilation - s->pad;
-    *shift = v / s->stride - (v % s->stride < 0);
-    *cls = v - *shift * s->stride;
-    return !s->back || *cls == 0;
-}
-AMPI_FN ampi_side ampi_side_of(int back, int source, int result, int kernel, int stride, int pad,
-                               int dilation) {
-    ampi_side s;
-    int64_t r, a, shift, cls;
-    s.back = back;
-    s.source = source; s.result = result; s.kernel = kernel;
-    s.stride = stride; s.pad = pad; s.dilation = dilation;
-    s.parts = back ? stride : 1;
-    s.classes = back ? 1 : stride;
-    s.low = 0; s.high = 0;
-    for (r = 0; r < s.parts; r++)
-        for (a = 0; a < kernel; a++) {
-            if (!ampi_side_tap(&s, r, a, &shift, &cls)) continue;
-            s.low = ampi_min_i64(s.low, shift);
-            s.high = shift > s.high ? shift : s.high;
-        }
+/* The product of a group, in *one. */
+AMPI_FN const ampi_product* ampi_group_of(const ampi_convolution* v, size_t group, ampi_convolution* one) {
+    ampi_product* s = &one->s;
+    *one = *v;
+    ampi_operand_advance(&s->a, &one->a, group * v->a_group);
+    ampi_operand_advance(&s->b, &one->b, group * v->b_group);
+    s->c.data = (char*)s->c.data + group * v->c_group * ampi_type_size(s->c.dtype);
+    s->c.bias = ampi_at(s->c.bias, s->c.bias_dtype, group * v->bias_group);
     return s;
 }
-AMPI_FN void ampi_conv2d_sides(const ampi_conv2d* c, int back, ampi_side* h, ampi_side* w) {
-    const amp_conv2d_shape* s = &c->s;
-    *h = ampi_side_of(back, back ? c->out_h : s->height, back ? s->height : c->out_h, s->kernel_h, s->stride_h,
-                      s->pad_h, s->dilation_h);
-    *w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
-                      s->pad_w, s->dilation_w);
+
+/* x as the forward pass reads it. */
+AMPI_FN ampi_unfold ampi_unfold_x(const ampi_conv2d* c) {
+    ampi_unfold g;
+    memset(&g, 0, sizeof g);
+    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w; g.pixels = c->out_pixels;
+    g.taps_h = (size_t)c->s.kernel_h; g.taps_w = (size_t)c->s.kernel_w; g.taps = c->taps;
+    g.first_h = -c->s.pad_h; g.next_h = c->s.dilation_h; g.step_h = c->s.stride_h;
+    g.first_w = -c->s.pad_w; g.next_w = c->s.dilation_w; g.step_w = c->s.stride_w;
+    g.height = c->s.height; g.width = c->s.width;
+    g.channels = c->cg; g.plane = c->in_pixels; g.image = (size_t)c->s.channels * c->in_pixels;
+    g.elements = c->x_count;
+    return g;
 }
-/* 1: some kernel place takes class `cls` of the source. */
-AMPI_FN int ampi_side_uses(const ampi_side* s, int64_t cls) {
-    int64_t r, a, shift, taken;
-    for (r = 0; r < s->parts; r++)
-        for (a = 0; a < s->kernel; a++)
-            if (ampi_side_tap(s, r, a, &shift, &taken) && taken == cls) return 1;
-    return 0;
+/* dy, each pixel by itself. */
+AMPI_FN ampi_unfold ampi_unfold_dy(const ampi_conv2d* c) {
+    ampi_unfold g;
+    memset(&g, 0, sizeof g);
+    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w; g.pixels = c->out_pixels;
+    g.taps_h = g.taps_w = g.taps = 1;
+    g.step_h = g.step_w = 1;
+    g.height = c->out_h; g.width = c->out_w;
+    g.channels = c->og; g.plane = c->out_pixels; g.image = (size_t)c->s.out_channels * c->out_pixels;
+    g.elements = c->y_count;
+    return g;
 }
-/* How many places part (or class) r of `of` has among `size`. */
-AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
-/* Zeros that the results need beside a row of a class: behind it, or before it. */
-AMPI_FN size_t ampi_side_gap(const ampi_side* s) {
-    int64_t right = ampi_side_count(s->result, s->parts, 0) + s->high - ampi_side_count(s->source, s->classes, 0);
-    return (size_t)(right > -s->low ? right : -s->low);
+/* Planes that are read as they lie are one long row. */
+AMPI_FN void ampi_unfold_flat(ampi_unfold* g) {
+    if (g->taps != 1 || g->step_h != 1 || g->step_w != 1 || g->first_h != 0 || g->first_w != 0
+        || g->rows != (size_t)g->height || g->cols != (size_t)g->width || g->pixels > 0x7fffffff) return;
+    g->rows = 1; g->cols = g->pixels;
+    g->height = 1; g->width = (int)g->pixels;
+}
+AMPI_FN ampi_operand ampi_unfolded(const void* data, amp_dtype t, int along_k, const ampi_unfold* g) {
+    ampi_operand v = ampi_matrix(data, t, 0, along_k);
+    v.image = g;
+    return v;
+}
+AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, size_t m,
+                                   size_t n, size_t k) {
+    memset(v, 0, sizeof *v);
+    ampi_product_init(&v->s, m, n, k, u->y, u->y_dtype, 0);
+    v->s.c.beta = u->accumulate ? 1.0f : 0.0f;
+    v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
-/* Largest stride and kernel; floats of the stage, of a row of sums, of all sums, of all weights; rows that always
-   pay. */
-enum { AMPI_STENCIL_STRIDE = 4, AMPI_STENCIL_SIDE = 65536, AMPI_STENCIL_KERNEL = 64,
-       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_LINE = 4096, AMPI_STENCIL_SUMS = 131072,
-       AMPI_STENCIL_WEIGHTS = 262144, AMPI_STENCIL_ROWS = 64 };
-/* On the stack: floats of a slot; most results, and those of outputs with a kernel of one place (measured). */
-enum { AMPI_STENCIL_SLOT = AMPI_GEMM_STACK / 3 * 2, AMPI_STENCIL_FEW = 64, AMPI_STENCIL_FEW_ONE = 16 };
-
-AMPI_FN int ampi_side_fits(int size, int out, int kernel, int stride, int pad, int dilation) {
-    return size <= AMPI_STENCIL_SIDE && out <= AMPI_STENCIL_SIDE && kernel <= AMPI_STENCIL_KERNEL
-           && stride <= AMPI_STENCIL_STRIDE && pad <= AMPI_STENCIL_SIDE && dilation <= AMPI_STENCIL_SIDE;
+/* y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. */
+AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
+    const size_t k = c->cg * c->taps;
+    ampi_result* y = &v->s.c;
+    ampi_convolution_init(v, c, u, c->og, (size_t)c->s.n * c->out_pixels, k);
+    v->b = ampi_unfold_x(c);
+    ampi_unfold_flat(&v->b);
+    v->s.a = ampi_matrix(u->w, u->w_dtype, k, 1);
+    v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
+    y->row = y->part = y->cols = c->out_pixels;
+    y->image = (size_t)c->s.out_channels * c->out_pixels;
+    y->bias = u->b; y->bias_dtype = ampi_dtype(u->b_dtype);
+    y->bias_per_row = 1;
+    v->a_group = c->og * k; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * c->out_pixels;
+    v->bias_group = c->og;
 }
 
-/* A direct convolution. The stage holds, channel by channel and class by class, rows of `pitch` floats:
-   a row's `gap` zeros serve as the left margin of the next row too. Positions p = u_h * pitch + u_w run over
-   the rows without a break; those inside the gap are computed and dropped. A task is one image, one group,
-   and a band of `band` rows u_h. */
-typedef struct ampi_stencil {
-    const ampi_conv2d* c;
-    ampi_taps_isa isa;
-    ampi_side h, w;
-    size_t rows, depth, k;                        /* of a group: results, source channels, depth * taps */
-    size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
-    size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
-    int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
-    size_t panels, panel;                         /* of packed weights, and the rows of one */
-    int words;                                    /* see ampi_taps_are_words */
-    int biased;
-    char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
-    size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
-    const void* source; amp_dtype source_dtype;
-    void* result; amp_dtype result_dtype;
-    int found;                                    /* a result of -0, see ampi_stencil_run */
-} ampi_stencil;
-
-/* Behind the stage lie zeros, as many as sums if an odd term is to have a neighbour. */
-AMPI_FN size_t ampi_stencil_zeros(const ampi_stencil* d) {
-    return d->gap + d->depth * d->channel_size + 4 * d->isa.lanes;
-}
-/* Sizes of the stage for bands of `band` rows. */
-AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
-    d->gap = ampi_side_gap(&d->w);
-    d->pitch = (size_t)ampi_side_count(d->w.source, d->w.classes, 0) + d->gap;
-    d->band = band;
-    d->class_rows = band + (size_t)(d->h.high - d->h.low);
-    d->class_size = d->class_rows * d->pitch;
-    d->channel_size = d->class_size * (size_t)(d->h.classes * d->w.classes);
-    d->ldt = ampi_round_up(band * d->pitch, 2 * d->isa.lanes) + AMPI_GEMM_GAP;
-    return ampi_stencil_zeros(d) + (d->k % 2 ? d->ldt : 0);
-}
-
-/* The largest band for which the stage and the sums have room, made smaller if threads would idle. */
-AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
-    size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0), fixed, most;
-    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_conv2d_threads(d->c);
-    ampi_stencil_stage(d, 1);
-    fixed = d->channel_size * d->depth;
-    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_LINE) return 0;
-    most = (AMPI_STENCIL_STAGE - fixed) / (d->depth * d->pitch * (size_t)(d->h.classes * d->w.classes)) + 1;
-    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_LINE / d->pitch), rows);
-    most = ampi_min_size(most, ampi_max_size(AMPI_STENCIL_SUMS / d->pitch / d->rows, 1));
-    d->bands = ampi_max_size((rows + most - 1) / most, ampi_min_size((threads + tasks - 1) / tasks, rows));
-    most = (rows + d->bands - 1) / d->bands;
-    d->bands = (rows + most - 1) / most;
-    ampi_stencil_stage(d, most);
-    return 1;
-}
-
-/* Scratch memory: terms, bias, weights; then for each slot a stage, sums, and plain planes on their way. */
-AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
-    size_t groups = (size_t)d->c->s.groups, stage = ampi_stencil_stage(d, d->band);
-    size_t in = d->class_rows * (size_t)(d->h.classes * d->w.source);
-    size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
-    d->at_bias = ampi_round_up(2 * (d->k + d->k % 2), 16);
-    d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->packs = d->h.parts * d->w.parts > 1;
-    d->at_packed = d->at_weights + ampi_round_up(d->c->w_count, 16);
-    d->panels = d->isa.wide || d->rows <= 16 ? 1 : ampi_div_up(d->rows, d->isa.mr);
-    d->panel = ampi_div_up(d->rows, d->panels);
-    d->at_slots = d->at_packed + (d->packs ? ampi_round_up(groups * d->k * d->panels * d->panel, 16) : 0);
-    d->at_sums = ampi_round_up(stage, 16);
-    d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
-    d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
-    d->slots = ampi_min_size(ampi_conv2d_threads(d->c), (size_t)d->c->s.n * groups * d->bands);
-}
-
-/* dx with strides can be had part by part (see ampi_dx_part): how many there are, or 0. Largest stride, most kernel
-   positions. */
-enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 64 };
-AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
-    const amp_conv2d_shape* s = &c->s;
-    if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
-        || c->taps > AMPI_PART_TAPS) return 0;
-    return (size_t)(s->stride_h * s->stride_w);
-}
-
-/* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
-   the input, or has it part by part (see ampi_dx_parts_run); but it has no gaps between rows, and weights that do not
-   fit the cache cost it less; those of the gradient with strides, which lie in panels, matter where lines are short, or
-   of one kernel position. For that gradient there is a choice with 8 lanes only (measured), if there are parts for all
-   types: channels in twos want an even number. */
-AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
-    const ampi_conv2d* c = d->c;
-    size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
-    if (c->s.stride_h == 1 && c->s.stride_w == 1)
-        return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
-               && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
-    if (d->h.back)
-        return d->isa.lanes != 8 || ampi_dx_parts(c) == 0 || c->og % 2 != 0
-               || (c->taps > 1 && (c->w_count <= AMPI_STENCIL_WEIGHTS || c->s.width >= c->s.stride_w * 4))
-               || (c->w_count <= AMPI_STENCIL_WEIGHTS && c->s.width >= c->s.stride_w * 8);
-    return c->w_count <= AMPI_STENCIL_WEIGHTS
-           && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
-}
-
-/* Whether shape c has a direct form (back: of its input's gradient), and its plan. */
-AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
-    const amp_conv2d_shape* s = &c->s;
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->isa = ampi_taps_isa_now();
-    d->rows = back ? c->cg : c->og;
-    d->depth = back ? c->og : c->cg;
-    d->k = d->depth * c->taps;
-    if (d->isa.mr == 0 || c->w_count > 8 * (size_t)AMPI_STENCIL_WEIGHTS
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
-    ampi_conv2d_sides(c, back, &d->h, &d->w);
-    if (!ampi_stencil_bands(d) || !ampi_stencil_pays(d)) return 0;
-    ampi_stencil_layout(d);
-    return 1;
-}
-/* Makes the bands so small that the stack has room for what slots share and the first one. 0: it has not. */
-AMPI_FN int ampi_stencil_shrink(ampi_stencil* d) {
-    const size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0);
-    const size_t most = d->c->taps == 1 && !d->h.back ? AMPI_STENCIL_FEW_ONE : AMPI_STENCIL_FEW;
-    if (d->rows > most) return 0;
-    while (d->at_slots + d->floats > AMPI_GEMM_STACK || d->floats > AMPI_STENCIL_SLOT) {
-        if (d->band == 1) return 0;
-        d->bands = ampi_div_up(rows, d->band - 1);
-        d->band = ampi_div_up(rows, d->bands);
-        ampi_stencil_layout(d);
+/* Pixels phase, phase + stride, ... of one side of the input meet the kernel positions first, first + next, ...,
+   `count` of them. Pixel phase + stride * i meets output i + offset at the first, and `step` outputs on at each next
+   one. */
+typedef struct ampi_phase { size_t count, pixels; int first, next, offset, step; } ampi_phase;
+AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int dilation, int stride) {
+    ampi_phase p;
+    int k;
+    memset(&p, 0, sizeof p);
+    p.pixels = phase < size ? (size_t)((size - phase - 1) / stride + 1) : 0;
+    p.next = 1;
+    for (k = kernel - 1; k >= 0; k--) {
+        if (((int64_t)phase + pad - (int64_t)k * dilation) % stride != 0) continue;
+        if (p.count++ > 0) p.next = p.first - k;
+        p.first = k;
     }
-    return 1;
+    if (p.count > 0) p.offset = (int)(((int64_t)phase + pad - (int64_t)p.first * dilation) / stride);
+    p.step = -(int)((int64_t)p.next * dilation / stride);
+    return p;
 }
-AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
-    ampi_stencil d;
-    return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+/* dx of one phase of the pixels: dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
+AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, int h, int w) {
+    const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
+    const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
+    const size_t taps = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
+    ampi_result* dx = &v->s.c;
+    ampi_convolution_init(v, c, u, c->cg, (size_t)c->s.n * ph.pixels * pw.pixels, c->og * taps);
+    v->b = ampi_unfold_dy(c);
+    v->b.rows = ph.pixels; v->b.cols = pw.pixels; v->b.pixels = ph.pixels * pw.pixels;
+    v->b.taps_h = ph.count; v->b.taps_w = pw.count; v->b.taps = taps;
+    v->b.first_h = ph.offset; v->b.next_h = ph.step;
+    v->b.first_w = pw.offset; v->b.next_w = pw.step;
+    ampi_unfold_flat(&v->b);
+    v->s.a = ampi_matrix(ampi_at(u->w, u->w_dtype, (size_t)ph.first * kernel_w + (size_t)pw.first),
+                         u->w_dtype, c->taps, 1);
+    v->s.a.taps = taps; v->s.a.taps_w = pw.count;
+    v->s.a.next_h = (size_t)ph.next * kernel_w; v->s.a.next_w = (size_t)pw.next;
+    v->s.a.output = c->cg * c->taps;
+    v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
+    dx->data = (char*)u->y + ((size_t)h * width + (size_t)w) * ampi_type_size(u->y_dtype);
+    dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
+    dx->part = ph.pixels * pw.pixels;
+    dx->cols = c->s.stride_h == 1 && c->s.stride_w == 1 ? dx->part : pw.pixels;
+    dx->next_row = (size_t)c->s.stride_h * width;
+    dx->image = (size_t)c->s.channels * c->in_pixels;
+    v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* Term k of part (rh, rw). 0: it has none. */
-AMPI_FN size_t ampi_stencil_term(const ampi_stencil* d, int64_t rh, int64_t rw, size_t k, ampi_term* term) {
-    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
-    const size_t run = ampi_paired(taps, d->swap ? d->depth / 2 * 2 : 0, k), ch = run / taps, tap = run % taps;
-    int64_t shift_h, shift_w, class_h, class_w;
-    size_t origin;
-    if (!ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
-        || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) return 0;
-    origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
-    term->at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-    term->from = (uint32_t)(d->words ? k / 2 : d->h.back ? ch * d->rows * taps + tap : run);
-    return 1;
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x; transposed, unless that would fill fewer lanes. */
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
+    const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
+    const size_t x_group = c->cg * c->in_pixels, dy_group = c->og * c->out_pixels;
+    const int transposed = weights * ampi_round_up(c->og, AMPI_LANES) <= c->og * ampi_round_up(weights, AMPI_LANES);
+    ampi_convolution_init(v, c, u, transposed ? weights : c->og, transposed ? c->og : weights, k);
+    v->a = transposed ? ampi_unfold_x(c) : ampi_unfold_dy(c);
+    v->b = transposed ? ampi_unfold_dy(c) : ampi_unfold_x(c);
+    ampi_unfold_flat(&v->a);
+    ampi_unfold_flat(&v->b);
+    v->s.a = transposed ? ampi_unfolded(u->w, u->w_dtype, 1, &v->a) : ampi_unfolded(u->x, u->x_dtype, 1, &v->a);
+    v->s.b = transposed ? ampi_unfolded(u->x, u->x_dtype, 1, &v->b) : ampi_unfolded(u->w, u->w_dtype, 1, &v->b);
+    v->s.c.row = transposed ? 1 : weights;
+    v->s.c.column = transposed ? weights : 1;
+    v->a_group = transposed ? x_group : dy_group;
+    v->b_group = transposed ? dy_group : x_group;
+    v->c_group = c->og * weights;
 }
-/* Terms [i, end) of part (rh, rw), how many they are. A half pair whose other half does not exist is left out: it would
-   add 0 * 0. Of words, which all exist then, it is a zero. */
-AMPI_FN size_t ampi_stencil_some(const ampi_stencil* d, int64_t rh, int64_t rw, size_t i, size_t end,
-                                 ampi_term* terms) {
-    size_t n = 0;
-    for (; i < end; i++) {
-        const size_t k = d->swap && !d->words ? i ^ 1u : i;
-        if (k < d->k) n += ampi_stencil_term(d, rh, rw, k, terms + n);
-        else if (d->words) terms[n++].at = (uint32_t)ampi_stencil_zeros(d);
+
+/* --- how it is computed ----------------------------------------------------------------------- */
+
+/* Floats that the weights of all groups take as FP32 rows, with a line for laying them out; 0 if they are such rows. */
+AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
+    const ampi_operand* a = &v->s.a;
+    if (a->dtype == AMP_F32 && a->taps == 0) return 0;
+    return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + ampi_round_up(a->output, AMPI_LANES) + AMPI_LANES;
+}
+AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
+    const ampi_operand all = v->s.a;
+    const size_t rows = v->s.m * v->s.k;
+    float* const line = room + ampi_round_up(v->groups * rows, AMPI_LANES);
+    size_t group;
+    if (ampi_wide_weights(v) == 0) return;
+    for (group = 0; group < v->groups; group++) {
+        ampi_operand w = all;
+        w.data = ampi_at(all.data, all.dtype, group * v->a_group);
+        if (w.taps == 0) ampi_load_f32(room + group * rows, w.data, w.dtype, 0, rows);
+        else ampi_kernels_now()->turn_weights(room + group * rows, &w, v->s.m, v->s.k / w.taps, line);
     }
-    return n;
-}
-/* The terms of each part: those of two channels, which all others repeat. */
-AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
-    const size_t two = 2 * d->c->taps, all = d->k + d->k % 2;
-    const size_t from = d->words ? d->c->taps : d->h.back ? two * d->rows : two;
-    int64_t rh, rw, class_h, class_w;
-    size_t n = 0, part = 0, i, each, last;
-    for (class_h = 0; class_h < d->h.classes; class_h++)
-        for (class_w = 0; class_w < d->w.classes; class_w++)
-            d->uses[class_h * d->w.classes + class_w] = (char)(ampi_side_uses(&d->h, class_h)
-                                                               && ampi_side_uses(&d->w, class_w));
-    for (rh = 0; rh < d->h.parts; rh++)
-        for (rw = 0; rw < d->w.parts; rw++, d->begin[++part] = n) {
-            each = ampi_stencil_some(d, rh, rw, 0, ampi_min_size(two, all), terms + n);
-            n += each;
-            for (i = two; i + two <= d->k; i += two)
-                for (last = n + each; n < last; n++) {
-                    terms[n].at = terms[n - each].at + (uint32_t)(2 * d->channel_size);
-                    terms[n].from = terms[n - each].from + (uint32_t)from;
-                }
-            n += ampi_stencil_some(d, rh, rw, i, all, terms + n);
-        }
+    ampi_clear_upper();
+    v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
+    v->a_group = rows;
 }
 
-/* All weights as FP32, and zeros up to a multiple of 4. 0: one of them is infinite or a NaN. */
-AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t, float* dst) {
-    int bad = 0;
-    ampi_load_f32(dst, w, t, 0, c->w_count);
-    memset(dst + c->w_count, 0, (ampi_round_up(c->w_count, 4) - c->w_count) * sizeof *dst);
-    ampi_find_infinite(&bad, dst, ampi_round_up(c->w_count, 4));
-    return !bad;
+/* The direct form pays where the second-level cache holds the image and the weights, and rows of y fill their
+   vectors; or where there are so few outputs that unfolding would cost as much as the product. */
+enum { AMPI_DIRECT_FLOATS = 1 << 17, AMPI_DIRECT_ROWS = 32 };
+AMPI_FN int ampi_is_direct(const ampi_convolution* v) {
+    const ampi_product* s = &v->s;
+    const size_t lanes = ampi_round_up(v->b.cols, AMPI_LANES);
+    return s->k > 0 && v->b.taps > 1 && s->m * s->k <= AMPI_DIRECT_FLOATS
+           && ampi_stage_of(&v->b).floats <= AMPI_DIRECT_FLOATS
+           && (s->m <= AMPI_DIRECT_ROWS || 8 * (lanes - v->b.cols) <= lanes);
 }
-
-/* A part takes few of the weights of a channel, which lie side by side: so each term's weights do, part by part, in
-   panels for the kernel, whose lines it uses whole; but in one where that is no more than a line, or where the kernel
-   may take rows in two ways. */
-AMPI_FN void ampi_stencil_pack(const ampi_stencil* d, ampi_term* terms, float* memory) {
-    const size_t groups = (size_t)d->c->s.groups, taps = d->c->taps, floats = d->k * d->panel;
-    int64_t i;
-    AMPI_PARALLEL_FOR(d->slots > 1, for (i = 0; i < (int64_t)(groups * d->k); i++) {
-        const size_t g = (size_t)i / d->k, k = (size_t)i % d->k;
-        const float* src = memory + d->at_weights + g * d->rows * d->k + terms[k].from;
-        float* dst = memory + d->at_packed + g * d->panels * floats + k * d->panel;
-        size_t q, r, low, high;
-        for (q = 0, low = 0; q < d->panels; q++, low = high, dst += floats)
-            for (high = (q + 1) * d->rows / d->panels, r = low; r < high; r++) dst[r - low] = src[r * taps];
-    });
-    for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->panel);
+AMPI_FN size_t ampi_direct_floats(const ampi_convolution* v) {
+    const ampi_stage d = ampi_stage_of(&v->b);
+    return ampi_round_up(d.table + d.floats + d.line + v->s.m * 3 * AMPI_LANES, AMPI_LANES);
 }
-
-/* The rows that a band starting at u0 needs of one channel, class by class. */
-AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, float* dst, float* room) {
-    const int64_t ch = d->h.classes, cw = d->w.classes, height = d->h.source, width = d->w.source;
-    const int64_t top = u0 + d->h.low, rows = (int64_t)d->class_rows;
-    int64_t y0 = ampi_min_i64(top > 0 ? top * ch : 0, height), y1 = ampi_min_i64((top + rows) * ch, height);
-    size_t at = plane * (size_t)(height * width) + (size_t)(y0 * width);
-    const float* src = (const float*)d->source + at;
-    int64_t qh, qw;
-    if (y1 < y0) y1 = y0;
-    if (d->source_dtype != AMP_F32) {
-        const size_t count = (size_t)((y1 - y0) * width);
-        if (d->words) ampi_load_twice(room, (const uint16_t*)d->source + at, count);
-        else ampi_load_f32(room, d->source, d->source_dtype, at, count);
-        src = room;
+AMPI_FN size_t ampi_conv2d_shares(const ampi_convolution* v, size_t tasks) {
+    return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), tasks);
+}
+/* Images [from, to) of all groups. */
+AMPI_FN void ampi_direct_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
+                               size_t shares, float* scratch) {
+    const size_t tasks = v->groups * v->images;
+    size_t i;
+    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++) {
+        ampi_convolution one;
+        g->direct(ampi_group_of(v, i % v->groups, &one), i / v->groups, scratch);
     }
-    for (qh = 0; qh < ch; qh++) {
-        int64_t first = top > 0 ? 0 : ampi_min_i64(-top, rows);                  /* rows inside the image */
-        int64_t last = ampi_min_i64(ampi_side_count(height, ch, qh) - top, rows);
-        if (last < first) last = first;
-        for (qw = 0; qw < cw; qw++, dst += d->class_size) {
-            if (!d->uses[qh * cw + qw]) continue;
-            memset(dst, 0, (size_t)first * d->pitch * sizeof *dst);
-            memset(dst + (size_t)last * d->pitch, 0, (size_t)(rows - last) * d->pitch * sizeof *dst);
-            if (qw < width && first < last)
-                ampi_copy_rows(dst + (size_t)first * d->pitch, d->pitch, 1,
-                               src + ((top + first) * ch + qh - y0) * width + qw, (size_t)(ch * width),
-                               (size_t)cw, (size_t)(last - first), (size_t)ampi_side_count(width, cw, qw));
-        }
-    }
-}
-
-#if AMPI_X86
-/* dst[r*ldd + j*step] = src[r*lds + j], finished sums; *found: one of them is -0. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sums_apart_by(size_t step, float* dst, size_t ldd, const float* src,
-                                                       size_t lds, size_t rows, size_t n, int* found) {
-    const __m512i minus = _mm512_set1_epi32((int)0x80000000u);
-    __mmask16 hit = 0;
-    size_t r, j;
-    for (r = 0; r < rows; r++, dst += ldd, src += lds)
-        for (j = 0; j < n; j += 16) {
-            const __mmask16 m = ampi_first_x16(n - j);
-            const __m512 v = _mm512_maskz_loadu_ps(m, src + j);
-            hit = (__mmask16)(hit | _mm512_cmpeq_epi32_mask(_mm512_castps_si512(v), minus));
-            ampi_write16_apart(dst, AMP_F32, j * step, step, ampi_min_size(n - j, 16), v);
-        }
-    if (hit) AMPI_STORE_RELAXED(found, 1);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_sums_apart(float* dst, size_t ldd, size_t step, const float* src, size_t lds,
-                                                size_t rows, size_t n, int* found) {
-    if (step == 2) ampi_sums_apart_by(2, dst, ldd, src, lds, rows, n, found);
-    else ampi_sums_apart_by(step, dst, ldd, src, lds, rows, n, found);
     ampi_clear_upper();
 }
-#endif
-/* One part of a band: the sums, and their way to `out`, rows of planes that begin with the band. */
-AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
-                              size_t plane) {
-    int64_t rows = ampi_min_i64(ampi_side_count(d->h.result, d->h.parts, rh) - u0, (int64_t)d->band);
-    int64_t columns = ampi_side_count(d->w.result, d->w.parts, rw);
-    size_t n, i, width = (size_t)d->w.result;
-    if (rows <= 0 || columns <= 0) return;
-    n = (size_t)(rows - 1) * d->pitch + (size_t)columns;
-    ampi_taps_run(&d->isa, u, d->rows, n);
-    out += (size_t)rh * width + (size_t)rw;
-    for (i = 0; i < d->rows; i++) {
-#if AMPI_X86
-        if (d->skips && d->w.parts > 1 && AMPI_IN_AVX512) {
-            ampi_sums_apart(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
-                            d->pitch, (size_t)rows, (size_t)columns, &d->found);
-            continue;
-        }
-#endif
-        if (d->skips) ampi_find_minus_zero(&d->found, u->t + i * d->ldt, n / 4 * 4 + (n % 4 ? 4 : 0));
-        ampi_copy_rows(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
-                       d->pitch, 1, (size_t)rows, (size_t)columns);
-    }
-}
-
-/* One task, in a slot of scratch memory. */
-AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared, const float* bias, float* slot) {
-    size_t groups = (size_t)d->c->s.groups, g = task / d->bands % groups, image = task / d->bands / groups, i;
-    size_t first = (image * groups + g) * d->rows, source = (image * groups + g) * d->depth;
-    size_t plane = (size_t)(d->h.result * d->w.result), part = 0;
-    int64_t u0 = (int64_t)(task % d->bands * d->band), rh, rw;
-    int64_t y0 = u0 * d->h.parts, y1 = ampi_min_i64(y0 + (int64_t)d->band * d->h.parts, d->h.result);
-    size_t at = first * plane + (size_t)(y0 * d->w.result), count = (size_t)((y1 - y0) * d->w.result);
-    float* out = d->result_dtype == AMP_F32 ? (float*)d->result + at : slot + d->at_plane;
-    ampi_taps u;
-    for (i = 0; i < d->depth; i++)
-        ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
-    memset(&u, 0, sizeof u);
-    u.rs = d->packs ? 1 : d->words ? ampi_div_up(d->k, 2) : d->h.back ? d->c->taps : d->k;
-    u.panel = d->packs && d->panels > 1 ? d->k * d->panel : 0;
-    u.a = d->packs ? shared + d->at_packed + g * d->k * d->panels * d->panel
-                   : shared + d->at_weights + g * d->rows * (d->words ? u.rs : d->k);
-    u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
-    u.repeat = 1; u.first = u.last = 1;
-    u.bias = bias ? bias + g * d->rows : NULL;
-    for (rh = 0; rh < d->h.parts; rh++)
-        for (rw = 0; rw < d->w.parts; rw++, part++) {
-            u.k = d->begin[part + 1] - d->begin[part];
-            u.terms = (const ampi_term*)(const void*)shared + d->begin[part];
-            ampi_stencil_part(d, &u, u0, rh, rw, out, d->result_dtype == AMP_F32 ? plane : count);
-        }
-    for (i = 0; d->result_dtype != AMP_F32 && i < d->rows; i++)
-        ampi_store_f32(d->result, d->result_dtype, at + i * plane, out + i * count, count);
-}
-
-/* What all slots read: terms, weights, bias. 0: a weight is infinite or a NaN, where that shows. */
-AMPI_FN int ampi_stencil_share(ampi_stencil* d, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                              float* memory) {
-    const ampi_conv2d* c = d->c;
-    ampi_stencil_terms(d, (ampi_term*)(void*)memory);
-    if (!ampi_finite_weights(c, w, w_dtype, memory + d->at_weights) && d->skips) return 0;
-    if (d->packs) ampi_stencil_pack(d, (ampi_term*)(void*)memory, memory);
-    if (d->words) ampi_all_words(c, d->h.back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d->at_weights));
-    if (b) ampi_load_f32(memory + d->at_bias, b, b_dtype, 0, (size_t)c->s.out_channels);
-    d->biased = b != NULL;
-    return 1;
-}
-/* A slot's share of the tasks. */
-AMPI_FN void ampi_stencil_slot(ampi_stencil* d, size_t slot, const float* memory, float* own) {
-    const size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups * d->bands;
-    size_t task = ampi_share(tasks, d->slots, slot), end = ampi_share(tasks, d->slots, slot + 1);
-    memset(own, 0, d->at_sums * sizeof *own);
-    for (; task < end; task++)
-        ampi_stencil_task(d, task, memory, d->biased ? memory + d->at_bias : NULL, own);
-}
-/* The same on the stack. Functions of their own, so that nothing else keeps what they have there. */
-AMPI_APART void ampi_stencil_slot_on_stack(ampi_stencil* d, size_t slot, const float* memory) {
-    float own[AMPI_STENCIL_SLOT + 16];
-    ampi_stencil_slot(d, slot, memory, ampi_align64(own));
-}
-AMPI_APART int ampi_stencil_on_stack(ampi_stencil* d, const void* w, amp_dtype w_dtype, const void* b,
-                                     amp_dtype b_dtype) {
-    float shared[AMPI_GEMM_STACK + 16], *memory = ampi_align64(shared);
-    int64_t slot;
-    if (!ampi_stencil_share(d, w, w_dtype, b, b_dtype, memory)) return 0;
-    AMPI_PARALLEL_FOR(d->slots > 1, for (slot = 0; slot < (int64_t)d->slots; slot++) {
-        if (slot == 0) ampi_stencil_slot(d, 0, memory, memory + d->at_slots);
-        else ampi_stencil_slot_on_stack(d, (size_t)slot, memory);
-    });
-    return !d->found;
-}
-/* The convolution, if it has a direct form for which the workspace has room, or the stack, where there is next to no
-   workspace. 0: it is still to be done. Terms that are left out are zeros, and a zero can only change the sign of a
-   zero sum, from - to +. So where a result is -0, which takes an underflow, the product decides. */
-AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
-                            const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
-                            amp_dtype result_dtype, const amp_exec* exec) {
-    const size_t room = ampi_room(exec);
-    size_t step;
+AMPI_FN int ampi_direct_run(const ampi_convolution* v, const amp_exec* exec) {
+    const ampi_kernels* g = ampi_kernels_now();
+    const size_t weights = ampi_wide_weights(v), shares = ampi_conv2d_shares(v, v->groups * v->images);
+    ampi_convolution wide = *v;
+    size_t floats;
     float* memory;
-    ampi_stencil d;
-    int64_t slot;
-    int stack;
-    if (!ampi_stencil_plan(&d, c, back)) return 0;
-    stack = room < d.at_slots + d.floats;
-    if (stack && (room > AMPI_GEMM_STAGE || !ampi_stencil_shrink(&d))) return 0;
-    d.source = source; d.source_dtype = ampi_dtype(source_dtype);
-    d.result = result; d.result_dtype = ampi_dtype(result_dtype);
-    d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
-    d.words = d.swap && !d.packs && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
-    d.skips = d.packs || (d.swap && !d.words && d.k % 2 != 0);
-    if (d.words) d.isa = ampi_taps_isa_words();
-    if (stack) return ampi_stencil_on_stack(&d, w, w_dtype, b, b_dtype);
-    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    step = ampi_slot_step(room, d.at_slots, d.floats);
+    int64_t i;
+    if (!ampi_is_direct(v)) return 0;
+    floats = ampi_direct_floats(v);
+    if (ampi_room(exec) < weights + shares * floats) return 0;
     memory = ampi_align64(exec->workspace);
-    if (!ampi_stencil_share(&d, w, w_dtype, b, b_dtype, memory)) return 0;
-    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++)
-        ampi_stencil_slot(&d, (size_t)slot, memory, memory + d.at_slots + (size_t)slot * step));
-    return !d.found;
-}
-
-/* --- direct convolution: images abreast ------------------------------------------------------ */
-
-/* In a large batch, lanes are images: the stage holds source[channel][pixel][image], a result pixel is a sum
-   over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
-   are taken in blocks of two vectors; or of one, and pixels in pairs, where that gives each thread images of its own,
-   those that it meets in other layers too. A task is a part of the rows of the results of a block, and has a stage of
-   its own. Terms are listed for `unit` channels (two where BF16 takes them in twos) and repeated over the others;
-   pixels whose terms lie alike share a list. */
-typedef struct ampi_abreast {
-    const ampi_conv2d* c;
-    ampi_taps_isa isa;
-    ampi_gemm_isa gemm;                           /* for its transposition */
-    ampi_side h, w;
-    size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
-    size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage, with a line of
-                                                     zeros where it may be of words, and a gap, so that channels of a
-                                                     power of two do not fall on the same cache sets */
-    size_t blocks, parts, band, ldt;              /* band: rows whose sums there is room for */
-    size_t at_weights, at_slots, at_sums, at_tile, at_stage, floats, slots;    /* scratch memory, in floats */
-    int swap, skips, words;                       /* words: see ampi_taps_are_words */
-    int64_t low[AMPI_STENCIL_STRIDE], high[AMPI_STENCIL_STRIDE];      /* of part r: columns that lack no term */
-    const void* source; amp_dtype source_dtype;
-    void* result; amp_dtype result_dtype;
-    int found;                                    /* a result of -0, see ampi_stencil_run */
-} ampi_abreast;
-
-/* Floats of a stage, of a task's sums; pixels that are transposed at a time; terms of a sum, at least: sums
-   of few cost less than to bring their images abreast and back. */
-enum { AMPI_ABREAST_STAGE = 262144, AMPI_ABREAST_SUMS = 24576, AMPI_ABREAST_TILE = 256,
-       AMPI_ABREAST_TERMS = 64 };
-
-/* Where part r of a side finds kernel place a for its place u: the source's place, or -1. */
-AMPI_FN int64_t ampi_side_source(const ampi_side* s, int64_t r, int64_t a, int64_t u) {
-    int64_t shift, cls, place;
-    if (!ampi_side_tap(s, r, a, &shift, &cls)) return -1;
-    place = s->classes * (u + shift) + cls;
-    return place >= 0 && place < s->source ? place : -1;
-}
-/* Places [low, high) of part r lack no term. 1: so it is for all places. */
-AMPI_FN int ampi_side_inside(const ampi_side* s, int64_t r, int64_t* low, int64_t* high) {
-    int64_t a, shift, cls;
-    *low = 0;
-    *high = ampi_side_count(s->result, s->parts, r);
-    for (a = 0; a < s->kernel; a++) {
-        if (!ampi_side_tap(s, r, a, &shift, &cls)) continue;
-        if (-shift > *low) *low = -shift;
-        *high = ampi_min_i64(*high, ampi_side_count(s->source, s->classes, cls) - shift);
-    }
-    return *low == 0 && *high == ampi_side_count(s->result, s->parts, r);
-}
-
-/* About how long the busiest thread works if the rows of each block are dealt out to `parts` tasks. Bringing a row
-   of the source abreast takes about a sixth of a row of results. */
-AMPI_FN size_t ampi_abreast_cost(const ampi_abreast* d, size_t parts, size_t threads) {
-    size_t rows = ampi_div_up((size_t)d->h.result, parts);
-    size_t source = rows * (size_t)d->h.classes / (size_t)d->h.parts + (size_t)d->h.kernel;
-    return ampi_div_up(d->blocks * (size_t)d->c->s.groups * parts, threads)
-           * (6 * rows + ampi_min_size(source, (size_t)d->h.source));
-}
-AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
-    size_t threads = ampi_conv2d_threads(d->c), lanes = d->isa.lanes, n = (size_t)d->c->s.n;
-    size_t rows = (size_t)d->h.result, row, pixels, p;
-    d->width = !d->skips && n % (2 * lanes * threads) != 0 && n % (lanes * threads) == 0 ? lanes : 2 * lanes;
-    d->channel = (d->in + (d->swap ? (size_t)d->w.source : 0)) * d->width + 2 * AMPI_GEMM_GAP;
-    row = d->rows * (size_t)d->w.result * d->width;
-    d->blocks = (n + d->width - 1) / d->width;
-    d->parts = 1;
-    for (p = 2; p <= ampi_min_size(rows, 2 * threads - 1); p++)
-        if (ampi_abreast_cost(d, p, threads) < ampi_abreast_cost(d, d->parts, threads)) d->parts = p;
-    d->band = ampi_div_up(rows, d->parts);
-    d->band = ampi_div_up(d->band, ampi_div_up(d->band, AMPI_ABREAST_SUMS / row));
-    pixels = ampi_round_up(d->band * (size_t)d->w.result, d->isa.lanes);
-    d->ldt = pixels * d->width + AMPI_GEMM_GAP;
-    d->at_weights = ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
-    d->at_sums = ampi_round_up(2 * (d->unit + 1) * d->c->taps, 16);
-    d->at_tile = d->at_sums + d->rows * d->ldt;
-    d->at_stage = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
-    d->floats = d->at_stage + d->depth * d->channel;
-    d->slots = ampi_min_size(threads, d->blocks * (size_t)d->c->s.groups * d->parts);
-}
-
-/* Whether shape c has this form. */
-AMPI_FN int ampi_abreast_plan(ampi_abreast* d, const ampi_conv2d* c, int back, int swap) {
-    const amp_conv2d_shape* s = &c->s;
-    size_t n = (size_t)s->n;
-    int64_t r;
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->isa = ampi_taps_isa_now();
-    d->gemm = ampi_gemm_isa_now();
-    d->rows = back ? c->cg : c->og;
-    d->depth = back ? c->og : c->cg;
-    d->swap = swap;
-    d->unit = swap ? 2 : 1;
-    if (d->isa.mr == 0 || c->taps == 1 || d->depth * c->taps < AMPI_ABREAST_TERMS || d->rows < 4
-        || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
-    ampi_conv2d_sides(c, back, &d->h, &d->w);
-    d->in = back ? c->out_pixels : c->in_pixels;
-    d->out = back ? c->in_pixels : c->out_pixels;
-    if (ampi_round_up(n, d->isa.lanes) > n + n / 3 || d->in > AMPI_ABREAST_STAGE / d->depth / (2 * d->isa.lanes)
-        || (size_t)d->w.result > AMPI_ABREAST_SUMS / d->rows / (2 * d->isa.lanes)) return 0;
-    d->skips = d->h.parts * d->w.parts > 1 || (swap && d->depth * c->taps % 2 != 0)
-               || !ampi_side_inside(&d->h, 0, &d->low[0], &d->high[0]);
-    for (r = 0; r < d->w.parts; r++) d->skips |= !ampi_side_inside(&d->w, r, &d->low[r], &d->high[r]);
-    if (d->skips && d->isa.lanes == 8 && n <= 8) return 0;    /* sums of one vector are too few for them (measured) */
-    ampi_abreast_layout(d);
+    wide.s.exact = v->s.a.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
+    ampi_widen_weights(&wide, memory);
+    memory += weights;
+    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
+        ampi_direct_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
     return 1;
 }
-AMPI_FN size_t ampi_abreast_workspace(const ampi_conv2d* c, int back) {
-    ampi_abreast d;
-    return ampi_abreast_plan(&d, c, back, 1) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+/* Is each channel a group with one output? */
+AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) { return v->b.channels == 1 && v->s.m == 1 && v->groups > 1; }
+AMPI_FN size_t ampi_depthwise_floats(const ampi_convolution* v) {
+    return ampi_round_up(ampi_channels_of(&v->b).floats, AMPI_LANES);
 }
-
-/* Pixels [p, end) of one channel of a block of images into its stage. */
-AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, size_t p, size_t end,
-                               float* dst, float* tile) {
-    const size_t lanes = d->isa.lanes, total = (size_t)d->c->s.groups * d->depth, image = total * d->in;
-    const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
-    const size_t at = n0 * image + (g * d->depth + ch) * d->in;
-    size_t count, i, l;
-    for (dst += p * d->width; p < end; p += count, dst += count * d->width) {
-        const float* src = (const float*)d->source + at + p;
-        size_t lds = image;
-        count = ampi_min_size(end - p, AMPI_ABREAST_TILE);
-        if (d->source_dtype != AMP_F32 || images < d->width) {
-            lds = (size_t)AMPI_ABREAST_TILE + (size_t)AMPI_GEMM_GAP;
-            for (i = 0; i < images; i++)
-                if (d->words) ampi_load_twice(tile + i * lds, (const uint16_t*)d->source + at + i * image + p, count);
-                else ampi_load_f32(tile + i * lds, d->source, d->source_dtype, at + i * image + p, count);
-            for (; i < d->width; i++) memset(tile + i * lds, 0, count * sizeof *tile);
-            src = tile;
-        }
-        for (l = 0; l < d->width; l += lanes) d->gemm.transpose(dst + l, d->width, src + l * lds, lds, count, 0);
-    }
+/* Sixteen channels of one image after the other. */
+AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
+                                  size_t shares, float* scratch) {
+    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES), tasks = blocks * v->images;
+    size_t i;
+    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++)
+        g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, scratch);
+    ampi_clear_upper();
 }
-
-/* `count` result pixels from pixel p of plane `plane` of each image of a block: from sums[pixel][image]. */
-AMPI_FN void ampi_abreast_store(const ampi_abreast* d, size_t block, size_t plane, size_t p, size_t count,
-                                const float* sums, float* tile) {
-    const size_t lanes = d->isa.lanes, image = (size_t)d->c->s.groups * d->rows * d->out;
-    const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
-    const size_t at = n0 * image + plane * d->out + p, ldd = ampi_round_up(count, lanes) + AMPI_GEMM_GAP;
-    size_t q, i, whole = d->result_dtype == AMP_F32 ? count / lanes * lanes : 0;
-    for (q = 0; q < whole; q += lanes)
-        d->gemm.transpose((float*)d->result + at + q, image, sums + q * d->width, d->width, images, 0);
-    for (; q < count; q += lanes)
-        d->gemm.transpose(tile + q - whole, ldd, sums + q * d->width, d->width, images, 0);
-    if (d->result_dtype == AMP_F32)
-        ampi_copy_rows((float*)d->result + at + whole, image, 1, tile, ldd, 1, images, count - whole);
-    else for (i = 0; i < images; i++)
-        ampi_store_f32(d->result, d->result_dtype, at + i * image, tile + i * ldd, count);
-}
-
-/* The list of terms of one channel or two, where kernel place (a, b) finds source pixel rows[a] + columns[b], or none
-   if one of them is negative. Two come by turns, the second first; so do the neighbours of one of BF16. */
-AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
-                                  size_t channels, ampi_term* terms) {
-    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel, taps = kh * kw;
-    const uint32_t at = (uint32_t)d->channel, from = (uint32_t)(d->h.back ? d->rows * taps : taps);
-    size_t n = 0, a, b, last = 1;
-    for (a = 0; a < kh; a++)
-        for (b = 0; rows[a] >= 0 && b < kw; b++) {
-            const size_t tap = a * kw + b;
-            ampi_term term;
-            if (columns[b] < 0) continue;
-            term.at = (uint32_t)((size_t)(rows[a] + columns[b]) * d->width);
-            term.from = (uint32_t)tap;
-            terms[n] = term;
-            if (channels == 2) {
-                terms[n].at += at;
-                terms[n].from += from;
-                terms[++n] = term;
-            } else if (d->swap && tap % 2 != 0 && last + 1 == tap) {
-                terms[n] = terms[n - 1];
-                terms[n - 1] = term;
-            }
-            last = tap;
-            n++;
-        }
-    return n;
-}
-
-/* The same of words. Where one of two neighbours finds no source pixel, it takes zeros: there is a line of them, for
-   pixels side by side that share the list. */
-AMPI_FN size_t ampi_abreast_words(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
-                                  size_t channels, ampi_term* terms) {
-    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel, none = d->in * d->width;
-    size_t n = 0, a, b;
-    for (a = 0; a < kh; a++)
-        for (b = 0; b < kw; b++) {
-            const size_t tap = a * kw + b, upper = channels == 2 ? 0 : tap % 2;
-            const int there = rows[a] >= 0 && columns[b] >= 0;
-            const size_t at = there ? (size_t)(rows[a] + columns[b]) * d->width : none;
-            terms[n + upper].at = (uint32_t)at;
-            terms[n + upper].from = (uint32_t)(channels == 2 ? tap : tap / 2);
-            if (channels == 2) terms[n + 1].at = (uint32_t)(at + d->channel);
-            if (channels == 2 ? there : upper && (terms[n].at != none || terms[n + 1].at != none)) n += 2;
-        }
-    return n;
-}
-AMPI_FN size_t ampi_abreast_list(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
-                                 size_t channels, ampi_term* terms) {
-    if (channels == 0) return 0;
-    return d->words ? ampi_abreast_words(d, rows, columns, channels, terms)
-                    : ampi_abreast_terms(d, rows, columns, channels, terms);
-}
-
-/* The lists of terms of a pixel: of `unit` channels, and of those that are left after whole units. */
-typedef struct ampi_lists { ampi_term *main, *rest; size_t k, k_rest; } ampi_lists;
-
-/* One pixel, or a pair. u knows the weights, the bias, the place in the stage and among the sums. */
-AMPI_FN void ampi_abreast_pixel(const ampi_abreast* d, const ampi_lists* lists, ampi_taps* u) {
-    const size_t repeat = d->depth / d->unit;
-    const float *a = u->a, *b = u->b, *bias = u->bias;
-    int rest = d->depth % d->unit != 0;
-    u->terms = lists->main; u->k = lists->k; u->repeat = repeat;
-    u->first = 1; u->last = !rest;
-    if (rest) u->bias = NULL;
-    if (repeat > 0) ampi_taps_rows(&d->isa, u, d->rows);
-    if (!rest) return;
-    u->a += repeat * u->a_step; u->b += repeat * u->b_step; u->bias = bias;
-    u->terms = lists->rest; u->k = lists->k_rest; u->repeat = 1;
-    u->first = repeat == 0; u->last = 1;
-    ampi_taps_rows(&d->isa, u, d->rows);
-    u->a = a; u->b = b;
-}
-
-/* Pixels whose terms lie alike, `left` vectors side by side. */
-AMPI_FN void ampi_abreast_pixels(const ampi_abreast* d, const ampi_lists* lists, size_t left, ampi_taps* u) {
-    for (; left > 0; left -= u->vectors) {
-        u->vectors = ampi_taps_vectors(&d->isa, d->rows, left);
-        ampi_abreast_pixel(d, lists, u);
-        u->b += u->vectors * d->isa.lanes;
-        u->t += u->vectors * d->isa.lanes;
-    }
-}
-/* One row of results into t[row][pixel][image]. */
-AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y, size_t images, float* t,
-                              ampi_lists lists) {
-    const int pairs = d->width == d->isa.lanes;
-    const int run = d->w.parts == 1 && d->w.classes == 1 && (pairs || images > d->isa.lanes);
-    int64_t rows[AMPI_STENCIL_KERNEL], columns[AMPI_STENCIL_KERNEL], r, u, i, first, count;
-    const float* stage = base->b;
-    for (i = 0; i < d->h.kernel; i++)
-        rows[i] = ampi_side_source(&d->h, y % d->h.parts, i, y / d->h.parts) * d->w.source;
-    base->b_next = pairs ? (size_t)d->w.classes * d->width : d->isa.lanes;
-    for (r = 0; r < d->w.parts; r++)
-        for (u = 0, first = -1, count = ampi_side_count(d->w.result, d->w.parts, r); u < count; u++) {
-            int inside = u >= d->low[r] && u < d->high[r];
-            if (!inside || first < 0) {
-                for (i = 0; i < d->w.kernel; i++) columns[i] = ampi_side_source(&d->w, r, i, u);
-                lists.k = ampi_abreast_list(d, rows, columns, d->unit, lists.main);
-                lists.k_rest = ampi_abreast_list(d, rows, columns, d->depth % d->unit, lists.rest);
-                first = u;
-            }
-            base->t = t + (size_t)(d->w.parts * u + r) * d->width;
-            base->b = stage + (size_t)((u - first) * d->w.classes) * d->width;
-            if (inside && run) {
-                ampi_abreast_pixels(d, &lists, (size_t)(d->high[0] - u) * d->width / d->isa.lanes, base);
-                u = d->high[0] - 1;
-                continue;
-            }
-            base->vectors = (pairs ? u + 1 < count : images > d->isa.lanes) ? 2 : 1;
-            ampi_abreast_pixel(d, &lists, base);
-            u += pairs;
-            if (!inside) first = -1;
-        }
-    base->b = stage;
-}
-
-/* Rows [y0, y1) of the results of a block of images. */
-AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y0, size_t y1, const float* shared,
-                               const float* bias, float* slot) {
-    const size_t taps = d->c->taps, width = (size_t)d->w.result, count = (y1 - y0) * width;
-    const size_t images = ampi_min_size((size_t)d->c->s.n - block * d->width, d->width);
-    float* t = slot + d->at_sums;
-    ampi_lists lists;
-    ampi_taps u;
-    size_t y, i;
-    memset(&lists, 0, sizeof lists);
-    lists.main = (ampi_term*)(void*)slot;
-    lists.rest = lists.main + d->unit * taps;
-    memset(&u, 0, sizeof u);
-    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps / (d->words ? 2 : 1);
-    u.rs = d->words ? d->depth * taps / 2 : d->h.back ? taps : d->depth * taps;
-    u.a_step = d->unit * (d->words ? taps : d->h.back ? 2 * d->rows * taps : 2 * taps) / 2;
-    u.b = slot + d->at_stage;
-    u.b_step = d->unit * d->channel;
-    u.bias = bias ? bias + g * d->rows : NULL;
-    u.ldt = d->ldt;
-    if (d->skips && images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);  /* second vectors stay so */
-    for (y = y0; y < y1; y++)
-        ampi_abreast_row(d, &u, (int64_t)y, images, t + (y - y0) * width * d->width, lists);
-    for (i = 0; i < d->rows; i++) {
-        if (d->skips) ampi_find_minus_zero(&d->found, t + i * d->ldt, count * d->width);
-        ampi_abreast_store(d, block, g * d->rows + i, y0 * width, count, t + i * d->ldt, slot + d->at_tile);
-    }
-}
-
-/* One task: the source's rows that its results see, then the results band by band. */
-AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared, const float* bias, float* slot) {
-    const size_t part = task % d->parts, block = task / d->parts % d->blocks, g = task / d->parts / d->blocks;
-    const size_t rows = (size_t)d->h.result, y1 = (part + 1) * rows / d->parts;
-    int64_t low = d->h.source, high = 0, place, a;
-    size_t y0 = part * rows / d->parts, y, ch;
-    for (y = y0; y < y1; y++)
-        for (a = 0; a < d->h.kernel; a++) {
-            place = ampi_side_source(&d->h, (int64_t)y % d->h.parts, a, (int64_t)y / d->h.parts);
-            if (place >= 0 && place < low) low = place;
-            if (place >= high) high = place + 1;
-        }
-    for (ch = 0; d->words && ch < d->depth; ch++)
-        memset(slot + d->at_stage + ch * d->channel + d->in * d->width, 0,
-               (size_t)d->w.source * d->width * sizeof *slot);
-    for (ch = 0; low < high && ch < d->depth; ch++)
-        ampi_abreast_fill(d, g, block, ch, (size_t)(low * d->w.source), (size_t)(high * d->w.source),
-                          slot + d->at_stage + ch * d->channel, slot + d->at_tile);
-    for (; y0 < y1; y0 = y) {
-        y = ampi_min_size(y0 + d->band, y1);
-        ampi_abreast_band(d, g, block, y0, y, shared, bias, slot);
-    }
-}
-
-/* As ampi_stencil_run. */
-AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
-                             const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
-                             amp_dtype result_dtype, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec), tasks;
-    int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
-    float *memory, *bias;
-    ampi_abreast d;
-    int64_t slot;
-    if (!ampi_abreast_plan(&d, c, back, swap) || room < d.at_slots + d.floats) return 0;
-    d.source = source; d.source_dtype = ampi_dtype(source_dtype);
-    d.result = result; d.result_dtype = ampi_dtype(result_dtype);
-    d.words = swap && d.depth * c->taps % 2 == 0
-              && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
-    if (d.words) d.isa = ampi_taps_isa_words();
-    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    step = ampi_slot_step(room, d.at_slots, d.floats);
+AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
+    const ampi_kernels* g = ampi_kernels_now();
+    const size_t weights = ampi_wide_weights(v), floats = ampi_depthwise_floats(v);
+    const size_t shares = ampi_conv2d_shares(v, ampi_div_up(v->groups, AMPI_LANES) * v->images);
+    ampi_convolution wide = *v;
+    float* memory;
+    int64_t i;
+    if (!ampi_is_depthwise(v) || v->s.k == 0 || ampi_room(exec) < weights + shares * floats) return 0;
     memory = ampi_align64(exec->workspace);
-    bias = memory;
-    if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
-    if (d.words) ampi_all_words(c, back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d.at_weights));
-    if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
-    tasks = d.blocks * d.parts * (size_t)c->s.groups;
-    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
-        for (; task < end; task++)
-            ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * step);
-    });
-    return !d.found;
+    ampi_widen_weights(&wide, memory);
+    memory += weights;
+    wide.b.channels = v->groups;
+    wide.s.b.image = &wide.b;
+    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
+        ampi_depthwise_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
+    return 1;
+}
+/* y, or one phase of dx: directly, or as a product. Weights that would be gathered again and again are laid out first,
+   where there is room. */
+AMPI_FN void ampi_conv2d_run(const ampi_convolution* v, const amp_exec* exec) {
+    const size_t weights = ampi_wide_weights(v);
+    ampi_convolution one, wide = *v;
+    amp_exec rest;
+    size_t group;
+    if (ampi_depthwise_run(v, exec) || ampi_direct_run(v, exec)) return;
+    memset(&rest, 0, sizeof rest);
+    if (exec) rest = *exec;
+    if (v->s.a.taps > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
+        ampi_widen_weights(&wide, ampi_align64(exec->workspace));
+        rest.workspace = ampi_align64(exec->workspace) + weights;
+        rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64;
+    }
+    for (group = 0; group < v->groups; group++) ampi_gemm_run(ampi_group_of(&wide, group, &one), &rest);
+}
+
+/* dx, phase by phase. Where a phase meets no kernel position nothing is added to dx. */
+AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
+    int h, w, zero, run;
+    for (zero = 0, run = 0; run < 2; run++) {
+        for (h = 0; h < c->s.stride_h && h < c->s.height; h++)
+            for (w = 0; w < c->s.stride_w && w < c->s.width; w++) {
+                ampi_convolution v;
+                ampi_conv2d_dx(&v, c, u, h, w);
+                if (v.s.k == 0) zero = 1;
+                else if (run) ampi_conv2d_run(&v, exec);
+            }
+        if (zero && !run && !u->accumulate) memset(u->y, 0, c->x_count * ampi_type_size(u->y_dtype));
+    }
+}
+
+/* dw of a depthwise convolution, for which a product would fill one lane. */
+AMPI_FN void ampi_depthwise_dw_share(const ampi_kernels* g, const ampi_product* s, size_t images,
+                                     size_t blocks, size_t share, size_t shares, float* scratch) {
+    size_t i;
+    for (i = ampi_share(blocks, shares, share); i < ampi_share(blocks, shares, share + 1); i++)
+        g->depthwise_dw(s, i * AMPI_LANES, images, scratch);
+    ampi_clear_upper();
+}
+AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
+    const ampi_kernels* g = ampi_kernels_now();
+    const size_t blocks = ampi_div_up((size_t)c->s.channels, AMPI_LANES);
+    ampi_convolution v;
+    size_t shares, floats;
+    float* memory;
+    int64_t i;
+    if (c->cg != 1 || c->og != 1 || c->s.groups == 1) return 0;
+    ampi_convolution_init(&v, c, u, 1, c->taps, (size_t)c->s.n * c->out_pixels);
+    v.a = ampi_unfold_dy(c);
+    v.b = ampi_unfold_x(c);
+    v.a.channels = v.b.channels = (size_t)c->s.channels;
+    v.s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v.a);
+    v.s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v.b);
+    floats = ampi_depthwise_floats(&v);
+    shares = ampi_min_size(ampi_gemm_threads(v.groups, c->taps, v.s.k), blocks);
+    if (ampi_room(exec) < shares * floats) return 0;
+    memory = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
+        ampi_depthwise_dw_share(g, &v.s, v.images, blocks, (size_t)i, shares, memory + (size_t)i * floats));
+    return 1;
+}
+
+/* dw, some channels of x at a time, if the kernel's pixels are neighbours and the workspace has room. */
+AMPI_FN size_t ampi_weight_gradient_floats(const ampi_conv2d* c) {
+    const ampi_unfold x = ampi_unfold_x(c);
+    return ampi_round_up(ampi_kernels_stage_of(&x, c->og).floats, AMPI_LANES);
+}
+AMPI_FN void ampi_weight_gradient_share(const ampi_kernels* g, const ampi_convolution* v, size_t blocks,
+                                        size_t channels, size_t share, size_t shares, float* scratch) {
+    const size_t tasks = v->groups * blocks;
+    size_t i;
+    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++) {
+        ampi_convolution one;
+        g->weight_gradient(ampi_group_of(v, i / blocks, &one), i % blocks * channels, v->images, scratch);
+    }
+    ampi_clear_upper();
+}
+AMPI_FN int ampi_weight_gradient_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
+    const ampi_kernels* g = ampi_kernels_now();
+    const size_t floats = ampi_weight_gradient_floats(c);
+    size_t channels, blocks, shares;
+    ampi_convolution v;
+    float* memory;
+    int64_t i;
+    if (c->s.dilation_h != 1 || c->s.dilation_w != 1) return 0;
+    ampi_convolution_init(&v, c, u, c->og, c->cg * c->taps, (size_t)c->s.n * c->out_pixels);
+    v.a = ampi_unfold_dy(c);
+    v.b = ampi_unfold_x(c);
+    v.s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v.a);
+    v.s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v.b);
+    v.s.c.row = c->cg * c->taps;
+    v.s.exact = v.s.a.dtype == AMP_F16 && v.s.b.dtype == AMP_F16;
+    v.a_group = c->og * c->out_pixels; v.b_group = c->cg * c->in_pixels; v.c_group = c->og * c->cg * c->taps;
+    channels = ampi_kernels_stage_of(&v.b, c->og).channels;
+    blocks = ampi_div_up(c->cg, channels);
+    shares = ampi_min_size(ampi_gemm_threads(v.s.m, v.s.n * v.groups, v.s.k), v.groups * blocks);
+    if (ampi_room(exec) < shares * floats) return 0;
+    memory = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
+        ampi_weight_gradient_share(g, &v, blocks, channels, (size_t)i, shares, memory + (size_t)i * floats));
+    return 1;
 }
 
 /* --- gradient of the bias ---------------------------------------------------------------------- */
 
-/* sum[r][i % 16] += x[r*ld + i], i < n, for up to 4 rows at once: each sum waits for its last addition. */
-AMPI_INLINE void ampi_row_sums_some(float* sum, const float* x, size_t ld, size_t rows, size_t n) {
-    float s[4][16], tail[16];
-    size_t i, r, l, whole = n / 16 * 16;
-    memcpy(s, sum, rows * sizeof *s);
-    for (i = 0; i < whole; i += 16)
-        for (r = 0; r < rows; r++)
-            for (l = 0; l < 16; l++) s[r][l] += x[r * ld + i + l];
-    for (r = 0; whole < n && r < rows; r++) {
-        memset(tail, 0, sizeof tail);
-        ampi_copy_floats(tail, x + r * ld + whole, n - whole);
-        for (l = 0; l < 16; l++) s[r][l] += tail[l];
-    }
-    memcpy(sum, s, rows * sizeof *s);
-}
-AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t ld, size_t rows, size_t n) {
-    (void)hw;
-    if (rows == 4) ampi_row_sums_some(sum, x, ld, 4, n);
-    else for (; rows > 0; rows--, sum += 16, x += ld) ampi_row_sums_some(sum, x, ld, 1, n);
-}
-AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
-
-#if AMPI_X86
-/* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
-                                                        size_t rows, size_t n) {
-    const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
-    __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
-    __m512 s2 = _mm512_loadu_ps(sum + 32), s3 = _mm512_loadu_ps(sum + 48);
-    size_t i;
-    for (i = at; i < at + n; i += 16) {
-        const __mmask16 m = ampi_first_x16(at + n - i);
-        s0 = _mm512_add_ps(s0, ampi_get_x16(t, x, i, m));
-        s1 = _mm512_add_ps(s1, ampi_get_x16(t, x, i + r1, m));
-        s2 = _mm512_add_ps(s2, ampi_get_x16(t, x, i + r2, m));
-        s3 = _mm512_add_ps(s3, ampi_get_x16(t, x, i + r3, m));
-    }
-    _mm512_storeu_ps(sum, s0);
-    _mm512_storeu_ps(sum + 16, s1);
-    _mm512_storeu_ps(sum + 32, s2);
-    _mm512_storeu_ps(sum + 48, s3);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp_dtype t, size_t at, size_t ld,
-                                                  size_t rows, size_t n) {
-    if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
-    else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
-    ampi_clear_upper();
-}
-#endif
-
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
-   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). db NULL: it is not wanted. */
-typedef struct ampi_bias_grad {
-    const void* dy; amp_dtype dy_dtype;
-    void* db; amp_dtype db_dtype;
-    int accumulate;
-} ampi_bias_grad;
-
-/* Adds planes [o, o + rows) of image n to sum[row][16], which has room for whole fours of rows. */
-AMPI_FN void ampi_bias_add(const ampi_conv2d* c, const ampi_bias_grad* b, size_t n, size_t o, size_t rows, float* sum) {
-    const amp_dtype t = ampi_dtype(b->dy_dtype);
-    float part[4 * 1024];
-    size_t each, p, r;
-    for (; rows > 0; rows -= each, o += each, sum += 16 * each) {
-        each = ampi_min_size(rows, 4);
-        for (p = 0; p < c->out_pixels; p += 1024) {
-            size_t count = ampi_min_size(c->out_pixels - p, 1024);
-            size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + p;
-            if (t == AMP_F32) {
-                ampi_row_sums(sum, (const float*)b->dy + at, c->out_pixels, each, count);
-                continue;
-            }
-#if AMPI_X86
-            if (AMPI_IN_AVX512) {
-                ampi_row_sums_low(sum, b->dy, t, at, c->out_pixels, each, count);
-                continue;
-            }
-#endif
-            for (r = 0; r < each; r++) ampi_load_f32(part + r * 1024, b->dy, t, at + r * c->out_pixels, count);
-            ampi_row_sums(sum, part, 1024, each, count);
-        }
-    }
-}
-AMPI_FN void ampi_bias_store(const ampi_bias_grad* b, size_t o, size_t rows, float* sum) {
-    size_t r, n, l;
-    for (r = 0; r < rows; r++, sum += 16) {
-        for (n = 8; n > 0; n /= 2)
-            for (l = 0; l < n; l++) sum[l] += sum[l + n];
-        ampi_store_sum(b->db, b->db_dtype, o + r, sum, 1, b->accumulate);
-    }
-}
-
-/* --- direct convolution: gradients of weights ----------------------------------------------- */
-
-/* dw[o, (c,a,b)] sums over pixels, with the taps side by side in vectors. For that an image is stored once more:
-   `folded`[i][x][e] holds, for line i and column x of the padded image, the values e = a*channels + c of
-   kernel rows a: of all rows of a tile (`whole`), or of one. Where it is all, line i holds what row i of outputs sees;
-   where it is one, line i is row i of the image, and the kernel's rows are segments of the taps. Pixel (i, j) meets its
-   taps (b, e) of a segment as kernel_w * edge neighbouring floats. In the padded image row y of channel c is row
-   y*channels + c, so that folding is a transposition of `edge` neighbouring rows.
-   A task is a tile of dw, some outputs by some channels by some rows of the kernel, over all images. The first of an
-   output's tiles also sums its gradient of the bias, while its rows are in the cache. */
-typedef struct ampi_fold {
-    const ampi_conv2d* c;
-    ampi_taps_isa isa;
-    ampi_gemm_isa gemm;                           /* for its transposition */
-    size_t out_tiles, channel_tiles, row_tiles, lines, pitch, unit;   /* pitch: padded width; unit: images of a call */
-    int whole;
-    size_t line, ldt, image, padded;              /* floats: a row of dy, of sums; an image folded, padded */
-    size_t at_sums, at_bias, at_dy, at_folded, at_padded, floats, slots;   /* scratch memory of a slot, in floats */
-    int swap;
-    const void *dy, *x; amp_dtype dy_dtype, x_dtype;
-} ampi_fold;
-
-/* Floats of a folded image, of a tile's sums; tiles along a side, at most; pixels that make up for many sums; bytes
-   that are asked for ahead, at most. */
-enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384,
-       AMPI_FOLD_AHEAD = 8192 };
-
-/* A tile: outputs o.., channels ch.. of group g, kernel rows a..; edge; segments, vectors of one and of all of them.
-   across: the first vectors of all segments come first, then the second ones; otherwise one segment after the other. */
-typedef struct ampi_fold_tile {
-    size_t g, o, outs, ch, channels, a, rows, edge, segments, part, vectors;
-    int across;
-} ampi_fold_tile;
-
-AMPI_FN size_t ampi_fold_tiles(const ampi_fold* f) { return f->out_tiles * f->channel_tiles * f->row_tiles; }
-AMPI_FN ampi_fold_tile ampi_fold_tile_of(const ampi_fold* f, size_t task) {
-    size_t o = task % f->out_tiles, ch = task / f->out_tiles % f->channel_tiles, kh = (size_t)f->c->s.kernel_h;
-    size_t a = task / f->out_tiles / f->channel_tiles % f->row_tiles;
-    ampi_fold_tile t;
-    t.g = task / ampi_fold_tiles(f);
-    t.a = a * kh / f->row_tiles;
-    t.rows = (a + 1) * kh / f->row_tiles - t.a;
-    t.o = o * f->c->og / f->out_tiles;
-    t.outs = (o + 1) * f->c->og / f->out_tiles - t.o;
-    t.ch = ch * f->c->cg / f->channel_tiles;
-    t.channels = (ch + 1) * f->c->cg / f->channel_tiles - t.ch;
-    t.edge = f->whole ? t.rows * t.channels : t.channels;
-    t.segments = f->whole ? 1 : t.rows;
-    t.part = ampi_div_up(t.edge * (size_t)f->c->s.kernel_w, f->isa.lanes);
-    t.vectors = t.part * t.segments;
-    t.across = t.segments > 1 && ampi_taps_vectors(&f->isa, t.outs, 3) == 3;
-    return t;
-}
-
-/* About how long the busiest of `threads` threads works on an image, in halves of a cycle: a row of sums waits
-   for an fma a vector, a block of rows for some loads as well, and a folded float takes half a cycle. */
-AMPI_FN double ampi_fold_cost(const ampi_fold* f, size_t threads) {
-    size_t tiles = ampi_fold_tiles(f), turns = ampi_div_up(tiles * (size_t)f->c->s.groups, threads);
-    ampi_fold_tile t = ampi_fold_tile_of(f, tiles - 1);      /* the last one is among the largest */
-    return (double)turns * ((double)(f->c->out_pixels * t.vectors)
-                            * (double)(t.outs + 2 * ampi_div_up(t.outs, f->isa.mr))
-                            + (double)(f->lines * f->pitch * t.edge));
-}
-
-/* Scratch memory: a term for each pixel of a unit, and for an odd last one; sums; widened dy; folded images; a
-   padded image. */
-AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
-    ampi_fold_tile t = ampi_fold_tile_of(f, ampi_fold_tiles(f) - 1);
-    size_t pixels = f->unit * f->c->out_pixels;
-    size_t rows = ((size_t)f->c->out_h - 1) * (size_t)f->c->s.stride_h + (size_t)f->c->s.kernel_h;
-    f->line = ampi_round_up(pixels, 16);
-    f->ldt = ampi_round_up(t.vectors * f->isa.lanes, 16) + AMPI_GEMM_GAP;
-    f->image = ampi_round_up(f->lines * f->pitch * t.edge + 4 * t.edge + 4 * f->isa.lanes, 16);
-    f->padded = ampi_round_up((rows * t.channels + f->isa.lanes) * f->pitch + f->c->in_pixels, 16) + 16;
-    f->at_sums = ampi_round_up(2 * (pixels + 1), 16);
-    f->at_bias = f->at_sums + ampi_round_up(t.outs * f->ldt, 16);
-    f->at_dy = f->at_bias + ampi_round_up(t.outs, 4) * 16;
-    f->at_folded = f->at_dy + t.outs * f->line;
-    f->at_padded = f->at_folded + f->unit * f->image;
-    f->floats = f->at_padded + f->padded;
-    f->slots = ampi_min_size(threads, ampi_fold_tiles(f) * (size_t)f->c->s.groups);
-}
-
-/* Whether shape c has this form. */
-AMPI_FN int ampi_fold_fits(const ampi_fold* f) {
-    const ampi_conv2d* c = f->c;
-    const amp_conv2d_shape* s = &c->s;
-    if (f->isa.mr == 0 || c->taps == 1 || s->dilation_h != 1 || s->dilation_w != 1
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
-        || c->in_pixels > AMPI_FOLD_IMAGE) return 0;
-    return c->out_pixels >= AMPI_FOLD_PIXELS || s->stride_w > 1
-           || (c->og <= 64 && c->cg * c->taps <= AMPI_FOLD_SUMS / c->og);
-}
-/* Whether a tile's sums and its folded image stay in the second-level cache. */
-AMPI_FN int ampi_fold_tile_fits(const ampi_fold* f) {
-    ampi_fold_tile t = ampi_fold_tile_of(f, ampi_fold_tiles(f) - 1);
-    return t.vectors <= AMPI_FOLD_SUMS / f->isa.lanes / t.outs && f->lines * f->pitch <= AMPI_FOLD_IMAGE / t.edge;
-}
-/* Takes tiles like this if they are the fastest so far; *best: the cost of *f, or 0 if it is no plan yet. */
-AMPI_FN void ampi_fold_try(ampi_fold* f, size_t outs, size_t channels, size_t rows, size_t threads, double* best) {
-    ampi_fold q = *f;
-    double cost;
-    q.out_tiles = outs; q.channel_tiles = channels; q.row_tiles = rows;
-    cost = ampi_fold_cost(&q, threads);
-    if (!ampi_fold_tile_fits(&q) || (*best > 0.0 && cost >= *best)) return;
-    *best = cost;
-    *f = q;
-}
-/* The fastest tiles, with kernel rows folded one at a time or whole. Only whole ones are worth dealing out. */
-AMPI_FN void ampi_fold_cut(ampi_fold* f, int whole, size_t threads, double* best) {
-    size_t o, ch, a, outs = ampi_min_size(f->c->og, AMPI_FOLD_TILES), kh = (size_t)f->c->s.kernel_h;
-    size_t channels = ampi_min_size(f->c->cg, AMPI_FOLD_TILES), lines = (size_t)f->c->out_h;
-    ampi_fold q = *f;
-    double cost = *best;
-    q.whole = whole;
-    q.lines = whole ? lines : (lines - 1) * (size_t)f->c->s.stride_h + kh;
-    for (a = 1; a <= (whole ? kh : 1); a++)
-        for (o = 1; o <= outs; o++)
-            for (ch = 1; ch <= channels && (cost <= 0.0 || o * ch * a <= 2 * threads); ch++)
-                ampi_fold_try(&q, o, ch, a, threads, &cost);
-    if (cost < *best || *best <= 0.0) *f = q;
-    *best = cost;
-}
-
-AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
-    size_t threads = ampi_conv2d_threads(c);
-    double best = 0.0;
-    memset(f, 0, sizeof *f);
-    f->c = c;
-    f->isa = ampi_taps_isa_now();
-    f->gemm = ampi_gemm_isa_now();
-    f->swap = swap;
-    if (!ampi_fold_fits(f)) return 0;
-    f->pitch = (size_t)((c->out_w - 1) * c->s.stride_w + c->s.kernel_w);
-    f->unit = swap && c->out_pixels % 2 != 0 ? 2 : 1;        /* pairs of BF16 pixels stay in one unit */
-    ampi_fold_cut(f, 1, threads, &best);
-    if (c->s.kernel_h > 1) ampi_fold_cut(f, 0, threads, &best);
-    if (best <= 0.0) return 0;
-    ampi_fold_layout(f, threads);
-    return 1;
-}
-AMPI_FN size_t ampi_fold_workspace(const ampi_conv2d* c) {
-    ampi_fold f;
-    return ampi_fold_plan(&f, c, 1) ? f.slots * f.floats * sizeof(float) + 64 : 0;
-}
-
-/* The terms of a unit's pixels, and after them that of an image's last. */
-AMPI_FN void ampi_fold_terms(const ampi_fold* f, const ampi_fold_tile* t, ampi_term* terms) {
-    const ampi_conv2d* c = f->c;
-    size_t pixels = f->unit * c->out_pixels, i, step = f->whole ? 1 : (size_t)c->s.stride_h;
-    for (i = 0; i <= pixels; i++) {
-        size_t k = i == pixels ? c->out_pixels - 1 : f->swap && (i ^ 1u) < pixels ? i ^ 1u : i;
-        size_t p = k % c->out_pixels, y = p / (size_t)c->out_w * step;
-        size_t x = p % (size_t)c->out_w * (size_t)c->s.stride_w;
-        terms[i].from = (uint32_t)k;
-        terms[i].at = (uint32_t)(k / c->out_pixels * f->image + (y * f->pitch + x) * t->edge);
-    }
-}
-
-/* Image n's rows into the padded image, whose margins are zero already, and that folded. Lanes beyond the last
-   row spill into what is written next: into the next column, so the last rows go first. */
-AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_fold_tile* t, size_t n, float* padded,
-                             float* folded) {
-    const ampi_conv2d* c = f->c;
-    const size_t width = (size_t)c->s.width, pad_h = (size_t)c->s.pad_h, pad_w = (size_t)c->s.pad_w;
-    const size_t plane = n * (size_t)c->s.channels + t->g * c->cg + t->ch;
-    size_t bottom = ((size_t)c->out_h - 1) * (size_t)c->s.stride_h + (size_t)c->s.kernel_h, ch, i, e;
-    size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h, (size_t)c->s.height) : 0;
-    size_t columns = f->pitch > pad_w ? ampi_min_size(f->pitch - pad_w, width) : 0;
-    size_t step = f->whole ? (size_t)c->s.stride_h : 1, lanes = f->gemm.lanes;
-    float* wide = padded + f->padded - ampi_round_up(c->in_pixels, 16);
-    void (*transpose)(float*, size_t, const float*, size_t, size_t, size_t) = f->gemm.transpose;
-#if AMPI_X86
-    if (lanes == 16 && t->edge <= 8) { lanes = 8; transpose = ampi_transpose_avx2; }
-    if (t->edge <= 4) { lanes = 4; transpose = ampi_transpose_four; }
-#endif
-    for (ch = 0; ch < t->channels; ch++) {
-        const float* src = (const float*)f->x + (plane + ch) * c->in_pixels;
-        if (f->x_dtype != AMP_F32) {
-            ampi_load_f32(wide, f->x, f->x_dtype, (plane + ch) * c->in_pixels, c->in_pixels);
-            src = wide;
-        }
-        ampi_copy_rows(padded + (pad_h * t->channels + ch) * f->pitch + pad_w, t->channels * f->pitch, 1, src,
-                       width, 1, rows, columns);
-    }
-    for (i = 0; i < f->lines; i++, folded += f->pitch * t->edge) {
-        const float* src = padded + (i * step + t->a) * t->channels * f->pitch;
-        for (e = ampi_round_up(t->edge, lanes); e > 0; e -= lanes)
-            transpose(folded + e - lanes, t->edge, src + (e - lanes) * f->pitch, f->pitch,
-                      ampi_round_up(f->pitch, 4), 0);
-    }
-}
-
-/* The rows of dy of `images` images, as FP32. */
-AMPI_FN void ampi_fold_dy(const ampi_fold* f, const ampi_fold_tile* t, size_t n0, size_t images, float* dst) {
-    const ampi_conv2d* c = f->c;
-    size_t o, n, p = c->out_pixels;
-    for (o = 0; o < t->outs; o++, dst += f->line)
-        for (n = 0; n < images; n++)
-            ampi_load_f32(dst + n * p, f->dy, f->dy_dtype,
-                          ((n0 + n) * (size_t)c->s.out_channels + t->g * c->og + t->o + o) * p, p);
-}
-
-/* Adds u's terms to all sums of the tile: those of neighbouring vectors together, a segment's single last one with the
-   first of the next segment; or those of neighbouring segments, where three are faster than two. */
-AMPI_FN void ampi_fold_add(const ampi_fold* f, const ampi_fold_tile* tile, ampi_taps* u) {
-    const size_t lanes = f->isa.lanes, line = f->pitch * tile->edge, row = tile->across ? tile->segments : tile->part;
-    const size_t step = tile->across ? line : lanes, next = tile->across ? lanes : line;
-    const float* b = u->b;
-    float* t = u->t;
-    size_t v;
-    for (v = 0; v < tile->vectors; v += u->vectors) {
-        const size_t i = v % row, left = row - i;
-        u->vectors = left == 1 && v + 1 < tile->vectors ? 2 : ampi_taps_vectors(&f->isa, tile->outs, left);
-        u->b = b + v / row * next + i * step;
-        u->b_next = left > 1 ? step : next - i * step;
-        u->t = t + v * lanes;
-        ampi_taps_rows(&f->isa, u, tile->outs);
-    }
-    u->b = b; u->t = t;
-}
-
-/* Adds images [n, n+images). The last pixel of an odd number of BF16 has a zero as its partner, which is added
-   first and shows where a sum is -0. */
-AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t n, size_t images, ampi_taps* u,
-                            float* slot) {
-    const ampi_conv2d* c = f->c;
-    const ampi_term* terms = (const ampi_term*)(const void*)slot;
-    size_t i, k;
-    for (k = 0; k < images; k++)
-        ampi_fold_image(f, t, n + k, slot + f->at_padded, slot + f->at_folded + k * f->image);
-    u->rs = f->line;
-    u->a = slot + f->at_dy;
-    if (f->dy_dtype == AMP_F32 && f->unit == 1) {
-        u->rs = c->out_pixels;
-        u->a = (const float*)f->dy + (n * (size_t)c->s.out_channels + t->g * c->og + t->o) * c->out_pixels;
-    } else {
-        ampi_fold_dy(f, t, n, images, slot + f->at_dy);
-    }
-    u->terms = terms;
-    u->k = images * c->out_pixels;
-    u->first = n == 0;
-    if (!f->swap || u->k % 2 == 0) { ampi_fold_add(f, t, u); return; }
-    u->k--;
-    ampi_fold_add(f, t, u);
-    for (i = 0; i < t->outs * f->ldt; i++) u->t[i] += 0.0f;
-    u->terms = terms + f->unit * c->out_pixels;
-    u->k = 1;
-    u->first = 0;
-    ampi_fold_add(f, t, u);
-}
-
-/* Sums [o][segment or none][(b,a,c)] to dw[o][(c,a,b)], or such whose segments alternate vector by vector: all channels
-   of a tile in one run, or the rows of one. */
-AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
-                             amp_dtype dtype, int accumulate) {
-    const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, all = f->row_tiles == 1 ? t->channels : 1;
-    const size_t columns = all * t->rows * kw, lanes = f->isa.lanes;
-    const size_t row = f->whole ? t->channels : t->across ? lanes : t->part * lanes;
-    const size_t apart = t->across ? t->segments : 1;
-    size_t o, first, k, n, a = 0, b = 0, ch = 0, count;
-    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt, ch = 0)
-        for (first = 0; first < t->channels; first += all)
-            for (k = 0; k < columns; k += count) {
-                float line[256];
-                count = ampi_min_size(columns - k, 256);
-                for (n = 0; n < count; n++) {
-                    const size_t at = b * t->edge + ch, lane = at & (lanes - 1);
-                    line[n] = sums[a * row + (at - lane) * apart + lane];
-                    if (++b < kw) continue;
-                    b = 0;
-                    if (++a < t->rows) continue;
-                    a = 0; ch++;
-                }
-                ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch + first) * taps + t->a * kw + k, line, count,
-                               accumulate);
-            }
-}
-
-/* Asks for the source and the gradient of image n, which another core may hold: sums leave the memory idle. */
-AMPI_FN void ampi_fold_ahead(const ampi_fold* f, const ampi_fold_tile* t, size_t n) {
-    const ampi_conv2d* c = f->c;
-    const size_t x_size = ampi_type_size(f->x_dtype), dy_size = ampi_type_size(f->dy_dtype);
-    const char* x = (const char*)f->x + (n * (size_t)c->s.channels + t->g * c->cg + t->ch) * c->in_pixels * x_size;
-    const char* dy = (const char*)f->dy
-                     + (n * (size_t)c->s.out_channels + t->g * c->og + t->o) * c->out_pixels * dy_size;
-    size_t i;
-    for (i = 0; i < ampi_min_size(t->channels * c->in_pixels * x_size, AMPI_FOLD_AHEAD); i += 64) AMPI_FETCH(x, i);
-    for (i = 0; i < ampi_min_size(t->outs * c->out_pixels * dy_size, AMPI_FOLD_AHEAD); i += 64) AMPI_FETCH(dy, i);
-}
-
-/* dw and the gradient of the bias, if they have a direct form for which the workspace has room. 0: both are still to be
-   done. */
-AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
-                          amp_dtype dw_dtype, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec);
-    int swap = ampi_dtype(b->dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
-    float* memory;
-    int64_t slot;
-    ampi_fold f;
-    if (!ampi_fold_plan(&f, c, swap) || room < f.floats) return 0;
-    f.slots = ampi_min_size(f.slots, room / f.floats);
-    step = ampi_slot_step(room, 0, f.floats);
-    f.dy = b->dy; f.dy_dtype = ampi_dtype(b->dy_dtype);
-    f.x = x; f.x_dtype = ampi_dtype(x_dtype);
-    memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(f.slots > 1, for (slot = 0; slot < (int64_t)f.slots; slot++) {
-        size_t task, n, i, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
-        float* own = memory + (size_t)slot * step;
-        for (task = (size_t)slot; task < tasks; task += f.slots) {
-            ampi_fold_tile t = ampi_fold_tile_of(&f, task);
-            const size_t o = t.g * c->og + t.o;
-            const int bias = b->db && t.ch == 0 && t.a == 0;
-            ampi_taps u;
-            memset(&u, 0, sizeof u);
-            memset(own + f.at_sums, 0, (f.floats - f.at_sums) * sizeof *own);
-            ampi_fold_terms(&f, &t, (ampi_term*)(void*)own);
-            u.b = own + f.at_folded;
-            u.t = own + f.at_sums; u.ldt = f.ldt;
-            u.repeat = 1;
-            for (n = 0; n < (size_t)c->s.n; n += images) {
-                images = ampi_min_size((size_t)c->s.n - n, f.unit);
-                if (f.slots > 1 && n + images < (size_t)c->s.n) ampi_fold_ahead(&f, &t, n + images);
-                ampi_fold_unit(&f, &t, n, images, &u, own);
-                for (i = 0; bias && i < images; i++) ampi_bias_add(c, b, n + i, o, t.outs, own + f.at_bias);
-            }
-            ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, b->accumulate);
-            if (bias) ampi_bias_store(b, o, t.outs, own + f.at_bias);
-        }
-    });
-    return 1;
-}
-
-/* --- direct convolution: gradients of weights for few outputs, as words ------------------------- */
-
-/* Where a group has few outputs, lanes are outputs, and words are pairs of neighbouring pixels: a sum takes such a word
-   of dy for all outputs at once, and the two numbers of x that tap (a, b) meets there lie side by side in the image. So
-   x is not unfolded, but only given its margins. A task is some channels of a group, or some kernel rows of one, over
-   all images; the sums lie [channel][a][b][16 outputs]. */
-#if AMPI_PAIRS
-/* t[tap] += the products of one image; x: the first channel's pixel of output 0, rows `pitch` apart, `next` channels,
-   and `step` rows of two outputs; dy: a vector for each pair. */
-typedef struct ampi_outs {
-    const uint16_t* x; size_t pitch, next, step;
-    const float* dy; size_t rows, pairs;
-    float* t;
-    int first;
-} ampi_outs;
-
-#define AMPI_OUTS_3(X, i, p) X(i##0, p, 0) X(i##1, p, 1) X(i##2, p, 2)
-#define AMPI_OUTS_5(X, i, p) AMPI_OUTS_3(X, i, p) X(i##3, p, 3) X(i##4, p, 4)
-/* The taps of one channel of 3 x 3, of three, of one of 5 x 5, of 1 to 3 rows of that: X(name, pointer to the row,
-   column). */
-#define AMPI_OUTS_LIST_3(X) \
-    AMPI_OUTS_3(X, 0, p0) AMPI_OUTS_3(X, 1, p0 + pitch) AMPI_OUTS_3(X, 2, p0 + 2 * pitch)
-#define AMPI_OUTS_LIST_9(X) \
-    AMPI_OUTS_LIST_3(X) AMPI_OUTS_3(X, 3, p1) AMPI_OUTS_3(X, 4, p1 + pitch) AMPI_OUTS_3(X, 5, p1 + 2 * pitch) \
-    AMPI_OUTS_3(X, 6, p2) AMPI_OUTS_3(X, 7, p2 + pitch) AMPI_OUTS_3(X, 8, p2 + 2 * pitch)
-#define AMPI_OUTS_LIST_5_1(X) AMPI_OUTS_5(X, 0, p0)
-#define AMPI_OUTS_LIST_5_2(X) AMPI_OUTS_LIST_5_1(X) AMPI_OUTS_5(X, 1, p0 + pitch)
-#define AMPI_OUTS_LIST_5_3(X) AMPI_OUTS_LIST_5_2(X) AMPI_OUTS_5(X, 2, p0 + 2 * pitch)
-#define AMPI_OUTS_LIST_5(X) AMPI_OUTS_LIST_5_3(X) AMPI_OUTS_5(X, 3, p1) AMPI_OUTS_5(X, 4, p1 + pitch)
-#define AMPI_OUTS_OPEN(i, p, b) __m512 c##i = u->first ? _mm512_setzero_ps() : _mm512_loadu_ps(t); t += 16;
-#define AMPI_OUTS_STEP(i, p, b) \
-    memcpy(&word, (p) + (b), sizeof word);                                                          \
-    c##i = _mm512_dpbf16_ps(c##i, (__m512bh)dy, (__m512bh)_mm512_set1_epi32(word));
-#define AMPI_OUTS_CLOSE(i, p, b) _mm512_storeu_ps(t, c##i); t += 16;
-/* far: from the first row to that of p1 */
-#define AMPI_OUTS(name, LIST, far)                                                                  \
-    AMPI_TARGET_PAIRS AMPI_FN void name(const ampi_outs* u) {                                       \
-        const size_t pitch = u->pitch;                                                              \
-        const uint16_t *x = u->x, *p0, *p1, *p2;                                                    \
-        const float* from = u->dy;                                                                  \
-        float* t = u->t;                                                                            \
-        size_t i, q;                                                                                \
-        int word;                                                                                   \
-        LIST(AMPI_OUTS_OPEN)                                                                        \
-        for (i = u->rows; i > 0; i--, x += u->step)                                                 \
-            for (p0 = x, p1 = x + (far), p2 = p1 + (far), q = u->pairs; q > 0; q--) {               \
-                const __m512 dy = _mm512_loadu_ps(from);                                            \
-                LIST(AMPI_OUTS_STEP)                                                                \
-                p0 += 2; p1 += 2; p2 += 2; from += 16;                                              \
-            }                                                                                       \
-        t = u->t;                                                                                   \
-        LIST(AMPI_OUTS_CLOSE)                                                                       \
-        (void)pitch; (void)p1; (void)p2;                                                            \
-        ampi_clear_upper();                                                                         \
-    }
-AMPI_OUTS(ampi_outs_3x3, AMPI_OUTS_LIST_3, 0)
-AMPI_OUTS(ampi_outs_3x3x3, AMPI_OUTS_LIST_9, u->next)
-AMPI_OUTS(ampi_outs_5x5, AMPI_OUTS_LIST_5, 3 * pitch)
-AMPI_OUTS(ampi_outs_1x5, AMPI_OUTS_LIST_5_1, 0)
-AMPI_OUTS(ampi_outs_2x5, AMPI_OUTS_LIST_5_2, 0)
-AMPI_OUTS(ampi_outs_3x5, AMPI_OUTS_LIST_5_3, 0)
-
-/* Shape c in this form: channels of a task, cuts of a kernel's rows, tasks of a group; an image's pairs, which
-   transpositions fill up, and its padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST
-   outputs use too few of the lanes, unless all their taps would be less than two vectors in the form above. */
-typedef struct ampi_outs_plan {
-    const ampi_conv2d* c;
-    size_t channels, cuts, parts, pairs, pitch, lines;
-    size_t at_bias, at_dy, at_line, at_stage, floats, slots;
-} ampi_outs_plan;
-enum { AMPI_OUTS_LEAST = 8, AMPI_OUTS_FEW = 5, AMPI_OUTS_MOST = 16, AMPI_OUTS_STAGE = 262144 };   /* elements */
-
-/* Has the shape this form, and is it faster? Not where most threads would idle. */
-AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
-    const amp_conv2d_shape* s = &c->s;
-    const int few = c->og < AMPI_OUTS_LEAST;
-    const size_t rows = c->taps == 25 ? 5 : 1;
-    if (!AMPI_IN_PAIRS || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
-        || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
-        || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
-    return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
-           && (few ? c->cg == 1 && (threads == 1 || rows > 1)
-                   : 2 * c->cg * rows * (size_t)s->groups >= threads);
-}
-AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
-    const size_t threads = ampi_conv2d_threads(c), groups = (size_t)c->s.groups;
-    memset(f, 0, sizeof *f);
-    f->c = c;
-    if (!ampi_outs_fits(c, threads)) return 0;
-    f->channels = ampi_div_up(c->cg, ampi_min_size(ampi_div_up(threads, groups), c->cg));
-    f->cuts = c->taps == 25 ? ampi_min_size(ampi_div_up(threads, c->cg * groups), 5) : 1;
-    f->parts = ampi_div_up(c->cg, f->channels) * f->cuts;
-    f->pairs = ampi_round_up(c->out_pixels / 2, 4);
-    f->pitch = (size_t)(c->out_w + c->s.kernel_w - 1);
-    f->lines = (size_t)((c->out_h - 1) * c->s.stride_h + c->s.kernel_h);
-    if (f->lines * f->pitch > AMPI_OUTS_STAGE / f->channels) return 0;
-    f->at_bias = f->channels * c->taps * 16;
-    f->at_dy = f->at_bias + 16 * 16;
-    f->at_line = f->at_dy + f->pairs * 16;
-    f->at_stage = f->at_line + 16 * (f->pairs + AMPI_GEMM_GAP);
-    f->floats = ampi_round_up(f->at_stage + f->channels * f->lines * f->pitch / 2 + 16, 16);
-    f->slots = ampi_min_size(threads, f->parts * groups);
-    return 1;
-}
-AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) {
-    ampi_outs_plan f;
-    return ampi_outs_plan_of(&f, c) ? f.slots * f.floats * sizeof(float) + 64 : 0;
-}
-
-/* The words of an image's dy: rows of its pairs, one for each output, transposed, from where they lie if whole fours
-   of pairs and all lanes lie there. Lanes beyond the outputs may hold anything. */
-AMPI_FN void ampi_outs_dy(const ampi_outs_plan* f, size_t g, size_t n, const uint16_t* dy, float* slot) {
-    const ampi_conv2d* c = f->c;
-    const size_t lanes = c->og <= 8 ? 8 : 16, plane = n * (size_t)c->s.out_channels + g * c->og;
-    const int there = 2 * f->pairs == c->out_pixels && plane + lanes <= (size_t)c->s.n * (size_t)c->s.out_channels;
-    const size_t lds = there ? f->pairs : f->pairs + AMPI_GEMM_GAP;
-    const uint16_t* src = dy + plane * c->out_pixels;
-    float* line = slot + f->at_line;
-    const float* from = there ? (const float*)(const void*)src : line;
-    size_t o;
-    for (o = 0; !there && o < c->og; o++)
-        memcpy(line + o * lds, src + o * c->out_pixels, c->out_pixels * sizeof *src);
-    if (lanes == 8) ampi_transpose_avx2(slot + f->at_dy, 16, from, lds, f->pairs, 0);
-    else ampi_transpose_avx512(slot + f->at_dy, 16, from, lds, f->pairs, 0);
-}
-
-/* What a task sums: channels [ch, ch + count) of group g, and of their taps those of kernel rows [a, a + rows). */
-typedef struct ampi_outs_part { size_t g, ch, count, a, rows; } ampi_outs_part;
-AMPI_FN ampi_outs_part ampi_outs_part_of(const ampi_outs_plan* f, size_t task) {
-    const size_t kernel = (size_t)f->c->s.kernel_h, cut = task % f->cuts;
-    ampi_outs_part t;
-    t.g = task / f->parts;
-    t.ch = task % f->parts / f->cuts * f->channels;
-    t.count = ampi_min_size(f->channels, f->c->cg - t.ch);
-    t.a = cut * kernel / f->cuts;
-    t.rows = (cut + 1) * kernel / f->cuts - t.a;
-    return t;
-}
-
-/* Adds image n to the sums of a task. */
-AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, const ampi_outs_part* t, size_t n, const uint16_t* x,
-                             const uint16_t* dy, float* slot) {
-    const ampi_conv2d* c = f->c;
-    const amp_conv2d_shape* s = &c->s;
-    const size_t size = f->lines * f->pitch, top = ampi_min_size((size_t)s->pad_h, f->lines);
-    const size_t rows = ampi_min_size((size_t)s->height, f->lines - top);
-    uint16_t* stage = (uint16_t*)(void*)(slot + f->at_stage);
-    ampi_outs u;
-    size_t i;
-    x += (n * (size_t)s->channels + t->g * c->cg + t->ch) * c->in_pixels;
-    for (i = 0; i < t->count; i++)
-        ampi_words_rows(stage + i * size + top * f->pitch, f->pitch, x + i * c->in_pixels, (size_t)s->width, rows,
-                        s->width, -s->pad_w, 1);
-    ampi_outs_dy(f, t->g, n, dy, slot);
-    u.pitch = f->pitch; u.next = size; u.step = f->pitch * (size_t)s->stride_h;
-    u.dy = slot + f->at_dy; u.rows = (size_t)c->out_h; u.pairs = (size_t)c->out_w / 2;
-    u.first = n == 0;
-    for (i = 0; i < t->count; i += c->taps == 9 && i + 3 <= t->count ? 3 : 1) {
-        u.x = stage + i * size + t->a * f->pitch;
-        u.t = slot + i * t->rows * (size_t)s->kernel_w * 16;
-        if (c->taps == 9 && i + 3 <= t->count) ampi_outs_3x3x3(&u);
-        else if (c->taps == 9) ampi_outs_3x3(&u);
-        else if (t->rows == 5) ampi_outs_5x5(&u);
-        else if (t->rows == 3) ampi_outs_3x5(&u);
-        else if (t->rows == 2) ampi_outs_2x5(&u);
-        else ampi_outs_1x5(&u);
-    }
-}
-
-/* The sums of a task to dw[o][(c,a,b)]: a run, for a task of some kernel rows has one channel. */
-AMPI_FN void ampi_outs_store(const ampi_conv2d* c, const ampi_outs_part* t, const float* sums, void* dw,
-                             amp_dtype dtype, int accumulate) {
-    const size_t width = (size_t)c->s.kernel_w, taps = t->count * t->rows * width;
-    size_t o, k, i, n;
-    for (o = t->g * c->og; o < (t->g + 1) * c->og; o++, sums++)
-        for (k = 0; k < taps; k += n) {
-            float line[256];
-            n = ampi_min_size(taps - k, 256);
-            for (i = 0; i < n; i++) line[i] = sums[(k + i) * 16];
-            ampi_store_sum(dw, dtype, (o * c->cg + t->ch) * c->taps + t->a * width + k, line, n, accumulate);
-        }
-}
-
-/* dw and the gradient of the bias, if dw has this form, the workspace has room, and nothing can be subnormal. 0: both
-   are still to be done. */
-AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
-                          amp_dtype dw_dtype, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec);
-    float* memory;
-    int64_t slot;
-    ampi_outs_plan f;
-    if (ampi_dtype(b->dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
-        || room < f.floats || !ampi_conv2d_normal(x, c->x_count, b->dy, c->y_count)) return 0;
-    f.slots = ampi_min_size(f.slots, room / f.floats);
-    step = ampi_slot_step(room, 0, f.floats);
-    memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(f.slots > 1, for (slot = 0; slot < (int64_t)f.slots; slot++) {
-        float* own = memory + (size_t)slot * step;
-        size_t task, n;
-        memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
-        for (task = (size_t)slot; task < f.parts * (size_t)c->s.groups; task += f.slots) {
-            const ampi_outs_part t = ampi_outs_part_of(&f, task);
-            const int bias = b->db && t.ch == 0 && t.a == 0;
-            memset(own + f.at_bias, 0, (f.at_dy - f.at_bias) * sizeof *own);
-            for (n = 0; n < (size_t)c->s.n; n++) {
-                ampi_outs_image(&f, &t, n, (const uint16_t*)x, (const uint16_t*)b->dy, own);
-                if (bias) ampi_bias_add(c, b, n, t.g * c->og, c->og, own + f.at_bias);
-            }
-            ampi_outs_store(c, &t, own, dw, ampi_dtype(dw_dtype), b->accumulate);
-            if (bias) ampi_bias_store(b, t.g * c->og, c->og, own + f.at_bias);
-        }
-    });
-    return 1;
-}
-#else
-AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) { (void)c; return 0; }
-AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
-                          amp_dtype dw_dtype, const amp_exec* exec) {
-    (void)c; (void)b; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)exec;
-    return 0;
-}
-#endif
-
-/* --- depthwise convolution: gradients of weights ---------------------------------------------- */
-
-/* sum[t][l] += dy[i][l] * x[i*step + t*next + l] for i = 0, 1, ... below n, or with `flip` 1, 0, 3, 2, ...; t < taps,
-   l < 16: 16 channels abreast. */
-AMPI_INLINE void ampi_depth_some(int hw, float* sum, const float* dy, const float* x, size_t n, size_t flip,
-                                 size_t step, size_t next, size_t taps) {
-    float s[5][16];
-    size_t i, t, l;
-    memcpy(s, sum, taps * sizeof *s);
-    for (i = 0; i < n; i++) {
-        const float *v = dy + (i ^ flip) * 16, *w = x + (i ^ flip) * step;
-        for (t = 0; t < taps; t++)
-            for (l = 0; l < 16; l++) s[t][l] = ampi_fma(hw, v[l], w[t * next + l], s[t][l]);
-    }
-    memcpy(sum, s, taps * sizeof *s);
-}
-AMPI_INLINE void ampi_depth_row_body(int hw, float* sum, const float* dy, const float* x, size_t n, size_t flip,
-                                     size_t step, size_t next, size_t taps) {
-    for (; taps >= 5; taps -= 5, sum += 5 * 16, x += 5 * next)
-        ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 5);
-    for (; taps >= 3; taps -= 3, sum += 3 * 16, x += 3 * next)
-        ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 3);
-    for (; taps > 0; taps--, sum += 16, x += next) ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 1);
-}
-AMPI_KERNEL(ampi_depth_row,
-            (float* sum, const float* dy, const float* x, size_t n, size_t flip, size_t step, size_t next,
-             size_t taps),
-            sum, dy, x, n, flip, step, next, taps)
-
-/* Where each channel has its own weights, lanes are channels: rows of images lie as x[y][x][channel] with zeros around
-   them, 16 channels at a time; of dy all rows at once, or a band of them where scratch memory is short. Of BF16,
-   neighbours change places: so a pixel may be `late`, because its neighbour is the first one of the next row or image.
-   Scratch memory of a thread: sums, a late pixel's dy and the x for each of its weights, dy, x, and planes on their
-   way. */
-typedef struct ampi_depth {
-    const ampi_conv2d* c;
-    ampi_gemm_isa isa;                            /* for its transposition */
-    size_t pitch, band, rows, line;               /* of x: padded width, rows for a band; floats of planes on the way */
-    size_t at_late, at_dy, at_x, at_tile, floats, slots;
-    const void *dy, *x; amp_dtype dy_dtype, x_dtype;
-    void* dw; amp_dtype dw_dtype;
-    int accumulate, flip;                         /* flip: neighbours change places */
-} ampi_depth;
-enum { AMPI_DEPTH_FLOATS = 262144 };
-
-/* Rows of x that `rows` rows of dy see. */
-AMPI_FN size_t ampi_depth_sees(const ampi_conv2d* c, size_t rows) {
-    return (rows - 1) * (size_t)c->s.stride_h + (size_t)(c->s.kernel_h - 1) * (size_t)c->s.dilation_h + 1;
-}
-AMPI_FN void ampi_depth_layout(ampi_depth* d, size_t band) {
-    const ampi_conv2d* c = d->c;
-    d->band = band;
-    d->rows = ampi_depth_sees(c, band);
-    d->line = ampi_min_size(d->rows, (size_t)c->s.height) * (size_t)c->s.width;
-    d->line = ampi_round_up(ampi_max_size(d->line, band * (size_t)c->out_w), 16) + AMPI_GEMM_GAP;
-    d->at_late = c->taps * 16;
-    d->at_dy = d->at_late + (1 + c->taps) * 16;
-    d->at_x = d->at_dy + band * (size_t)c->out_w * 16;
-    d->at_tile = d->at_x + d->rows * d->pitch * 16;
-    d->floats = d->at_tile + 16 * d->line;
-}
-AMPI_FN int ampi_depth_plan(ampi_depth* d, const ampi_conv2d* c) {
-    const amp_conv2d_shape* s = &c->s;
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->isa = ampi_gemm_isa_now();
-    if (ampi_taps_isa_now().mr == 0 || c->taps == 1 || c->cg != 1 || c->og != 1 || s->groups < 8
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h) || s->stride_h > 64
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w) || s->stride_w > 64
-        || s->dilation_h > 64 || s->dilation_w > 64) return 0;
-    d->pitch = (size_t)((c->out_w - 1) * s->stride_w + (s->kernel_w - 1) * s->dilation_w + 1);
-    if (ampi_depth_sees(c, (size_t)c->out_h) > AMPI_DEPTH_FLOATS / 16 / d->pitch
-        || c->in_pixels > AMPI_DEPTH_FLOATS / 16 || c->out_pixels > AMPI_DEPTH_FLOATS / 16) return 0;
-    ampi_depth_layout(d, (size_t)c->out_h);
-    d->slots = ampi_min_size(ampi_threads(), ((size_t)s->groups + 15) / 16);
-    return 1;
-}
-/* Makes the bands so small that the stack has room. 0: it has not. */
-AMPI_FN int ampi_depth_shrink(ampi_depth* d) {
-    const size_t rows = (size_t)d->c->out_h;
-    while (d->floats > AMPI_GEMM_STACK) {
-        if (d->band == 1) return 0;
-        ampi_depth_layout(d, ampi_div_up(rows, ampi_div_up(rows, d->band - 1)));
-    }
-    return 1;
-}
-AMPI_FN size_t ampi_depth_workspace(const ampi_conv2d* c) {
-    ampi_depth d;
-    return ampi_depth_plan(&d, c) ? d.slots * d.floats * sizeof(float) + 64 : 0;
-}
-
-/* n elements of each of `planes` planes of `size`, the first from `at` on, to read: 16 rows, `*ld` apart, the missing
-   ones zero. */
-AMPI_FN const float* ampi_depth_view(const ampi_depth* d, const void* data, amp_dtype t, size_t at, size_t planes,
-                                     size_t size, size_t n, float* tile, size_t* ld) {
-    size_t i;
-    *ld = size;
-    if (ampi_dtype(t) == AMP_F32 && planes == 16) return (const float*)data + at;
-    *ld = d->line;
-    for (i = 0; i < 16; i++)
-        if (i < planes) ampi_load_f32(tile + i * d->line, data, t, at + i * size, n);
-        else memset(tile + i * d->line, 0, n * sizeof *tile);
-    return tile;
-}
-/* dst[i][channel] from 16 rows of n floats. */
-AMPI_FN void ampi_depth_abreast(const ampi_gemm_isa* g, float* dst, const float* src, size_t ld, size_t n) {
-    size_t l;
-    for (l = 0; l < 16; l += g->lanes) g->transpose(dst + l, 16, src + l * ld, ld, n, 0);
-}
-
-/* The rows of x that `rows` rows of dy from y0 on see, of planes from `first` on. */
-AMPI_FN void ampi_depth_fill(const ampi_depth* d, size_t first, size_t planes, size_t y0, size_t rows, float* slot) {
-    const ampi_conv2d* c = d->c;
-    const size_t width = (size_t)c->s.width, pad_w = (size_t)c->s.pad_w, line = d->pitch * 16;
-    const size_t columns = d->pitch > pad_w ? ampi_min_size(d->pitch - pad_w, width) : 0;
-    const int64_t seen = (int64_t)ampi_depth_sees(c, rows), top = (int64_t)(y0 * (size_t)c->s.stride_h) - c->s.pad_h;
-    const int64_t low = ampi_min_i64(top < 0 ? -top : 0, seen), end = ampi_min_i64(c->s.height - top, seen);
-    const int64_t high = end > low ? end : low;   /* rows [low, high) of them lie inside the image */
-    float* x = slot + d->at_x;
-    const float* src;
-    size_t ld;
-    int64_t r;
-    memset(x, 0, (size_t)low * line * sizeof *x);
-    memset(x + (size_t)high * line, 0, (size_t)(seen - high) * line * sizeof *x);
-    if (low == high) return;
-    src = ampi_depth_view(d, d->x, d->x_dtype, first * c->in_pixels + (size_t)(top + low) * width, planes, c->in_pixels,
-                          (size_t)(high - low) * width, slot + d->at_tile, &ld);
-    for (r = low; r < high; r++, src += width)
-        ampi_depth_abreast(&d->isa, x + (size_t)r * line + pad_w * 16, src, ld, columns);
-}
-/* What n pixels of dy add to the sums, and what a late one does. */
-AMPI_FN void ampi_depth_pixels(const ampi_depth* d, float* sums, const float* dy, const float* x, size_t n) {
-    const amp_conv2d_shape* s = &d->c->s;
-    const size_t kw = (size_t)s->kernel_w;
-    size_t a;
-    for (a = 0; a < (size_t)s->kernel_h; a++, sums += kw * 16, x += (size_t)s->dilation_h * d->pitch * 16)
-        ampi_depth_row(sums, dy, x, n, d->flip && n > 1 ? 1 : 0, (size_t)s->stride_w * 16, (size_t)s->dilation_w * 16,
-                       kw);
-}
-AMPI_FN void ampi_depth_late(const ampi_depth* d, float* sums, const float* late) {
-    ampi_depth_row(sums, late, late + 16, 1, 0, 0, 16, d->c->taps);
-}
-AMPI_FN void ampi_depth_keep(const ampi_depth* d, float* late, const float* dy, const float* x) {
-    const size_t kw = (size_t)d->c->s.kernel_w, down = (size_t)d->c->s.dilation_h * d->pitch;
-    size_t k;
-    memcpy(late, dy, 16 * sizeof *late);
-    for (k = 0; k < d->c->taps; k++)
-        memcpy(late + (1 + k) * 16, x + (k / kw * down + k % kw * (size_t)d->c->s.dilation_w) * 16, 16 * sizeof *late);
-}
-/* What a row of dy adds to the sums; `odd`: a pixel is late. */
-AMPI_FN void ampi_depth_line(const ampi_depth* d, const float* dy, const float* x, int odd, float* slot) {
-    const size_t width = (size_t)d->c->out_w, step = (size_t)d->c->s.stride_w * 16, first = odd ? 1 : 0;
-    const size_t n = d->flip ? (width - first) / 2 * 2 : width;
-    if (odd) {
-        ampi_depth_pixels(d, slot, dy, x, 1);
-        ampi_depth_late(d, slot, slot + d->at_late);
-    }
-    ampi_depth_pixels(d, slot, dy + first * 16, x + first * step, n);
-    if (first + n < width) ampi_depth_keep(d, slot + d->at_late, dy + (width - 1) * 16, x + (width - 1) * step);
-}
-/* What a band of an image's dy adds to the sums. */
-AMPI_FN void ampi_depth_band(const ampi_depth* d, size_t n, size_t first, size_t planes, size_t y0, size_t rows,
-                             float* slot) {
-    const ampi_conv2d* c = d->c;
-    const size_t width = (size_t)c->out_w, before = n * c->out_pixels + y0 * width;
-    const size_t plane = n * (size_t)c->s.groups + first, line = (size_t)c->s.stride_h * d->pitch * 16;
-    size_t ld, i;
-    const float* src = ampi_depth_view(d, d->dy, d->dy_dtype, plane * c->out_pixels + y0 * width, planes, c->out_pixels,
-                                       rows * width, slot + d->at_tile, &ld);
-    ampi_depth_abreast(&d->isa, slot + d->at_dy, src, ld, rows * width);
-    ampi_depth_fill(d, plane, planes, y0, rows, slot);
-    for (i = 0; i < rows; i++)
-        ampi_depth_line(d, slot + d->at_dy + i * width * 16, slot + d->at_x + i * line,
-                        d->flip && (before + i * width) % 2 != 0, slot);
-}
-/* The last pixel, if it is late: its neighbour is a zero. */
-AMPI_FN void ampi_depth_end(const ampi_depth* d, float* slot) {
-    if (!d->flip || d->c->y_count / (size_t)d->c->s.groups % 2 == 0) return;
-    memset(slot + d->at_dy, 0, (1 + d->c->taps) * 16 * sizeof *slot);
-    ampi_depth_late(d, slot, slot + d->at_dy);
-    ampi_depth_late(d, slot, slot + d->at_late);
-}
-/* The gradients of `planes` channels from `first` on, from their sums. */
-AMPI_FN void ampi_depth_store(const ampi_depth* d, size_t first, size_t planes, const float* sums) {
-    const size_t taps = d->c->taps;
-    float one[256];
-    size_t i, k, q, part;
-    for (i = 0; i < planes; i++)
-        for (k = 0; k < taps; k += part) {
-            part = ampi_min_size(taps - k, 256);
-            for (q = 0; q < part; q++) one[q] = sums[(k + q) * 16 + i];
-            ampi_store_sum(d->dw, d->dw_dtype, (first + i) * taps + k, one, part, d->accumulate);
-        }
-}
-/* Every slots-th 16 channels. */
-AMPI_FN void ampi_depth_slot(const ampi_depth* d, size_t slot, float* own) {
-    const ampi_conv2d* c = d->c;
-    const size_t groups = (size_t)c->s.groups, rows = (size_t)c->out_h;
-    size_t first, n, y;
-    memset(own, 0, d->at_tile * sizeof *own);
-    for (first = slot * 16; first < groups; first += d->slots * 16) {
-        const size_t planes = ampi_min_size(groups - first, 16);
-        memset(own, 0, c->taps * 16 * sizeof *own);
-        for (n = 0; n < (size_t)c->s.n; n++)
-            for (y = 0; y < rows; y += d->band)
-                ampi_depth_band(d, n, first, planes, y, ampi_min_size(d->band, rows - y), own);
-        ampi_depth_end(d, own);
-        ampi_depth_store(d, first, planes, own);
-    }
-}
-AMPI_APART void ampi_depth_slot_on_stack(const ampi_depth* d, size_t slot) {
-    float own[AMPI_GEMM_STACK + 16];
-    ampi_depth_slot(d, slot, ampi_align64(own));
-}
-
-/* dw of a depthwise convolution, if the workspace has room, or the stack, where there is next to no workspace. 0: it is
-   still to be done. */
-AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
-                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    const size_t room = ampi_room(exec);
-    size_t step = 0;
-    float* memory = NULL;
-    ampi_depth d;
-    int64_t slot;
-    if (!ampi_depth_plan(&d, c)) return 0;
-    d.dy = dy; d.dy_dtype = dy_dtype; d.x = x; d.x_dtype = x_dtype;
-    d.dw = dw; d.dw_dtype = dw_dtype; d.accumulate = accumulate;
-    d.flip = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
-    if (room >= d.floats) {
-        memory = ampi_align64(exec->workspace);
-        d.slots = ampi_min_size(d.slots, room / d.floats);
-        step = ampi_slot_step(room, 0, d.floats);
-    } else if (room > AMPI_GEMM_STAGE || !ampi_depth_shrink(&d)) return 0;
-    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        if (memory) ampi_depth_slot(&d, (size_t)slot, memory + (size_t)slot * step);
-        else ampi_depth_slot_on_stack(&d, (size_t)slot);
-    });
-    return 1;
-}
-
-#if AMPI_AMX
-/* --- convolution on a matrix unit ---------------------------------------------------------- */
-
-/* Outputs and input gradients: the image lies as words with zeros around it (the *stage*), plane upon plane, as in a
-   direct convolution (see there): so 16 planes of 16 neighbouring words are a tile of B for any kernel place.
-   A's tiles are the weights of 16 results, for one kernel place and 16 words of channels. The sum of a result runs
-   over blocks of 16 words of channels (32 of BF16, 8 of FP16; the last filled up with zeros), and in a block over
-   the kernel places (kh, kw), in the unit's order for each. Where there are strides, a plane is classes side by side,
-   and each part of an input gradient has its own kernel places.
-   A task is a band of rows of one image, or some whole images where the weights do not fit the cache: they are
-   taken so many rows of tiles at a time that these do. */
-typedef struct ampi_amx_conv {
-    const ampi_conv2d* c;
-    ampi_gemm_isa g;
-    ampi_side h, w;
-    size_t rows, depth, blocks;                   /* of a group: results, source channels, blocks of 16 words */
-    size_t pitch, gap, class_size, plane, image;  /* floats of the stage */
-    size_t band, bands, images, tall;             /* tall: results whose weights the cache holds */
-    size_t weights, at_slots, floats, slots;      /* floats; weights: of a group */
-    size_t at_line, at_sums;                      /* floats, in a slot */
-    size_t begin[5];                              /* first kernel place of each part */
-    uint32_t at[64];                              /* of a kernel place in the stage, in bytes; part by part */
-    unsigned char order[64], uses[2][2];          /* where it comes among them; classes (of rows, columns) needed */
-    const void* source; const void* w_data; const void* bias; void* result;
-    amp_dtype dtype, bias_dtype, result_dtype;
-} ampi_amx_conv;
-
-/* Floats of a stage, of weights that the second-level cache keeps; most weights of a group of FP16, most kernel
-   positions. */
-enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_F16_WEIGHTS = 1048576,
-       AMPI_AMX_TAPS = 64 };
-
-/* An odd number of cache lines: rows of a tile that far apart fall on different cache sets. */
-AMPI_FN size_t ampi_amx_gap(size_t floats) { return ((floats + 15) / 16 | 1u) * 16; }
-
-AMPI_FN void ampi_amx_conv_stage(ampi_amx_conv* d, size_t band) {
-    d->band = band;
-    d->class_size = (band + (size_t)(d->h.high - d->h.low)) * d->pitch;
-    d->plane = ampi_amx_gap((size_t)(d->h.classes * d->w.classes) * d->class_size + 16);
-    d->image = d->blocks * AMPI_WORDS * d->plane;
-}
-
-/* Is the shape one for the unit, with operands of type t? FP16 takes four products for one: it gains where a pixel
-   meets several kernel positions and the weights' words stay in a cache (weight gradients: and all strides are 1). */
-AMPI_FN int ampi_amx_conv_gains(const ampi_conv2d* c, amp_dtype t) {
-    const amp_conv2d_shape* s = &c->s;
-    if (t == AMP_F16 && (c->taps == 1 || c->og * c->cg * c->taps > AMPI_AMX_F16_WEIGHTS)) return 0;
-    return ampi_amx(0) && t != AMP_F32 && s->stride_h <= 2 && s->stride_w <= 2 && c->taps <= AMPI_AMX_TAPS
-           && c->og >= 16 && c->cg >= 16
-           && ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
-           && ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w);
-}
-AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back, amp_dtype t) {
-    const amp_conv2d_shape* s = &c->s;
-    size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, height, row, most;
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->g = ampi_gemm_isa_amx(t);
-    d->rows = back ? c->cg : c->og;
-    d->depth = back ? c->og : c->cg;
-    if (!ampi_amx_conv_gains(c, t)) return 0;
-    ampi_conv2d_sides(c, back, &d->h, &d->w);
-    d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
-    d->gap = ampi_side_gap(&d->w);
-    d->pitch = (size_t)ampi_side_count(d->w.source, d->w.classes, 0) + d->gap;
-    d->weights = ampi_round_up(d->rows, 16) * d->blocks * c->taps * AMPI_WORDS;
-    height = (size_t)ampi_side_count(d->h.result, d->h.parts, 0);
-    ampi_amx_conv_stage(d, 1);
-    if (d->image > AMPI_AMX_STAGE) return 0;
-    row = d->pitch * (size_t)(d->h.classes * d->w.classes);
-    most = (AMPI_AMX_STAGE - d->image) / (d->blocks * AMPI_WORDS * row) + 1;
-    d->bands = ampi_max_size(ampi_div_up(height, most), ampi_min_size(ampi_div_up(threads, n), height));
-    ampi_amx_conv_stage(d, ampi_div_up(height, d->bands));
-    d->bands = ampi_div_up(height, d->band);
-    d->images = 1;
-    d->tall = ampi_round_up(d->rows, 32);
-    if (d->weights > AMPI_AMX_WEIGHTS) {
-        d->tall = ampi_max_size(AMPI_AMX_WEIGHTS / (d->weights / d->tall) / 32, 1) * 32;
-        if (d->bands == 1) d->images = ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads));
-    }
-    d->at_slots = d->weights * (size_t)s->groups + 16;
-    d->at_line = ampi_round_up(d->gap, 16) + d->images * d->image + 64;
-    d->at_sums = d->at_line + (d->w.classes > 1 ? AMPI_WORDS * ampi_round_up((size_t)s->width, 16) : 0);
-    d->floats = d->at_sums + (d->w.parts > 1 ? 4u : 1u) * 32 * 32;
-    d->floats = ampi_max_size(d->floats, 2 * 16 * (16 * c->taps + AMPI_GEMM_GAP));      /* for weights on their way */
-    d->slots = ampi_min_size(threads, ampi_div_up(n, d->images) * d->bands * (size_t)s->groups);
-    return 1;
-}
-AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) {
-    size_t floats = 0;
-    int t;
-    for (t = AMP_F16; t <= AMP_BF16; t++) {
-        ampi_amx_conv d;
-        if (!ampi_amx_conv_plan(&d, c, back, (amp_dtype)t)) continue;
-        floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
-    }
-    return floats * sizeof(float) + 64;
-}
-
-/* dst[tap][32] = src[32][tap], 16-bit elements, of which there are n. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src, size_t taps, size_t n) {
-    const __m512i ramp = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
-                                          15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i each = _mm512_mullo_epi16(ramp, _mm512_set1_epi16((short)taps));
-    size_t tap, v;
-    for (tap = 0; tap < taps; tap++, dst += 32) {
-        __m512i from = _mm512_add_epi16(each, _mm512_set1_epi16((short)tap)), all = _mm512_setzero_si512();
-        for (v = 0; v < taps && 32 * v < n; v++, from = _mm512_sub_epi16(from, _mm512_set1_epi16(32))) {
-            const __mmask32 here = _mm512_cmplt_epu16_mask(from, _mm512_set1_epi16(32));
-            const __mmask32 whole = n - 32 * v >= 32 ? 0xffffffffu : (1u << (n - 32 * v)) - 1u;
-            all = _mm512_mask_permutexvar_epi16(all, here, from, _mm512_maskz_loadu_epi16(whole, src + 32 * v));
-        }
-        _mm512_storeu_si512(dst, all);
-    }
+   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
+AMPI_FN void ampi_conv2d_db_of(const ampi_conv2d* c, const void* dy, amp_dtype t, void* db, amp_dtype db_dtype,
+                               int accumulate, size_t o) {
+    float sums[16];
+    size_t n, i;
+    memset(sums, 0, sizeof sums);
+    for (n = 0; n < (size_t)c->s.n; n++)
+        ampi_kernels_now()->lane_sums(sums, ampi_at(dy, t, (n * (size_t)c->s.out_channels + o) * c->out_pixels), t,
+                                      c->out_pixels);
     ampi_clear_upper();
+    for (n = 8; n > 0; n /= 2)
+        for (i = 0; i < n; i++) sums[i] += sums[i + n];
+    ampi_store_sum(db, db_dtype, o, sums, 1, accumulate);
 }
-/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel];
-   what is behind the last result never leaves the sums. */
-AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, size_t k, float* raw, float* line) {
-    const size_t taps = d->c->taps, rows = ampi_min_size(d->rows - r, 16), depth = ampi_min_size(d->depth - k, 32);
-    size_t i;
-    if (!d->h.back) {
-        for (i = 0; i < rows; i++)
-            ampi_amx_deal((uint16_t*)(void*)(raw + i * taps * 16), w + ((r + i) * d->depth + k) * taps, taps,
-                          depth * taps);
-    } else {
-        size_t width = ampi_round_up(rows * taps, 16) + AMPI_GEMM_GAP;
-        ampi_gemm_isa g = d->g;
-        g.words = AMPI_WORDS_BF16;                /* whatever the bits mean */
-        ampi_words_across(&g, line, width, w + (k * d->rows + r) * taps, AMP_BF16, d->rows * taps, depth,
-                          rows * taps, 16, width - AMPI_GEMM_GAP, 1);
-        g.transpose(raw, 16, line, width, rows * taps, 0);
-    }
-}
-/* Weights as A's tiles: a[16 results][block][16][tap, part by part][16 words], for one 16 results of a group. */
-AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {
-    const size_t taps = d->c->taps, parts = d->g.words, block = 16 * taps * 16;
-    const uint16_t* w = (const uint16_t*)d->w_data + group * d->c->og * d->c->cg * taps;
-    float words[64], *line = raw + block;
-    size_t k, i, q;
-    for (k = 0; k < d->depth; k += 32, a += parts * block) {
-        const int direct = parts == 1 && d->h.parts * d->w.parts == 1;
-        ampi_amx_raw(d, w, r, k, direct ? a : raw, line);
-        for (i = 0; !direct && i < 16 * taps; i++) {
-            float* to = a + (i / taps * taps + d->order[i % taps]) * 16;
-            ampi_words_along(words, raw + i * 16, d->dtype, 32, 16 * parts);
-            for (q = 0; q < parts && k * parts / 32 + q < d->blocks; q++) memcpy(to + q * block, words + q * 16, 64);
-        }
-    }
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
+                            int accumulate) {
+    int64_t o;
+    AMPI_PARALLEL_FOR(c->y_count > 65536, for (o = 0; o < (int64_t)c->s.out_channels; o++)
+        ampi_conv2d_db_of(c, dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, (size_t)o));
 }
 
-/* A row of the stage; where columns fall into classes, 16 planes at a time by way of `line`. */
-AMPI_FN void ampi_amx_conv_row(const ampi_amx_conv* d, float* dst, const uint16_t* src, float* line) {
-    const size_t pixels = (size_t)(d->h.source * d->w.source), width = (size_t)d->w.source, some = 32 / d->g.words;
-    const size_t wide = ampi_round_up(width, 16), classes = (size_t)d->w.classes, planes = d->blocks * AMPI_WORDS;
-    size_t k, q;
-    if (classes == 1) {
-        ampi_words_across(&d->g, dst, d->plane, src, d->dtype, pixels, d->depth, width, planes, wide, 1);
-        return;
-    }
-    for (k = 0; k < d->blocks; k++, dst += AMPI_WORDS * d->plane) {
-        ampi_words_across(&d->g, line, wide, src + k * some * pixels, d->dtype, pixels, d->depth - k * some, width,
-                          AMPI_WORDS, wide, 1);
-        for (q = 0; q < classes; q++)
-            if (d->uses[1][q])
-                ampi_copy_rows(dst + q * d->class_size, d->plane, 1, line + q, wide, classes, AMPI_WORDS,
-                               (size_t)ampi_side_count(d->w.source, d->w.classes, (int64_t)q));
-    }
-}
-/* The stage of image n, rows of each class from u0 on. */
-AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, int64_t u0, float* stage, float* line) {
-    const size_t pixels = (size_t)(d->h.source * d->w.source), channels = (size_t)d->c->s.groups * d->depth;
-    const size_t wide = (size_t)d->w.classes;
-    const uint16_t* src = (const uint16_t*)d->source + (n * channels + group * d->depth) * pixels;
-    int64_t q, r, y;
-    size_t k, i;
-    for (q = 0; q < d->h.classes; q++, stage += wide * d->class_size)
-        for (r = 0; d->uses[0][q] && r < (int64_t)d->band + d->h.high - d->h.low; r++) {
-            float* to = stage + (size_t)r * d->pitch;
-            y = d->h.classes * (u0 + d->h.low + r) + q;
-            if (y >= 0 && y < d->h.source)
-                ampi_amx_conv_row(d, to, src + (size_t)(y * d->w.source), line);
-            else for (k = 0; k < d->blocks * AMPI_WORDS; k++)
-                for (i = 0; i < wide; i++)
-                    memset(to + k * d->plane + i * d->class_size, 0, d->pitch * sizeof *to);
-        }
-}
+/* --- amp_conv2d ---------------------------------------------------------------------------------- */
 
-/* wide[rows][64] = the 32 columns of two parts, t[2][32][32], by turns. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_zip(float* wide, const float* t, size_t rows) {
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    size_t i;
-    for (i = 0; i < 2 * rows; i++, t += 16, wide += 32) {
-        __m512 even = _mm512_loadu_ps(t), odd = _mm512_loadu_ps(t + 32 * 32);
-        _mm512_storeu_ps(wide, _mm512_permutex2var_ps(even, low, odd));
-        _mm512_storeu_ps(wide + 16, _mm512_permutex2var_ps(even, high, odd));
-    }
-    ampi_clear_upper();
+/* Floats with which one of the above runs at full speed. */
+AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
+    const size_t product = amp_gemm_workspace(v->s.m, v->s.n, v->s.k) / sizeof(float);
+    const size_t shares = ampi_conv2d_shares(v, v->groups * v->images);
+    const size_t direct = ampi_is_direct(v) ? shares * ampi_direct_floats(v) : 0;
+    const size_t depthwise = ampi_is_depthwise(v)
+                                 ? ampi_conv2d_shares(v, ampi_div_up(v->groups, AMPI_LANES) * v->images)
+                                       * ampi_depthwise_floats(v)
+                                 : 0;
+    return ampi_wide_weights(v) + ampi_max_size(product, ampi_max_size(direct, depthwise));
 }
-/* Sums t[rows][32 of each part], of positions [p, end) of a stage, into the planes of the result from row y0 on. */
-AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bias, size_t rows, size_t y0, size_t p,
-                                 size_t end, const float* t) {
-    const size_t width = (size_t)d->w.result, pixels = (size_t)d->h.result * width, parts = (size_t)d->w.parts;
-    size_t count, from = p;
-    ampi_finish f;
-    memset(&f, 0, sizeof f);
-    f.c_dtype = d->result_dtype; f.ldc = pixels;
-    f.alpha = f.beta = 1.0f;
-    f.add_dtype = d->bias_dtype; f.ld_add = 1; f.spread = 1;
-    if (d->bias) f.add = (const char*)d->bias + bias * ampi_type_size(d->bias_dtype);
-    for (; p < end; p += count) {
-        const size_t column = p % d->pitch * parts, y = y0 + p / d->pitch * (size_t)d->h.parts;
-        count = ampi_min_size(d->pitch - p % d->pitch, end - p);
-        if (column >= width) continue;
-        f.c = (char*)d->result + (plane * pixels + y * width + column) * ampi_type_size(f.c_dtype);
-        d->g.finish(&f, rows, ampi_min_size(width - column, count * parts), t + (p - from) * parts, 32 * parts);
-    }
-}
-
-/* The results of a task in rows of part rh, from its stage. */
-AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t image, size_t images, size_t u0,
-                                    size_t rh, const float* weights, const float* stage, float* t) {
-    const size_t taps = d->c->taps, tile = taps * d->blocks * AMPI_WORDS;      /* of a row of weights */
-    const size_t parts = (size_t)d->w.parts, y0 = u0 * (size_t)d->h.parts + rh;
-    const size_t height = (size_t)ampi_side_count(d->h.result, d->h.parts, (int64_t)rh);
-    const size_t n = (ampi_min_size(height - u0, d->band) - 1) * d->pitch
-                     + (size_t)ampi_side_count(d->w.result, d->w.parts, 0);
-    size_t chunk, i, p, r, rw;
-    ampi_amx_sum u;
-    u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.step = 64;
-    u.bs = d->plane * sizeof(float); u.b_next = 64; u.b_block = 16 * u.bs;
-    u.passing = 1;
-    u.blocks = d->blocks;
-    u.old = NULL; u.ldt = 32; u.right = 16; u.down = 16 * 32;
-    for (chunk = 0; chunk < d->rows; chunk += d->tall)
-        for (i = 0; i < images; i++)
-            for (p = 0; p < n; p += 32)
-                for (r = chunk; r < ampi_min_size(chunk + d->tall, d->rows); r += 32) {
-                    size_t first = group * d->rows + r, count = ampi_min_size(d->rows - r, 32);
-                    u.b = (const char*)(stage + i * d->image + p) - (size_t)-d->w.low * sizeof(float);
-                    for (rw = 0; rw < parts; rw++) {
-                        const size_t* begin = d->begin + rh * parts + rw;
-                        u.at = d->at + begin[0]; u.taps = begin[1] - begin[0];
-                        u.a = (const char*)(weights + r * tile + begin[0] * 16);
-                        u.a_skip = (16 * taps - u.taps) * 64;
-                        u.t = t + rw * 32 * 32;
-                        ampi_amx_run(&u, count > 16, n - p > 16);
-                    }
-                    if (parts > 1) ampi_amx_zip(t + 2 * 32 * 32, t, count);
-                    ampi_amx_conv_store(d, (image + i) * (size_t)d->c->s.groups * d->rows + first, first, count, y0, p,
-                                        ampi_min_size(p + 32, n), parts > 1 ? t + 2 * 32 * 32 : t);
-                }
-}
-AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float* weights, float* memory) {
-    const size_t groups = (size_t)d->c->s.groups, n = (size_t)d->c->s.n, tasks = ampi_div_up(n, d->images) * d->bands;
-    float* stage = memory + ampi_round_up(d->gap, 16);
-    size_t task, i, rh;
-    memset(memory, 0, d->floats * sizeof *memory);
-    ampi_amx_open();
-    for (task = slot; task < tasks * groups; task += d->slots) {
-        size_t group = task / tasks, image = task % tasks / d->bands * d->images, u0 = task % d->bands * d->band;
-        size_t images = ampi_min_size(n - image, d->images);
-        for (i = 0; i < images; i++)
-            ampi_amx_conv_fill(d, group, image + i, (int64_t)u0, stage + i * d->image, memory + d->at_line);
-        for (rh = 0; rh < (size_t)ampi_min_i64(d->h.parts, d->h.result - (int64_t)u0 * d->h.parts); rh++)
-            ampi_amx_conv_multiply(d, group, image, images, u0, rh, weights + group * d->weights, stage,
-                                   memory + d->at_sums);
-    }
-    ampi_amx_close();
-}
-/* Where the kernel places lie, part by part. */
-AMPI_FN void ampi_amx_conv_taps(ampi_amx_conv* d) {
-    const int64_t kw = d->w.kernel;
-    int64_t rh, rw, i, shift_h, shift_w, class_h, class_w;
-    size_t part = 0, n = 0;
-    for (rh = 0; rh < d->h.parts; rh++)
-        for (rw = 0; rw < d->w.parts; rw++, d->begin[++part] = n)
-            for (i = 0; i < kw * d->h.kernel; i++) {
-                if (!ampi_side_tap(&d->h, rh, i / kw, &shift_h, &class_h)
-                    || !ampi_side_tap(&d->w, rw, i % kw, &shift_w, &class_w)) continue;
-                d->uses[0][class_h] = d->uses[1][class_w] = 1;
-                d->order[i] = (unsigned char)n;
-                d->at[n++] = (uint32_t)(((class_h * d->w.classes + class_w) * (int64_t)d->class_size
-                                         + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w - d->w.low)
-                                        * (int64_t)sizeof(float));
-            }
-}
-
-/* The convolution, if the unit is asked for, the shape is one for it, and the workspace has room. */
-AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
-                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
-                              const amp_exec* exec) {
-    const size_t room = ampi_room(exec);
-    size_t tiles;
-    int64_t i;
-    float* memory;
-    ampi_amx_conv d;
-    if (!exec || exec->sums != AMP_SUMS_FAST || source_dtype != w_dtype || !ampi_amx(1)
-        || !ampi_amx_conv_plan(&d, c, back, source_dtype) || room < d.at_slots + d.floats) return 0;
-    d.source = source; d.w_data = w; d.bias = b; d.result = result;
-    d.dtype = source_dtype; d.bias_dtype = ampi_dtype(b_dtype); d.result_dtype = ampi_dtype(result_dtype);
-    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    ampi_amx_conv_taps(&d);
-    memory = ampi_align64(exec->workspace);
-    tiles = ampi_div_up(d.rows, 16);
-    AMPI_PARALLEL_FOR(d.slots > 1, for (i = 0; i < (int64_t)d.slots; i++) {
-        size_t q;
-        for (q = (size_t)i; q < tiles * (size_t)c->s.groups; q += d.slots)
-            ampi_amx_weights(&d, q / tiles, q % tiles * 16, memory + q * (d.weights / tiles),
-                             memory + d.at_slots + (size_t)i * d.floats);
-    });
-    AMPI_PARALLEL_FOR(d.slots > 1, for (i = 0; i < (int64_t)d.slots; i++)
-        ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats));
-    return 1;
-}
-
-/* Weight gradients: a tile of A is x's rows of 16 channels, from any pixel on, one of B dy's of 16 outputs, pairs of
-   pixels side by side. The sum runs over the images, in each over the output's rows, a row `pitch` pixels long (with
-   zeros behind those of dy), 32 of these places at a time (8 of FP16; the last of an image filled up with
-   zeros), in the unit's order for each. All images lie in memory as such tiles, or as many as there is room for: then
-   the sums wait in memory. Where there are strides, x with its margins falls into classes. A task is 32 channels and 32
-   outputs. */
-typedef struct ampi_amx_depth {
-    const ampi_conv2d* c;
-    ampi_gemm_isa g;
-    size_t unit, pitch, class_size, plane;        /* bytes of a place of x; places of a row; bytes */
-    size_t classes_h, classes_w;
-    size_t steps, turn, some;                     /* tiles of an image; tiles and images of one turn */
-    size_t channels, outputs;                     /* of a group, in sixteens */
-    size_t images, passes;
-    size_t at_dy, at_sums, at_slots, floats, slots;      /* floats */
-    const void *x, *dy; void* dw; amp_dtype dtype, dw_dtype;
-    int accumulate;
-} ampi_amx_depth;
-
-/* Floats of x and dy; tiles that the first-level cache holds twice. */
-enum { AMPI_AMX_IMAGES = 1048576, AMPI_AMX_TURN = 10 };
-
-AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dtype t) {
-    const amp_conv2d_shape* s = &c->s;
-    size_t n = (size_t)s->n, groups = (size_t)s->groups, stride_h = (size_t)s->stride_h, stride_w = (size_t)s->stride_w;
-    size_t places, beside, image, line, sums, tasks;
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->g = ampi_gemm_isa_amx(t);
-    if (!ampi_amx_conv_gains(c, t) || (t == AMP_F16 && stride_h * stride_w > 1)) return 0;
-    d->unit = t == AMP_F16 ? 8 : 2;
-    d->classes_h = s->kernel_h > 1 ? stride_h : 1;
-    d->classes_w = s->kernel_w > 1 ? stride_w : 1;
-    d->pitch = ampi_max_size((size_t)c->out_w, ampi_div_up((size_t)(s->width + s->pad_w), stride_w));
-    places = ampi_round_up(((size_t)c->out_h - 1) * d->pitch + (size_t)c->out_w, 64 / d->unit);
-    d->steps = places * d->unit / 64;
-    beside = (size_t)((s->kernel_h - 1) * s->dilation_h) / stride_h * d->pitch
-             + (size_t)((s->kernel_w - 1) * s->dilation_w) / stride_w;
-    d->class_size = ampi_round_up((places + beside + d->pitch + 1) * d->unit + 64, 64);
-    d->plane = ampi_amx_gap(d->classes_h * d->classes_w * d->class_size / 4) * 4;
-    d->channels = ampi_div_up(c->cg, 16);
-    d->outputs = ampi_div_up(c->og, 16);
-    image = groups * (d->channels * 4 * d->plane + d->outputs * d->steps * 256);
-    if (image > AMPI_AMX_IMAGES || d->steps > 65536) return 0;
-    d->images = ampi_min_size(AMPI_AMX_IMAGES / image, n);
-    d->passes = ampi_div_up(n, d->images);
-    d->images = ampi_div_up(n, d->passes);
-    d->some = ampi_max_size(ampi_min_size(AMPI_AMX_TURN / d->steps, d->images), 1);
-    d->turn = ampi_div_up(d->steps, ampi_div_up(d->steps, AMPI_AMX_TURN));
-    line = 16 * (ampi_max_size(16 * c->taps + 16, 16 * d->steps) + AMPI_GEMM_GAP);
-    sums = (4 * c->taps + 16) * 256;
-    tasks = groups * ampi_div_up(d->channels, 2) * ampi_div_up(d->outputs, 2);
-    d->at_dy = groups * d->images * d->channels * 4 * d->plane;
-    d->at_sums = d->at_dy + groups * d->images * d->outputs * d->steps * 256;
-    d->at_slots = d->at_sums + (d->passes > 1 ? tasks * sums : 0);
-    d->floats = ampi_round_up(line, 16) + sums;
-    d->slots = ampi_min_size(ampi_conv2d_threads(c), tasks);
-    return 1;
-}
-AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
-    size_t floats = 0;
-    int t;
-    for (t = AMP_F16; t <= AMP_BF16; t++) {
-        ampi_amx_depth d;
-        if (ampi_amx_depth_plan(&d, c, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
-    }
-    return floats * sizeof(float) + 64;
-}
-
-/* Rows of n 16-bit elements, every one or every second of the source; distances in bytes. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_amx_rows_by(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
-                                                     size_t rows, size_t n) {
-    size_t i;
-    for (; rows > 0; rows--, dst += ldd, src += lds)
-        for (i = 0; i < n; i += 32 / step) {
-            const size_t rest = step * (n - i) + 1 - step;
-            const __mmask32 mask = rest >= 32 ? 0xffffffffu : (1u << rest) - 1u;
-            const __m512i x = _mm512_maskz_loadu_epi16(mask, src + 2 * step * i);
-            if (step == 1) _mm512_mask_storeu_epi16(dst + 2 * i, mask, x);
-            else _mm256_mask_storeu_epi16(dst + 2 * i, AMPI_V16_MASK(ampi_min_size(n - i, 16)),
-                                          _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, x));
-        }
-    ampi_clear_upper();
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
-                                              size_t rows, size_t n) {
-    if (step == 1) ampi_amx_rows_by(1, dst, ldd, src, lds, rows, n);
-    else ampi_amx_rows_by(2, dst, ldd, src, lds, rows, n);
-}
-/* x of an image, 16 channels from c: pixel (y, x) lies at ((y + pad_h) / stride_h, (x + pad_w) / stride_w) in the class
-   that the remainders make. */
-AMPI_FN void ampi_amx_depth_x(const ampi_amx_depth* d, size_t group, size_t n, size_t c, char* to) {
-    const amp_conv2d_shape* s = &d->c->s;
-    const size_t sh = (size_t)s->stride_h, sw = (size_t)s->stride_w, pad_h = (size_t)s->pad_h, pad_w = (size_t)s->pad_w;
-    const size_t channels = ampi_min_size(d->c->cg - c, 16), lds = sh * (size_t)s->width * 2, ldd = d->pitch * d->unit;
-    const char* src = (const char*)d->x + ((n * (size_t)s->groups + group) * d->c->cg + c) * d->c->in_pixels * 2;
-    size_t i, q, r;
-    memset(to, 0, 16 * d->plane);
-    for (q = 0; q < d->classes_h * d->classes_w; q++, to += d->class_size) {
-        const size_t y = (q / d->classes_w + sh - pad_h % sh) % sh, x = (q % d->classes_w + sw - pad_w % sw) % sw;
-        const size_t rows = ((size_t)s->height + sh - 1 - y) / sh, columns = ((size_t)s->width + sw - 1 - x) / sw;
-        const char* from = src + (y * (size_t)s->width + x) * 2;
-        char* first = to + ((y + pad_h) / sh * d->pitch + (x + pad_w) / sw) * d->unit;
-        for (i = 0; i < channels; i++, first += d->plane, from += d->c->in_pixels * 2) {
-            if (d->unit == 2) ampi_amx_rows(sw, first, ldd, from, lds, rows, columns);
-            else for (r = 0; r < rows; r++)
-                ampi_words_along((float*)(void*)(first + r * ldd), from + r * lds, d->dtype, columns, 2 * columns);
-        }
-    }
-}
-/* dy of an image, 16 outputs from o. */
-AMPI_FN void ampi_amx_depth_dy(const ampi_amx_depth* d, size_t group, size_t n, size_t o, float* to, float* line) {
-    const size_t width = (size_t)d->c->out_w, pairs = d->steps * 32 / d->unit, ld = pairs + AMPI_GEMM_GAP;
-    const size_t outputs = ampi_min_size(d->c->og - o, 16), size = d->c->out_pixels * 2;
-    const char* src = (const char*)d->dy + ((n * (size_t)d->c->s.groups + group) * d->c->og + o) * size;
-    float* turned = d->unit == 2 ? to : line + 16 * ld;
-    size_t i;
-    memset(line, 0, 16 * ld * sizeof *line);
-    for (i = 0; i < outputs; i++)
-        ampi_amx_rows(1, (char*)(line + i * ld), d->pitch * 2, src + i * size, width * 2, (size_t)d->c->out_h, width);
-    d->g.transpose(turned, 16, line, ld, pairs, 0);
-    if (d->unit != 2) ampi_words_of_pairs(to, 16, turned, pairs);
-}
-/* A slot's share of the images from `first` on, as tiles. */
-AMPI_FN void ampi_amx_depth_fill(const ampi_amx_depth* d, size_t slot, size_t first, size_t images, float* memory) {
-    const size_t groups = (size_t)d->c->s.groups;
-    float* line = memory + d->at_slots + slot * d->floats;
-    size_t q;
-    for (q = slot; q < images * groups * d->channels; q += d->slots)
-        ampi_amx_depth_x(d, q / d->channels % groups, first + q / d->channels / groups, q % d->channels * 16,
-                         (char*)memory + q * 16 * d->plane);
-    for (q = slot; q < images * groups * d->outputs; q += d->slots)
-        ampi_amx_depth_dy(d, q / d->outputs % groups, first + q / d->outputs / groups, q % d->outputs * 16,
-                          memory + d->at_dy + q * d->steps * 256, line);
-}
-
-/* Sums t[channels, 2][outputs, 2][tap][16][16] of the 32 channels from 16*c, the 32 outputs from 16*o. */
-AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size_t c, size_t o, size_t images, int old,
-                                     const float* memory, float* t) {
-    const size_t taps = d->c->taps, groups = (size_t)d->c->s.groups, kw = (size_t)d->c->s.kernel_w;
-    const size_t image = groups * d->channels * 16 * d->plane, dy_image = groups * d->outputs * d->steps * 1024;
-    const char* first = (const char*)memory + (group * d->channels + c) * 16 * d->plane;
-    const amp_conv2d_shape* s = &d->c->s;
-    const char* dy = (const char*)(memory + d->at_dy) + (group * d->outputs + o) * d->steps * 1024;
-    uint32_t at[AMPI_AMX_TURN];
-    size_t i, j, tap;
-    ampi_amx_sum u;
-    for (j = 0; j < d->turn; j++) at[j] = (uint32_t)(j * 1024);
-    u.rs = d->plane; u.a_next = 16 * u.rs; u.step = 64;
-    u.bs = 64; u.b_next = d->steps * 1024; u.b_block = dy_image;
-    u.passing = 0;
-    u.at = at; u.ldo = u.ldt = 16; u.old_right = u.right = taps * 256; u.old_down = u.down = 2 * taps * 256;
-    for (i = 0; i < images; i += d->some)
-        for (j = 0; j < d->steps; j += d->turn)
-            for (tap = 0; tap < taps; tap++) {
-                const size_t y = tap / kw * (size_t)s->dilation_h, sh = (size_t)s->stride_h;
-                const size_t x = tap % kw * (size_t)s->dilation_w, sw = (size_t)s->stride_w;
-                u.taps = ampi_min_size(d->turn, d->steps - j);
-                u.blocks = ampi_min_size(d->some, images - i);
-                u.a_skip = image - u.taps * 64;
-                u.a = first + i * image + (y % sh * d->classes_w + x % sw) * d->class_size
-                      + (y / sh * d->pitch + x / sw) * d->unit + j * 64;
-                u.b = dy + i * dy_image + j * 1024;
-                u.t = t + tap * 256;
-                u.old = old || i > 0 || j > 0 ? u.t : NULL;
-                ampi_amx_run(&u, c + 1 < d->channels, o + 1 < d->outputs);
-            }
-}
-/* The sums of 16 channels from c, 16 outputs from o, t[tap][channel][output], into dw. */
-AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t c, size_t o, const float* t,
-                                  float* line) {
-    const size_t taps = d->c->taps, ld = 16 * taps + 16 + AMPI_GEMM_GAP, channels = ampi_min_size(d->c->cg - c, 16);
-    ampi_finish f;
-    size_t i, tap;
-    for (i = 0; i < channels; i++)                /* what is behind the last tap is overwritten by the next channel */
-        for (tap = 0; tap < taps; tap += 16)
-            d->g.transpose(line + i * taps + tap, ld, t + tap * 256 + i * 16, 256, 16, 0);
-    memset(&f, 0, sizeof f);
-    f.c_dtype = f.add_dtype = d->dw_dtype; f.ldc = f.ld_add = d->c->cg * taps;
-    f.c = (char*)d->dw + ((group * d->c->og + o) * d->c->cg + c) * taps * ampi_type_size(d->dw_dtype);
-    f.alpha = f.beta = 1.0f;
-    f.add = d->accumulate ? f.c : NULL;
-    d->g.finish(&f, ampi_min_size(d->c->og - o, 16), channels * taps, line, ld);
-}
-/* A slot's share of the tasks. */
-AMPI_FN void ampi_amx_depth_slot(const ampi_amx_depth* d, size_t slot, size_t pass, size_t images, float* memory) {
-    const size_t taps = d->c->taps, wide = ampi_div_up(d->outputs, 2), high = ampi_div_up(d->channels, 2);
-    const size_t tasks = (size_t)d->c->s.groups * wide * high;
-    float *line = memory + d->at_slots + slot * d->floats, *own = line + d->floats - (4 * taps + 16) * 256;
-    size_t task, q;
-    ampi_amx_open();
-    for (task = slot * tasks / d->slots; task < (slot + 1) * tasks / d->slots; task++) {
-        size_t group = task / wide / high, o = task / high % wide * 2, c = task % high * 2;
-        float* t = d->passes > 1 ? memory + d->at_sums + task * 4 * taps * 256 : own;
-        ampi_amx_depth_multiply(d, group, c, o, images, pass > 0, memory, t);
-        for (q = 0; pass + 1 == d->passes && q < 4; q++)
-            if (c + q / 2 < d->channels && o + q % 2 < d->outputs)
-                ampi_amx_depth_store(d, group, (c + q / 2) * 16, (o + q % 2) * 16, t + q * taps * 256, line);
-    }
-    ampi_amx_close();
-}
-
-/* dw, on the same conditions. */
-AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
-                               amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
-                               const amp_exec* exec) {
-    const size_t room = ampi_room(exec);
-    size_t pass;
-    ampi_amx_depth d;
-    if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1)
-        || !ampi_amx_depth_plan(&d, c, x_dtype) || room < d.at_slots + d.floats) return 0;
-    d.x = x; d.dy = dy; d.dw = dw;
-    d.dtype = x_dtype; d.dw_dtype = ampi_dtype(dw_dtype); d.accumulate = accumulate;
-    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    for (pass = 0; pass < d.passes; pass++) {
-        size_t first = pass * d.images, images = ampi_min_size((size_t)c->s.n - first, d.images);
-        float* memory = ampi_align64(exec->workspace);
-        int64_t i;
-        AMPI_PARALLEL_FOR(d.slots > 1,
-            for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_fill(&d, (size_t)i, first, images, memory));
-        AMPI_PARALLEL_FOR(d.slots > 1,
-            for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_slot(&d, (size_t)i, pass, images, memory));
-    }
-    return 1;
-}
-#else
-AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) { (void)c; (void)back; return 0; }
-AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
-                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
-                              const amp_exec* exec) {
-    (void)c; (void)back; (void)source; (void)source_dtype; (void)w; (void)w_dtype; (void)b; (void)b_dtype; (void)result;
-    (void)result_dtype; (void)exec;
-    return 0;
-}
-AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) { (void)c; return 0; }
-AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
-                               amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
-                               const amp_exec* exec) {
-    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
-    return 0;
-}
-#endif
-
-/* planes[N, channels, size] of one group as an operand: run = channel, position = (image, place in the
-   plane). */
-AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
-    ampi_image g;
-    memset(&g, 0, sizeof g);
-    g.image_stride = channels * size;
-    g.channel_stride = size;
-    g.kernel_h = g.kernel_w = g.rows = 1;
-    g.cols = size;
-    g.height = 1;
-    g.width = (int64_t)size;
-    g.mul_h = g.mul_w = g.div_h = g.div_w = 1;
-    return g;
-}
-
-enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
-
-/* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
-AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
-    const ampi_gemm_isa g = ampi_gemm_isa_pairs();
-    return ampi_gemm_floats(&g, m, n, k + k % 2) * sizeof(float) + 128;
-}
-/* Elements from one row of a group's turned weights (see ampi_turn_rows), k of them, to the next, not on the same cache
-   sets, and floats of all of them: the outputs', or the input gradient's. Where channels are not taken in twos, 0. */
-AMPI_FN size_t ampi_turned_ld(size_t k) {
-    const size_t ld = ampi_round_up(k, 32);
-    return ld % 512 == 0 ? ld + 32 : ld;
-}
-AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c, int back) {
-    const size_t depth = back ? c->og : c->cg;
-    return c->taps > 1 && depth > 1 ? (back ? c->cg : c->og) * ampi_turned_ld(depth * c->taps) / 2 : 0;
-}
-
-/* dx with strides, as products: the pixels of a part, those rh mod stride_h down and rw mod stride_w across, meet some
-   of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others would add
-   are zeros, which change no sum but one of -0, if no weight is infinite. (Not where the channels of an odd number of
-   outputs are taken in twos: the last one has pairs of two kernel positions, of which a part may take one.) */
-/* Most kernel positions of words; terms of a line of sums that always pay. */
-enum { AMPI_PART_WORDS = 32, AMPI_PART_TERMS = 768 };
-typedef struct ampi_dx_part {
-    size_t taps, k, ld, rh, rw;                   /* k; ld: of its turned weights */
-    ampi_image image;
-    uint16_t places[AMPI_PART_TAPS];              /* its taps */
-    uint16_t from[2 * AMPI_PART_WORDS];           /* of two outputs' weights, in place i: a tap of the first, or 32 + a
-                                                     tap of the second */
-} ampi_dx_part;
-
-/* How many kernel positions part r takes; in the image: its first shift, and the step to the next. */
-AMPI_FN size_t ampi_dx_part_side(const ampi_side* s, int64_t r, int64_t* base, int64_t* step) {
-    int64_t a, shift, cls, last = 0;
-    size_t n = 0;
-    *base = *step = 0;
-    for (a = 0; a < s->kernel; a++) {
-        if (!ampi_side_tap(s, r, a, &shift, &cls)) continue;
-        if (n == 0) *base = shift;
-        else *step = shift - last;
-        last = shift;
-        n++;
-    }
-    return n;
-}
-AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part) {
-    const int64_t kw = c->s.kernel_w, rh = (int64_t)part / c->s.stride_w, rw = (int64_t)part % c->s.stride_w;
-    ampi_image* g = &p->image;
-    size_t i, n = 0;
-    int64_t shift, cls;
-    ampi_side h, w;
-    ampi_conv2d_sides(c, 1, &h, &w);
-    *g = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
-    g->kernel_h = ampi_dx_part_side(&h, rh, &g->base_h, &g->step_h);
-    g->kernel_w = ampi_dx_part_side(&w, rw, &g->base_w, &g->step_w);
-    g->rows = (size_t)ampi_side_count(h.result, h.parts, rh);
-    g->cols = (size_t)ampi_side_count(w.result, w.parts, rw);
-    g->height = c->out_h; g->width = c->out_w;
-    g->paired = c->og;
-    p->rh = (size_t)rh; p->rw = (size_t)rw;
-    p->taps = g->kernel_h * g->kernel_w;
-    p->k = c->og * p->taps;
-    p->ld = ampi_turned_ld(p->k);
-    for (i = 0; i < c->taps; i++) {
-        const int64_t tap = (int64_t)i;
-        if (!ampi_side_tap(&h, rh, tap / kw, &shift, &cls) || !ampi_side_tap(&w, rw, tap % kw, &shift, &cls)) continue;
-        p->places[n++] = (uint16_t)i;
-    }
-    for (i = 0; i < n && i < AMPI_PART_WORDS; i++) {
-        p->from[2 * i] = p->places[i];
-        p->from[2 * i + 1] = (uint16_t)(32 + p->places[i]);
-    }
-}
-/* As ampi_dx_parts, of words. */
-AMPI_FN size_t ampi_dx_word_parts(const ampi_conv2d* c) {
-    return c->taps > AMPI_PART_WORDS || c->og % 2 != 0 ? 0 : ampi_dx_parts(c);
-}
-/* Elements of a group's turned weights, all parts of them. */
-AMPI_FN size_t ampi_dx_words_turned(const ampi_conv2d* c) {
-    size_t i, turned = 0;
-    ampi_dx_part p;
-    for (i = 0; i < ampi_dx_word_parts(c); i++) {
-        ampi_dx_part_of(&p, c, i);
-        turned += c->cg * p.ld;
-    }
-    return turned;
-}
-AMPI_FN size_t ampi_dx_words_workspace(const ampi_conv2d* c) {
-    size_t i, most = 0;
-    ampi_dx_part p;
-    for (i = 0; i < ampi_dx_word_parts(c); i++) {
-        ampi_dx_part_of(&p, c, i);
-        most = ampi_max_size(most, ampi_words_workspace(c->cg, (size_t)c->s.n * p.image.rows * p.image.cols, p.k));
-    }
-    return most + ampi_dx_words_turned(c) * sizeof(uint16_t);
-}
-/* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
-   pixel). */
-AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
-    ampi_image g = ampi_planes((size_t)c->s.channels, c->in_pixels);
-    g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
-    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w;
-    g.height = c->s.height; g.width = c->s.width;
-    g.mul_h = c->s.stride_h; g.mul_w = c->s.stride_w;
-    g.base_h = -c->s.pad_h; g.base_w = -c->s.pad_w;
-    g.step_h = c->s.dilation_h; g.step_w = c->s.dilation_w;
-    return g;
-}
-
-/* dy as the input's pixels see it: run = (output channel, kernel row, kernel column), position = (image,
-   input pixel); input row i met output row (i + pad - a*dilation) / stride at kernel row a. */
-AMPI_FN ampi_image ampi_unfold_output(const ampi_conv2d* c) {
-    ampi_image g = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
-    g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
-    g.rows = (size_t)c->s.height; g.cols = (size_t)c->s.width;
-    g.height = c->out_h; g.width = c->out_w;
-    g.base_h = c->s.pad_h; g.base_w = c->s.pad_w;
-    g.step_h = -c->s.dilation_h; g.step_w = -c->s.dilation_w;
-    g.div_h = c->s.stride_h; g.div_w = c->s.stride_w;
-    return g;
-}
-
-AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* data, amp_dtype dtype,
-                                        size_t offset, size_t runs, size_t length, int along_k) {
-    ampi_operand v = ampi_matrix(data, dtype, runs, length, 0, along_k);
-    v.offset = offset;
-    v.image = image;
-    return v;
-}
-
-/* The products of one group g. An image operand points into `images`, so that must live as long as s.
-   y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded. */
-AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
-                           const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
-                           amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
-    size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
-    images[1] = ampi_unfold_input(c);
-    ampi_product_init(s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
-    s->c_offset = g * c->og * c->out_pixels;
-    s->part = c->out_pixels;
-    s->part_stride = (size_t)c->s.out_channels * c->out_pixels;
-    s->bias = b; s->bias_dtype = ampi_dtype(b_dtype);
-    s->bias_offset = g * c->og;
-    s->bias_per_row = 1;
-    s->a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
-    s->a.offset = g * c->og * depth;
-    s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
-}
-
-/* dw[o, (c,a,b)] = sum over (n, p) ascending, the whole batch as one long sum, of dy[o, (n,p)] * x
-   unfolded. */
-AMPI_FN void ampi_conv2d_dw(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
-                            const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dw,
-                            amp_dtype dw_dtype, int accumulate) {
-    size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
-    images[0] = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
-    images[1] = ampi_unfold_input(c);
-    ampi_product_init(s, c->og, depth, pixels, dw, dw_dtype, depth);
-    s->c_offset = g * c->og * depth;
-    s->beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_image_operand(&images[0], dy, dy_dtype, g * c->og * c->out_pixels, c->og, pixels, 1);
-    s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
-}
-
-/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave,
-   so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
-AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
-                            const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype, void* dx,
-                            amp_dtype dx_dtype) {
-    size_t depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
-    images[0] = ampi_planes(c->cg, c->taps);
-    images[1] = ampi_unfold_output(c);
-    ampi_product_init(s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
-    s->c_offset = g * c->cg * c->in_pixels;
-    s->part = c->in_pixels;
-    s->part_stride = (size_t)c->s.channels * c->in_pixels;
-    s->a = ampi_image_operand(&images[0], w, w_dtype, g * c->og * c->cg * c->taps, c->cg, depth, 1);
-    s->b = ampi_image_operand(&images[1], dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
-}
-
-/* One of a convolution's two products with its weights, that of the outputs or of the input's gradient: the operands
-   and the result. */
-typedef struct ampi_conv2d_call {
-    const void* source; amp_dtype source_dtype;
-    const void* w; amp_dtype w_dtype;
-    const void* b; amp_dtype b_dtype;
-    void* result; amp_dtype result_dtype;
-    int add;                                      /* to the result */
-} ampi_conv2d_call;
-/* The product of group g; that of two BF16 operands takes the source's channels in twos, if there is more than one
-   kernel position, without which the order is that of the channels anyway. */
-AMPI_FN void ampi_conv2d_of(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, int back, size_t g,
-                            const ampi_conv2d_call* v) {
-    const size_t depth = back ? c->og : c->cg;
-    if (back) ampi_conv2d_dx(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->result, v->result_dtype);
-    else ampi_conv2d_y(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->b, v->b_dtype, v->result,
-                       v->result_dtype);
-    s->beta = v->add ? 1.0f : 0.0f;
-    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || c->taps == 1 || depth == 1) return;
-    if (!back) {                                  /* a result's weights are planes then, side by side */
-        images[0] = ampi_planes(1, c->taps);
-        images[0].channel_stride = s->k;
-        s->a.image = &images[0];
-    }
-    images[0].paired = images[1].paired = depth - depth % 2;
-}
-
-/* A product of a convolution. Planes of one weight are a matrix too, the other way. */
-AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
-    const ampi_image* a = s->a.image;
-    ampi_product one = *s;
-    if (!s->b.along_k && a && ampi_is_planes(a) && a->rows * a->cols == 1) {
-        one.a = ampi_matrix(s->a.data, s->a.dtype, s->k, s->m, a->image_stride, 0);
-        one.a.offset = s->a.offset;
-    }
-    return one;
-}
-/* Each of some images is a plain product. Slot i of `slots` computes its share of them, in a part of the workspace. */
-AMPI_FN void ampi_conv2d_images(const ampi_product* s, size_t images, size_t i, size_t slots, const amp_exec* exec) {
-    const ampi_image* b = s->b.image;
-    amp_exec own;
-    size_t n;
-    memset(&own, 0, sizeof own);
-    if (exec) own = *exec;
-    own.workspace_size /= slots;
-    if (own.workspace) own.workspace = (char*)own.workspace + i * own.workspace_size;
-    for (n = ampi_share(images, slots, i); n < ampi_share(images, slots, i + 1); n++) {
-        ampi_product one = *s;
-        one.n = s->n / images;
-        one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
-        one.b.offset = s->b.offset + n * b->image_stride;
-        one.c_offset = s->c_offset + n * s->part_stride;
-        ampi_gemm_run(&one, &own);
-    }
-}
-/* Planes that are wide enough make a product each; several threads take them image by image. */
-AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
-    const ampi_image* b = s->b.image;
-    ampi_product one = ampi_conv2d_product(s);
-    size_t images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
-    size_t threads = (double)s->m * (double)s->n * (double)s->k < 1e6 ? 1 : ampi_threads();
-    int64_t i, slots = images >= 2 * threads ? (int64_t)threads : 1;
-    if (images <= 1) { ampi_gemm_run(&one, exec); return; }
-    AMPI_PARALLEL_FOR(slots > 1,
-        for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec));
-}
-
-/* How many of n rows a thread turns at a time: so many that it reads long runs, but all threads have some. */
-AMPI_FN size_t ampi_turned_rows(size_t n) {
-    return ampi_min_size(ampi_round_up(ampi_div_up(n, ampi_threads()), 8), 32);
-}
-/* Rows [first, first + rows) of a group's turned weights: each has its words, and zeros. Where a row's do not lie side
-   by side, so many channels at a time that reads and writes stay in the first-level cache. */
-AMPI_FN void ampi_turn_rows(const ampi_filter* v, size_t first, size_t rows, uint16_t* dst) {
-    const size_t ld = ampi_turned_ld(v->depth * v->taps), used = 2 * v->words;
-    const size_t some = v->channel == v->taps ? v->depth : 32;
-    size_t ch, r;
-    for (ch = 0; ch < v->depth; ch += some)
-        for (r = first; r < first + rows; r++)
-            ampi_filter_words(v, r, ch, ampi_min_size(ch + some, v->depth), dst + r * ld + ch * v->taps);
-    for (r = first; r < first + rows; r++) memset(dst + r * ld + used, 0, (ld - used) * sizeof *dst);
-}
-
-/* Has product s room in the workspace, of which it does not get `more` floats? */
-AMPI_FN int ampi_conv2d_fits(const ampi_product* s, size_t more, const amp_exec* exec) {
-    const ampi_gemm_isa g = ampi_gemm_isa_for(s);
-    return ampi_room(exec) >= ampi_gemm_plan_for(&g, s, 0).floats + more + 16;
-}
-
-/* The product of a part, from that of all pixels; its weights are still to be set. */
-AMPI_FN void ampi_dx_part_product(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p) {
-    s->k = p->k;
-    s->n = (size_t)c->s.n * p->image.rows * p->image.cols;
-    s->c_offset += p->rh * (size_t)c->s.width + p->rw;
-    s->part = p->image.cols;
-    s->lines = p->image.rows;
-    s->line = (size_t)c->s.stride_h * (size_t)c->s.width;
-    s->step = (size_t)c->s.stride_w;
-    s->b.image = p->taps > 0 ? &p->image : NULL;
-    s->b.runs = c->og * p->taps;
-    s->b.length = s->n;
-}
-
-/* Are all of n numbers finite? */
-AMPI_FN int ampi_are_finite(const void* p, amp_dtype t, size_t n) {
-    float line[256];
-    size_t i, count;
-    int bad = 0;
-    for (i = 0; i < n && !bad; i += count) {
-        count = ampi_min_size(n - i, 256);
-        memset(line + count / 4 * 4, 0, (count % 4 ? 4 : 0) * sizeof *line);
-        ampi_load_f32(line, p, t, i, count);
-        ampi_find_infinite(&bad, line, ampi_round_up(count, 4));
-    }
-    return !bad;
-}
-/* Sets the weights of a part, as they lie: those of its taps or, of one kernel position, a matrix. */
-AMPI_FN void ampi_dx_part_weights(ampi_product* s, ampi_image* image, const ampi_conv2d* c, const ampi_dx_part* p) {
-    const size_t offset = s->a.offset;
-    if (c->taps == 1) s->a = ampi_matrix(s->a.data, s->a.dtype, c->og, c->cg, c->cg, 0);
-    else {
-        *image = ampi_planes(c->cg, c->taps);
-        image->cols = p->taps;
-        image->places = p->places;
-        image->paired = p->image.paired;
-        s->a = ampi_image_operand(image, s->a.data, s->a.dtype, offset, c->cg, s->k, 1);
-    }
-    s->a.offset = offset;
-}
-/* The input's gradient with strides, part by part. 0: a weight is not finite, or a sum is -0. */
-AMPI_FN int ampi_dx_parts_run(const ampi_conv2d* c, const ampi_conv2d_call* call, const amp_exec* exec) {
-    const int twos = c->taps > 1 && ampi_dtype(call->w_dtype) == AMP_BF16 && ampi_dtype(call->source_dtype) == AMP_BF16;
-    const size_t parts = ampi_dx_parts(c);
-    ampi_image images[2];
-    ampi_product s;
-    ampi_dx_part p;
-    size_t g, i;
-    int found = 0;
-    if (parts == 0 || (twos && c->og % 2 != 0) || !ampi_are_finite(call->w, call->w_dtype, c->w_count)) return 0;
-    for (g = 0; g < (size_t)c->s.groups; g++)
-        for (i = 0; i < parts && !found; i++) {
-            ampi_conv2d_dx(&s, images, c, g, call->source, call->source_dtype, call->w, call->w_dtype, call->result,
-                           call->result_dtype);
-            ampi_dx_part_of(&p, c, i);
-            p.image.paired = twos && p.taps > 1 ? c->og : 0;     /* channels with one tap are in twos anyway */
-            ampi_dx_part_product(&s, c, &p);
-            ampi_dx_part_weights(&s, &images[0], c, &p);
-            s.found = &found;
-            ampi_gemm_run(&s, exec);
-        }
-    return !found;
-}
-
-#if AMPI_PAIRS
-/* Is it faster unfolded, as a product of words, than otherwise? Unfolding has to feed enough rows to pass a direct
-   form, along k more of them, and those of a large kernel too; on the stack there is none, and FP32 would be unfolded
-   as well. And k should not be filled up to much more. */
-AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s, int stack) {
-    size_t least = stack ? 1 : s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
-    return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
-}
-/* May a convolution's product be one of words, if nothing in it is subnormal? s: that of the first group; more: floats
-   of the workspace that it does not get. Where there is next to none, its blocks are on the stack. */
-AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_exec* exec) {
-    const size_t room = ampi_room(exec);
-    const int stack = room <= AMPI_GEMM_STAGE;
-    ampi_product one = *s;
-    ampi_gemm_isa g;
-    ampi_gemm_plan p;
-    one.normal = 1;
-    one.k += s->k % 2;
-    g = ampi_gemm_isa_for(&one);
-    if (!g.words || !ampi_conv2d_words_pay(&g, s, stack)
-        || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums())) return 0;
-    p = stack ? ampi_gemm_plan_on_stack(&g, &one) : ampi_gemm_plan_for(&g, &one, 0);
-    if (stack ? more > 0 : room < p.floats + more + 16) return 0;
-    return ampi_gemm_stages_words(&g, &s->b, &p);
-}
-/* Shall it be one? x and y are all of what is unfolded, and the other operand. */
-AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
-                              const amp_exec* exec) {
-    return ampi_conv2d_words_fit(s, more, exec) && ampi_conv2d_normal(x, nx, y, ny);
-}
-
-/* Rows [first, first + rows) of a part's turned weights; sets *bad where one is infinite or a NaN. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_dx_part* p, const uint16_t* w,
-                                               size_t first, size_t rows, uint16_t* dst, int* bad) {
-    const size_t places = 2 * p->taps, used = p->k;
-    const __mmask32 m = ampi_inside_x32(0, (int64_t)c->taps);
-    const __m512i infinite = _mm512_set1_epi16(0x7f80);
-    __mmask32 odd = 0;
-    size_t o, r, i, o0;
-    for (o0 = 0; o0 < c->og; o0 += 32)            /* as in ampi_turn_rows */
-        for (r = first; r < first + rows; r++)
-            for (o = o0; o < c->og && o < o0 + 32; o += 2) {
-                const __m512i x = _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * c->taps);
-                const __m512i y = _mm512_maskz_loadu_epi16(m, w + ((o + 1) * c->cg + r) * c->taps);
-                odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, infinite), infinite)
-                       | _mm512_cmpeq_epi16_mask(_mm512_and_si512(y, infinite), infinite);
-                for (i = 0; i < places; i += 32) {
-                    const __mmask32 here = ampi_inside_x32(0, (int64_t)(places - i));
-                    const __m512i v = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(p->from + i), y);
-                    _mm512_mask_storeu_epi16(dst + r * p->ld + o * p->taps + i, here, v);
-                }
-            }
-    for (r = first; r < first + rows; r++) memset(dst + r * p->ld + used, 0, (p->ld - used) * sizeof *dst);
-    if (odd) AMPI_STORE_RELAXED(bad, 1);
-    ampi_clear_upper();
-}
-/* All of a group's turned weights, part by part. 0: one of them is not finite. */
-AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* dst) {
-    const size_t each = ampi_turned_rows(c->cg);
-    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
-    int bad = 0;
-    AMPI_PARALLEL_FOR(blocks > 1, for (block = 0; block < blocks; block++) {
-        const size_t first = (size_t)block * each, rows = ampi_min_size(c->cg - first, each);
-        uint16_t* to = dst;
-        ampi_dx_part p;
-        size_t i;
-        for (i = 0; i < ampi_dx_word_parts(c); i++, to += c->cg * p.ld) {
-            ampi_dx_part_of(&p, c, i);
-            if (p.taps > 0) ampi_turn_part(c, &p, w, first, rows, to, &bad);
-        }
-    });
-    return bad == 0;
-}
-/* The product of a part as one of words, from that of all pixels. */
-AMPI_FN void ampi_dx_part_words(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p, const uint16_t* turned) {
-    ampi_dx_part_product(s, c, p);
-    s->a = ampi_matrix(turned, AMP_BF16, c->cg, s->k, p->ld, 1);
-    s->normal = 1;
-}
-/* Are they faster than images abreast? Not where lines are short and sums have few terms: to store a line takes as long
-   as some terms of it. */
-AMPI_FN int ampi_dx_words_pay(const ampi_conv2d* c) {
-    ampi_abreast d;
-    const size_t parts = ampi_dx_word_parts(c);
-    return c->og * c->taps * (size_t)c->s.width >= (size_t)AMPI_PART_TERMS * parts * (size_t)c->s.stride_w
-           || !ampi_abreast_plan(&d, c, 1, 1);
-}
-/* Have all products room in the workspace, and do they pay? The weights of a part are BF16 by name: are they? */
-AMPI_FN int ampi_dx_words_fit(const ampi_product* s, const ampi_conv2d* c, const amp_exec* exec) {
-    const size_t more = ampi_dx_words_turned(c) / 2;
-    size_t i, products = 0;
-    if (s->a.dtype != AMP_BF16) return 0;
-    for (i = 0; i < ampi_dx_word_parts(c); i++) {
-        ampi_product one = *s;
-        ampi_dx_part p;
-        ampi_dx_part_of(&p, c, i);
-        ampi_dx_part_words(&one, c, &p, NULL);
-        if (p.taps == 0 || one.n == 0) continue;
-        if (!ampi_conv2d_words_fit(&one, more, exec)) return 0;
-        products++;
-    }
-    return products > 0 && ampi_dx_words_pay(c);
-}
-/* The input's gradient with strides as products of words, part by part. */
-AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
-                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
-    ampi_image images[2];
-    ampi_product s;
-    amp_exec own;
-    uint16_t *memory, *turned;
-    size_t g, i;
-    ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-    if (!ampi_dx_words_fit(&s, c, exec) || !ampi_conv2d_normal(dy, c->y_count, w, c->w_count)) return 0;
-    own = *exec;
-    memory = (uint16_t*)(void*)ampi_align64(exec->workspace);
-    own.workspace = memory + ampi_dx_words_turned(c);
-    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        if (!ampi_turn_parts(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, memory)) return 0;
-        for (i = 0, turned = memory; i < ampi_dx_word_parts(c); i++) {
-            ampi_dx_part p;
-            ampi_dx_part_of(&p, c, i);
-            ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-            ampi_dx_part_words(&s, c, &p, turned);
-            ampi_gemm_run(&s, &own);
-            turned += c->cg * p.ld;
-        }
-    }
-    return 1;
-}
-#else
-AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
-                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
-    (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
-    return 0;
-}
-AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
-                              const amp_exec* exec) {
-    (void)s; (void)x; (void)nx; (void)y; (void)ny; (void)more; (void)exec;
-    return 0;
-}
-#endif
-
-/* A convolution's outputs or input gradient, if its channels are taken in twos, as products, perhaps of words: A, which
-   an image operand of planes would be, turned to a matrix first. */
-AMPI_FN int ampi_conv2d_turned(const ampi_conv2d* c, int back, const ampi_conv2d_call* call, int words,
-                               const amp_exec* exec) {
-    const size_t more = ampi_turned_floats(c, back), rows = back ? c->cg : c->og, each = ampi_turned_rows(rows);
-    ampi_image images[2];
-    ampi_product s;
-    amp_exec own;
-    uint16_t* turned;
-    size_t g;
-    int64_t block, blocks = (int64_t)ampi_div_up(rows, each);
-    ampi_conv2d_of(&s, images, c, back, 0, call);
-    if (s.b.image->paired == 0 || (words && !ampi_conv2d_words(&s, call->source, back ? c->y_count : c->x_count,
-                                                               call->w, c->w_count, more, exec))) return 0;
-    s.a = ampi_matrix(NULL, AMP_BF16, rows, s.k, ampi_turned_ld(s.k), 1);
-    if (!words && !ampi_conv2d_fits(&s, more, exec)) return 0;
-    own = *exec;
-    turned = (uint16_t*)(void*)ampi_align64(exec->workspace);
-    own.workspace = turned + 2 * more;
-    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        const ampi_filter v = ampi_filter_of(c, back, (const uint16_t*)call->w, g);
-        AMPI_PARALLEL_FOR(blocks > 1, for (block = 0; block < blocks; block++)
-            ampi_turn_rows(&v, (size_t)block * each, ampi_min_size(rows - (size_t)block * each, each), turned));
-        ampi_conv2d_of(&s, images, c, back, g, call);
-        s.a = ampi_matrix(turned, AMP_BF16, rows, s.k, ampi_turned_ld(s.k), 1);
-        s.normal = words;
-        ampi_gemm_run(&s, &own);
-    }
-    return 1;
-}
-
-/* --- direct convolution: lanes are channels --------------------------------------------------------- */
-
-/* Where lines are short, unfolding an image takes long, and lanes that are pixels would often be margins. So lanes are
-   channels of the result, and a row of the kernel (ampi_strips) is a pixel, whose line's part lies in the image as it
-   is, with margins; weights are FP32, turned once to panels of 32 channels. A tile is two strips of pixels, one after
-   the other or, where a line is a strip, those of two images. Where three vectors are faster than two (see
-   ampi_gemm_isa_wide) a panel has 48 channels and a tile is one strip, and so it is with 8 lanes, which have half as
-   many registers, and panels of 16 channels. Its list of terms leaves out what would add a weight
-   times a margin's zero, a fifth of all with 3 x 3 weights and 7 x 7 pixels: that shows only if the weight is infinite
-   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_any). Two channels of BF16 that a sum takes
-   in twos are a *unit*, whose terms come by turns or are words; otherwise each channel is one. A task is some images
-   and some panels, a block of units after the other; its sums lie [image][pixel][channel], and are transposed when they
-   are stored. */
-/* By instruction set (measured): most weights, fewest results and pixels, longest line, terms of a block, which is best
-   kept in a first-level cache if a tile is one strip; the width of a panel; strips of a tile and how long they are at
-   most. */
-typedef struct ampi_spread_form {
-    size_t weights, rows, pixels, line, k, width, strips, longest;
-    void (*run)(const ampi_strips* u);
-} ampi_spread_form;
-AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
-#if AMPI_X86
-    static const ampi_spread_form two = { 4194304, 32, 96, 56, 576, 32, 2, AMPI_STRIP, ampi_strips_avx512 };
-    static const ampi_spread_form three = { 1048576, 48, 256, 28, 144, 48, 1, AMPI_STRIP_ALONE, ampi_strip_avx512 };
-    static const ampi_spread_form eight = { 262144, 32, 96, 28, 192, 16, 1, AMPI_STRIP_EIGHT, ampi_strip_avx2 };
-    if (AMPI_IN_AVX512) return ampi_leans_on_l3() ? &two : &three;
-    if (ampi_simd() == AMP_ISA_AVX2) return &eight;
-#endif
-    return NULL;
-}
-/* Of words, or NULL. */
-AMPI_FN const ampi_spread_form* ampi_spread_form_words(void) {
-#if AMPI_PAIRS
-    static const ampi_spread_form words = { 8388608, 32, 64, 56, 288, 32, 2, AMPI_STRIP, ampi_strips_words };
-    if (AMPI_IN_PAIRS) return &words;
-#endif
-    return NULL;
-}
-
-typedef struct ampi_spread {
-    const ampi_conv2d* c;
-    const ampi_image* image;
-    const ampi_spread_form* form;
-    int words;
-    size_t unit, planes, terms;                   /* of a unit: source channels; planes on the stage; terms */
-    size_t rows, units, depth, k;                 /* results; units, those of a block; terms in all */
-    size_t lines, phase, pitch, plane;            /* of a channel with margins; floats of it */
-    size_t width, panel, panels, pixels, ldt;     /* channels and floats of a panel; panels; pixels of sums */
-    size_t strips, length, tiles;                 /* of a line; pixels of the longest; tiles of an image, or of two */
-    int64_t low_h, low_w;                         /* smallest kernel offsets */
-    size_t images, groups, parts;                 /* images of a task, tasks along them, and along the panels */
-    size_t at_terms, at_tiles, at_slots, at_line, at_sums, floats, slots;    /* scratch memory, in floats; of a slot */
-    int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
-} ampi_spread;
-
-/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line of fewer images than
-   threads, which would stage them twice; fewest terms; images from which on it is faster to take them abreast. */
-enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
-       AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_BATCH = 28 };
-
-/* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
-AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s, const ampi_spread_form* form) {
-    const ampi_image* g = s->b.image;
-    const int twos = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
-    if (!form || (twos && g->paired * c->taps != s->k) || c->s.groups != 1
-        || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
-        || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
-        || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
-        || s->part > AMPI_SPREAD_STAGE
-        || (g->cols > AMPI_SPREAD_LINE && (size_t)c->s.n < ampi_conv2d_threads(c))) return 0;
-    return g->cols >= AMPI_STRIP_LEAST && g->cols <= form->line && s->m >= form->rows
-           && s->n >= form->pixels && c->w_count <= form->weights
-           && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
-}
-/* Images that make a tile. */
-AMPI_FN size_t ampi_spread_step(const ampi_spread* d) { return d->strips == 1 ? d->form->strips : 1; }
-/* So many strips, of that length, that they cover a line with the fewest pixels. The first two may overlap where they
-   are always of one tile, which reads both before it writes. 0: too much, or too many of the images would be taken
-   twice. */
-AMPI_FN int ampi_spread_pairs(ampi_spread* d) {
-    const size_t cols = d->image->cols, images = (size_t)d->c->s.n;
-    size_t n, length;
-    for (n = ampi_div_up(cols, d->form->longest); n <= cols / AMPI_STRIP_LEAST; n++) {
-        length = ampi_div_up(cols, n);
-        if ((n % 2 && n * length > cols) || (d->strips > 0 && n * length >= d->strips * d->length)) continue;
-        d->strips = n;
-        d->length = length;
-    }
-    d->tiles = d->strips == 1 ? d->image->rows : ampi_div_up(d->image->rows * d->strips, 2);
-    return 9 * d->strips * d->length <= 10 * cols && 4 * ampi_round_up(images, ampi_spread_step(d)) <= 5 * images;
-}
-/* The same where a tile is one strip. They differ in length by a pixel at most, and none is too short. */
-AMPI_FN int ampi_spread_ones(ampi_spread* d) {
-    d->strips = ampi_div_up(d->image->cols, d->form->longest);
-    d->length = ampi_div_up(d->image->cols, d->strips);
-    d->tiles = d->image->rows * d->strips;
-    return d->image->cols / d->strips >= AMPI_STRIP_LEAST;
-}
-/* A strip of tile i: its line, its first column, its length. The last tile may have one strip twice. */
-typedef struct ampi_strip_place { size_t y, x, length; } ampi_strip_place;
-AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_t second) {
-    const size_t all = d->image->rows * d->strips, cols = d->image->cols, two = d->form->strips;
-    const size_t k = d->strips == 1 ? i : ampi_min_size(two * i + (two - 1) * second, all - 1), n = k % d->strips;
-    ampi_strip_place at;
-    at.y = k / d->strips;
-    at.x = two == 1 ? n * cols / d->strips : n == 0 ? 0 : cols - (d->strips - n) * d->length;
-    at.length = two == 1 ? (n + 1) * cols / d->strips - at.x : d->length;
-    return at;
-}
-
-/* Tasks if the panels are dealt out to `parts`, and a task has up to so many sums. */
-AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t threads) {
-    const size_t n = (size_t)d->c->s.n, step = ampi_spread_step(d);
-    d->parts = parts;
-    d->ldt = ampi_div_up(d->panels, parts) * d->width + AMPI_GEMM_GAP;
-    d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / (d->planes * d->plane));
-    d->images = ampi_max_size(d->images / step * step, 1);
-    d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
-    d->images = ampi_div_up(n, d->groups);
-    d->depth = ampi_min_size(d->form->k / d->terms, AMPI_SPREAD_STAGE / (d->images * d->planes * d->plane));
-    d->depth = ampi_div_up(d->units, ampi_div_up(d->units, ampi_max_size(d->depth, 1)));
-}
-/* About how long the busiest thread works: on its sums, which may not stay in its cache from one block to the next, on
-   staging the images, and on getting the weights, which others have turned. */
-AMPI_FN double ampi_spread_cost(const ampi_spread* d, size_t threads) {
-    const double images = (double)ampi_round_up(d->images, ampi_spread_step(d)), units = (double)d->units;
-    const double sums = images * (double)(d->pixels * d->ldt), weights = (double)(d->ldt * d->k);
-    const double passes = d->images * d->pixels * d->ldt > AMPI_SPREAD_NEAR ? units / (double)d->depth : 0.0;
-    return (double)ampi_div_up(d->groups * d->parts, threads)
-           * (sums * (double)d->k + 8.0 * (sums * passes + images * units * (double)(d->planes * d->plane) + weights));
-}
-/* The tasks that are done soonest. */
-AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t threads) {
-    double cost, best = 0.0;
-    size_t p, sums, parts = 1, most = 0;
-    for (p = 1; p <= ampi_min_size(threads, d->panels); p++)
-        for (sums = AMPI_SPREAD_NEAR; sums <= AMPI_SPREAD_SUMS; sums *= 4) {
-            ampi_spread_deal(d, p, sums, threads);
-            cost = ampi_spread_cost(d, threads);
-            if (most == 0 || cost < best) { best = cost; parts = p; most = sums; }
-        }
-    ampi_spread_deal(d, parts, most, threads);
-}
-/* A tile of an image, or of two: how many of its terms there are and how they are taken, its strips' length, how far
-   apart they lie on the stage (without the way to a second image), and where its sums are. */
-typedef struct ampi_strip_tile { size_t k, columns, length, apart, t, t2; } ampi_strip_tile;
-AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s, int words) {
-    const ampi_image* g = s->b.image;
-    const size_t threads = ampi_conv2d_threads(c);
-    memset(d, 0, sizeof *d);
-    d->c = c;
-    d->image = g;
-    d->form = words ? ampi_spread_form_words() : ampi_spread_form_now();
-    if (!ampi_spread_fits(c, s, d->form)) return 0;
-    d->words = words;
-    d->unit = g->paired > 0 ? 2 : 1;
-    d->planes = words ? 1 : d->unit;
-    d->terms = d->planes * c->taps;
-    d->rows = s->m;
-    d->units = s->k / c->taps / d->unit;
-    d->k = d->units * d->terms;
-    if (d->k < AMPI_SPREAD_TERMS) return 0;
-    d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
-    d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
-    d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
-    d->phase = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w) / (size_t)g->mul_w;
-    d->pitch = d->phase * (size_t)g->mul_w;
-    d->pixels = ampi_round_up(s->part, 16);
-    if (d->lines > AMPI_SPREAD_STAGE / d->pitch || d->pixels > 4 * AMPI_SPREAD_SUMS / d->rows) return 0;
-    d->plane = d->lines * d->pitch;
-    if (!(d->form->strips == 1 ? ampi_spread_ones(d) : ampi_spread_pairs(d))) return 0;
-    d->width = d->form->width;
-    d->panel = d->k * d->width + AMPI_GEMM_GAP;
-    d->panels = ampi_div_up(d->rows, d->width);
-    ampi_spread_cut(d, threads);
-    d->at_terms = ampi_round_up(d->panels * d->panel, 16);
-    d->at_tiles = ampi_round_up(d->at_terms + 3 * d->tiles * d->terms, 16);
-    d->at_slots = ampi_round_up(d->at_tiles + d->tiles * (sizeof(ampi_strip_tile) / sizeof(float)), 16);
-    d->at_line = ampi_round_up(d->images * d->depth * d->planes * d->plane + 32, 16);
-    d->at_sums = d->at_line + ampi_max_size(16 * (256 + AMPI_GEMM_GAP), words ? ampi_round_up(2 * d->plane, 16) : 0);
-    d->floats = d->at_sums + d->images * d->pixels * d->ldt;
-    d->slots = ampi_min_size(threads, d->groups * d->parts);
-    return 1;
-}
-
-/* Bytes for operands of type t. */
-AMPI_FN size_t ampi_spread_room(const ampi_conv2d* c, int back, amp_dtype t, int words) {
-    const ampi_conv2d_call call = { NULL, t, NULL, t, NULL, AMP_F32, NULL, AMP_F32, 0 };
-    ampi_image images[2];
-    ampi_product s;
-    ampi_spread d;
-    ampi_conv2d_of(&s, images, c, back, 0, &call);
-    return ampi_spread_plan(&d, c, &s, words) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
-}
-AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
-    const size_t plain = ampi_spread_room(c, back, AMP_F32, 0), twos = ampi_spread_room(c, back, AMP_BF16, 0);
-    return ampi_max_size(ampi_max_size(plain, twos), ampi_spread_room(c, back, AMP_BF16, 1));
-}
-
-#if AMPI_X86
-/* 16 rows of n weights, lds apart, to n rows of a panel that is `width` wide. */
-AMPI_FN void ampi_spread_turn(float* dst, size_t width, const float* src, size_t lds, size_t n) {
-    const ampi_gemm_isa isa = ampi_gemm_isa_now();
-    size_t i, l;
-    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * width, 0, 1, src + i, 0, lds, 1, 16);
-    for (l = 0; n >= 4 && l < 16; l += isa.lanes, dst += isa.lanes, src += isa.lanes * lds) {
-        isa.transpose(dst, width, src, lds, n / 4 * 4, 0);
-        if (n % 4) isa.transpose(dst + (n - 4) * width, width, src + n - 4, lds, 4, 0);    /* may overlap */
-    }
-}
-/* The same of up to 16 rows of any type, from element `at` on, and zeros for the others: widened, and at once where
-   there is room. */
-AMPI_FN void ampi_spread_widen(float* dst, size_t width, const ampi_operand* w, size_t at, size_t rows, size_t n) {
-    float line[16 * 32];
-    size_t i, k, part;
-    if (w->dtype == AMP_F32 && rows == 16) {
-        ampi_spread_turn(dst, width, (const float*)w->data + at, n, n);
-        return;
-    }
-    for (k = 0; k < n; k += part, dst += part * width) {
-        part = ampi_min_size(n - k, 32);
-        memset(line + rows * part, 0, (16 - rows) * part * sizeof *line);
-        if (part == n) ampi_load_f32(line, w->data, w->dtype, at, rows * n);
-        else for (i = 0; i < rows; i++) ampi_load_f32(line + i * part, w->data, w->dtype, at + i * n + k, part);
-        ampi_spread_turn(dst, width, line, part, part);
-    }
-}
-/* Notes if one of n weights, from element `at` on, is infinite or a NaN. */
-AMPI_FN void ampi_spread_check(ampi_spread* d, const ampi_operand* w, size_t at, size_t n) {
-    const size_t whole = w->dtype == AMP_F32 ? n / 4 * 4 : 0;
-    float line[256];
-    size_t part;
-    if (whole > 0) ampi_find_infinite(&d->found, (const float*)w->data + at, whole);
-    for (at += whole, n -= whole; n > 0; at += part, n -= part) {
-        part = ampi_min_size(n, 256);
-        memset(line, 0, sizeof line);
-        ampi_load_f32(line, w->data, w->dtype, at, part);
-        ampi_find_infinite(&d->found, line, ampi_round_up(part, 4));
-    }
-}
-#if AMPI_PAIRS
-/* Is one of the halves of n words infinite or a NaN? */
-AMPI_TARGET_AVX512 AMPI_FN int ampi_words_are_infinite(const float* p, size_t n) {
-    const __m512i infinite = _mm512_set1_epi16(0x7f80);
-    __mmask32 found = 0;
-    size_t i;
-    for (i = 0; i < n; i += 16) {
-        const __m512i x = _mm512_and_si512(infinite, _mm512_maskz_loadu_epi32(ampi_first_x16(n - i), p + i));
-        found |= _mm512_cmpeq_epi16_mask(x, infinite);
-    }
-    ampi_clear_upper();
-    return found != 0;
-}
-/* 16 rows of weights from the first on, as words. */
-AMPI_FN void ampi_spread_words(ampi_spread* d, const ampi_filter* w, size_t first, float* panel) {
-    enum { most = 64, lds = most + AMPI_GEMM_GAP };
-    const size_t rows = ampi_min_size(d->rows - first, 16), each = 2 * ampi_max_size(most / w->taps, 1);
-    float line[16 * lds];
-    size_t ch, r, n;
-    memset(line, 0, sizeof line);
-    for (ch = 0; ch < w->depth; ch += each, panel += n * d->width) {
-        const size_t end = ampi_min_size(ch + each, w->depth);
-        n = (end - ch) / 2 * w->taps;
-        for (r = 0; r < rows; r++) ampi_filter_words(w, first + r, ch, end, (uint16_t*)(void*)(line + r * lds));
-        if (ampi_words_are_infinite(line, 16 * lds)) AMPI_STORE_RELAXED(&d->found, 1);
-        ampi_spread_turn(panel, d->width, line, lds, n);
-    }
-}
-/* dst[i] = the word of two widened numbers, i < n. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_join(float* dst, const float* low, const float* high, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 m = ampi_first_x16(n - i);
-        const __m512i x = _mm512_maskz_loadu_epi32(m, low + i), y = _mm512_maskz_loadu_epi32(m, high + i);
-        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_ALL16, x, 16), y));
-    }
-    ampi_clear_upper();
-}
-#else
-AMPI_FN void ampi_spread_words(ampi_spread* d, const ampi_filter* w, size_t first, float* panel) {
-    (void)d; (void)w; (void)first; (void)panel;
-}
-AMPI_FN void ampi_words_join(float* dst, const float* low, const float* high, size_t n) {
-    (void)dst; (void)low; (void)high; (void)n;
-}
-#endif
-/* Are the weights of a source channel side by side, as an input's gradient finds them, or those of a result? */
-AMPI_FN int ampi_spread_is_back(const ampi_conv2d* c, const ampi_product* s) {
-    return s->a.image && s->a.image->channel_stride == c->taps;
-}
-/* Parts of the weights: 16 rows, or a source channel. */
-AMPI_FN size_t ampi_spread_parts(const ampi_spread* d, const ampi_product* s) {
-    return !d->words && ampi_spread_is_back(d->c, s) ? s->k / d->c->taps : ampi_div_up(d->rows, 16);
-}
-/* Part i. Row k of a panel has the weights of term k, and zeros behind the last result. */
-AMPI_FN void ampi_spread_pack(ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
-    const int back = ampi_spread_is_back(d->c, s);
-    const size_t taps = d->c->taps, w = s->a.offset, n = back ? taps : s->k;
-    const size_t at = w + (back ? i * d->rows * taps : i * 16 * n), first = back ? 0 : i * 16;
-    const size_t last = back ? d->rows : ampi_min_size(first + 16, d->rows);
-    size_t r;
-    if (d->words) {
-        const ampi_filter v = ampi_filter_of(d->c, back, (const uint16_t*)s->a.data, 0);
-        r = i * 16;
-        ampi_spread_words(d, &v, r, packed + r / d->width * d->panel + r % d->width);
-        return;
-    }
-    ampi_spread_check(d, &s->a, at, (last - first) * n);
-    for (r = first; r < last; r += 16)
-        ampi_spread_widen(packed + r / d->width * d->panel + (back ? i * taps * d->width : 0) + r % d->width,
-                          d->width, &s->a, at + (r - first) * n, ampi_min_size(last - r, 16), n);
-}
-/* The pixels of a strip that have kernel row a and column b inside the image, a bit each. */
-AMPI_FN uint32_t ampi_spread_inside(const ampi_spread* d, ampi_strip_place at, int64_t a, int64_t b) {
-    const ampi_image* g = d->image;
-    const int64_t y = (int64_t)at.y * g->mul_h + g->base_h + a * g->step_h;
-    uint32_t rows = 0;
-    size_t i;
-    for (i = 0; i < at.length; i++) {
-        const int64_t x = (int64_t)(at.x + i) * g->mul_w + g->base_w + b * g->step_w;
-        if (!d->skips || (y >= 0 && y < g->height && x >= 0 && x < g->width)) rows |= 1u << i;
-    }
-    return rows;
-}
-/* The terms of a unit for two places; how many they are. Two channels come by turns, the second first. */
-AMPI_FN size_t ampi_spread_list(const ampi_spread* d, ampi_strip_place low, ampi_strip_place high,
-                                ampi_strip_term* terms) {
-    const ampi_image* g = d->image;
-    const int64_t wide = g->mul_w;
-    size_t n = 0, i;
-    for (i = 0; i < d->terms; i++) {
-        const size_t tap = i / d->planes, plane = d->planes - 1 - i % d->planes;
-        const int64_t a = (int64_t)(tap / g->kernel_w), b = (int64_t)(tap % g->kernel_w);
-        const int64_t line = (int64_t)low.y * g->mul_h + a * g->step_h - d->low_h, column = b * g->step_w - d->low_w;
-        terms[n].at = (uint32_t)((plane * d->c->taps + tap) * d->width);
-        terms[n].from = (uint32_t)((int64_t)(plane * d->plane) + line * (int64_t)d->pitch
-                                   + column % wide * (int64_t)d->phase + column / wide + (int64_t)low.x);
-        terms[n].rows = ampi_spread_inside(d, low, a, b);
-        if (d->form->strips > 1) terms[n].rows |= ampi_spread_inside(d, high, a, b) << AMPI_STRIP;
-        n += terms[n].rows != 0;
-    }
-    return n;
-}
-/* Are a tile's terms three columns of each kernel row, as ampi_strips has them, of which no pixel is left out but the
-   strip's first or last? (The middle column is taken whole: leaving out saves time, but need not be.) */
-AMPI_FN size_t ampi_spread_columns(const ampi_spread* d, const ampi_strip_term* terms, size_t n, size_t length) {
-    const uint32_t all = (1u << length) - 1u;
-    size_t i;
-    if (d->form->strips > 1 || n == 0 || n % 3) return 1;
-    for (i = 0; i < n; i++) {
-        const ampi_strip_term *term = terms + i, *row = term - i % 3, *like = terms + i % 3;
-        if (term->rows != like->rows || term->from - row->from != like->from - terms->from
-            || term->at - row->at != i % 3 * d->width
-            || (term->rows != all && term->rows != all - 1 && term->rows != all / 2)) return 1;
-    }
-    return 3;
-}
-/* All tiles. */
-AMPI_FN void ampi_spread_list_all(const ampi_spread* d, float* memory) {
-    ampi_strip_term* terms = (ampi_strip_term*)(void*)(memory + d->at_terms);
-    ampi_strip_tile* tile = (ampi_strip_tile*)(void*)(memory + d->at_tiles);
-    const size_t cols = d->image->cols, step = (size_t)d->image->mul_h * d->pitch;
-    size_t i;
-    for (i = 0; i < d->tiles; i++, tile++, terms += d->terms) {
-        const ampi_strip_place low = ampi_spread_place(d, i, 0), high = ampi_spread_place(d, i, 1);
-        tile->k = ampi_spread_list(d, low, high, terms);
-        tile->columns = ampi_spread_columns(d, terms, tile->k, low.length);
-        tile->length = low.length;
-        tile->apart = (high.y * step + high.x) - (low.y * step + low.x);
-        tile->t = (low.y * cols + low.x) * d->ldt;
-        tile->t2 = (high.y * cols + high.x) * d->ldt;
-    }
-}
-/* Units [q, q + depth) of image n, with their margins; line: room for two planes. */
-AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t q, size_t depth,
-                               float* line, float* stage) {
-    const int64_t y = d->image->base_h + d->low_h;
-    ampi_stage lines;
-    size_t ch;
-    lines.v = &s->b;
-    lines.low_w = d->low_w;
-    lines.phase = d->phase;
-    lines.pitch = d->pitch;
-    for (ch = q * d->unit; ch < (q + depth) * d->unit; ch++) {
-        ampi_stage_lines(&lines, n, ch, y, y + (int64_t)d->lines, d->words ? line + ch % 2 * d->plane : stage);
-        if (d->words && ch % 2) ampi_words_join(stage, line, line + d->plane, d->plane);
-        if (!d->words || ch % 2) stage += d->plane;
-    }
-}
-/* Adds u's terms to its sums, of a staged image, or of two: `next` and `t_next` are the way to the second, or 0. */
-AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float* memory, float* t, size_t next,
-                               size_t t_next) {
-    const ampi_strip_tile* tile = (const ampi_strip_tile*)(const void*)(memory + d->at_tiles);
-    size_t i;
-    u->terms = (const ampi_strip_term*)(const void*)(memory + d->at_terms);
-    for (i = 0; i < d->tiles; i++, tile++, u->terms += d->terms) {
-        u->k = tile->k;
-        u->columns = tile->columns;
-        u->length = tile->length;
-        u->apart = tile->apart + next;
-        u->t = t + tile->t;
-        u->t2 = t + tile->t2 + t_next;
-        d->form->run(u);
-    }
-}
-/* Image n's sums of panels [p, end) become results. */
-AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
-                               const float* t) {
-    const ampi_gemm_isa isa = ampi_gemm_isa_now();
-    const size_t first = p * d->width, past = ampi_min_size(end * d->width, d->rows);
-    size_t j, i, r;
-    for (j = 0; d->skips && j < s->part; j++)
-        ampi_find_minus_zero(&d->found, t + j * d->ldt, ampi_round_up(past - first, 16));
-    for (r = first; r < past; r += 16, t += 16)
-        for (j = 0; j < s->part; j += 256) {
-            const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(past - r, 16);
-            for (i = 0; i < count; i += isa.lanes)
-                isa.transpose(line + i, 256 + AMPI_GEMM_GAP, t + (j + i) * d->ldt, d->ldt, 16, 0);
-            ampi_gemm_finish_at(&isa, s, s->c_offset + r * s->ldc + n * s->part_stride + j, r, 0, here, count, line,
-                                256 + AMPI_GEMM_GAP);
-        }
-}
-/* One task: images [n0, n1), panels [p0, end), block of units by block. */
-AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
-                              const float* memory, float* slot) {
-    const size_t each = d->pixels * d->ldt, image = d->depth * d->planes * d->plane, step = ampi_spread_step(d);
-    float* t = slot + d->at_sums;
-    size_t q, n, p;
-    ampi_strips u;
-    memset(&u, 0, sizeof u);
-    u.a_step = d->planes * d->plane;
-    u.b_step = d->terms * d->width;
-    u.ldt = d->ldt;
-    for (q = 0; q < d->units; q += d->depth) {
-        u.repeat = ampi_min_size(d->depth, d->units - q);
-        u.first = q == 0;
-        for (n = n0; n < n1; n++)
-            ampi_spread_stage(d, s, n, q, u.repeat, slot + d->at_line, slot + (n - n0) * image);
-        for (p = p0; p < end; p++) {
-            u.b = memory + p * d->panel + q * d->terms * d->width;
-            u.vectors = ampi_min_size(ampi_div_up(d->rows - p * d->width, 16), d->width / 16);
-            for (n = n0; n < n1; n += step) {
-                const size_t more = step == 2 && n + 1 < n1 ? 1 : 0;
-                u.a = slot + (n - n0) * image;
-                ampi_spread_image(d, &u, memory, t + (n - n0) * each + (p - p0) * d->width, more * image, more * each);
-            }
-        }
-    }
-    for (n = n0; n < n1; n++)
-        ampi_spread_store(d, s, n, p0, end, slot + d->at_line, t + (n - n0) * each);
-}
-/* All tasks. */
-AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* memory, size_t step) {
-    const size_t tasks = d->groups * d->parts, count = (size_t)d->c->s.n;
-    int64_t i;
-    ampi_spread_list_all(d, memory);
-    AMPI_PARALLEL_FOR(d->slots > 1, for (i = 0; i < (int64_t)d->slots; i++) {
-        const size_t past = ampi_share(tasks, d->slots, (size_t)i + 1);
-        size_t task;
-        for (task = ampi_share(tasks, d->slots, (size_t)i); task < past; task++) {
-            const size_t q = task / d->groups, group = task % d->groups;
-            ampi_spread_task(d, s, group * count / d->groups, (group + 1) * count / d->groups, q * d->panels / d->parts,
-                             (q + 1) * d->panels / d->parts, memory, memory + d->at_slots + (size_t)i * step);
-        }
-    });
-}
-/* Is nothing in the product subnormal? */
-AMPI_FN int ampi_spread_normal(const ampi_conv2d* c, const ampi_product* s) {
-#if AMPI_PAIRS
-    return ampi_conv2d_normal(s->b.data, ampi_spread_is_back(c, s) ? c->y_count : c->x_count, s->a.data, c->w_count);
-#else
-    (void)c; (void)s;
-    return 0;
-#endif
-}
-/* A product of a convolution in this form, if it has one for which the workspace has room. If a weight is not finite or
-   a result is -0, it is computed (again) with all terms. */
-AMPI_FN int ampi_spread_any(const ampi_conv2d* c, const ampi_product* s, int words, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec);
-    float* memory;
-    ampi_spread d;
-    int64_t i;
-    if (!ampi_spread_plan(&d, c, s, words) || room < d.at_slots + d.floats) return 0;
-    if (words && !ampi_spread_normal(c, s)) return 0;
-    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    step = ampi_slot_step(room, d.at_slots, d.floats);
-    memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(d.slots > 1,
-        for (i = 0; i < (int64_t)ampi_spread_parts(&d, s); i++) ampi_spread_pack(&d, s, (size_t)i, memory));
-    for (d.skips = !d.found; ; d.skips = 0) {
-        ampi_spread_tasks(&d, s, memory, step);
-        if (!d.skips || !d.found) break;
-    }
-    return 1;
-}
-#else
-AMPI_FN int ampi_spread_any(const ampi_conv2d* c, const ampi_product* s, int words, const amp_exec* exec) {
-    (void)c; (void)s; (void)words; (void)exec;
-    return 0;
-}
-#endif
-AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
-    return ampi_spread_any(c, s, 0, exec);
-}
-AMPI_FN int ampi_spread_words_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
-    return s->b.image->paired > 0 && !(exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums())
-           && ampi_spread_any(c, s, 1, exec);
-}
-
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
+    const ampi_conv2d_call none = { NULL, AMP_F16, NULL, AMP_F16, NULL, AMP_F32, NULL, AMP_F32, 0 };
+    ampi_convolution v;
     ampi_conv2d c;
-    size_t y, dw, dx, n;
+    size_t floats;
+    int h, w;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    n = (size_t)c.s.n;
-    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
-    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
-    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
-    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
-    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
-    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps));
-    y += ampi_turned_floats(&c, 0) * sizeof(float) + 128;
-    dx += ampi_turned_floats(&c, 1) * sizeof(float) + 128;
-    dx = ampi_max_size(dx, ampi_dx_words_workspace(&c));
-    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
-    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
-    if (c.taps == 1) {                            /* image by image */
-        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
-        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
+    ampi_conv2d_y(&v, &c, &none);
+    floats = ampi_conv2d_floats(&v);
+    for (h = 0; h < c.s.stride_h && h < c.s.height; h++)
+        for (w = 0; w < c.s.stride_w && w < c.s.width; w++) {
+            ampi_conv2d_dx(&v, &c, &none, h, w);
+            floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
+        }
+    ampi_conv2d_dw(&v, &c, &none);
+    floats = ampi_max_size(floats, amp_gemm_workspace(v.s.m, v.s.n, v.s.k) / sizeof(float));
+    floats = ampi_max_size(floats, ampi_threads() * ampi_weight_gradient_floats(&c));
+    if (c.cg == 1 && c.og == 1 && c.s.groups > 1) {
+        ampi_conv2d_y(&v, &c, &none);
+        floats = ampi_max_size(floats, ampi_threads() * ampi_depthwise_floats(&v));
     }
-    dw = ampi_max_size(dw, ampi_max_size(ampi_amx_depth_workspace(&c), ampi_outs_workspace(&c)));
-    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
-    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
-    y = ampi_max_size(y, ampi_spread_workspace(&c, 0));
-    dx = ampi_max_size(dx, ampi_spread_workspace(&c, 1));
-    return ampi_max_size(y, ampi_max_size(dw, dx));
-}
-
-AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_bias_grad* b) {
-    size_t outs = (size_t)c->s.out_channels, each = ampi_min_size(ampi_max_size(outs / ampi_threads(), 1), 4);
-    int64_t task, tasks = (int64_t)ampi_div_up(outs, each);
-    AMPI_PARALLEL_FOR(c->y_count > 65536, for (task = 0; task < tasks; task++) {
-        float sum[4 * 16];
-        size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n;
-        memset(sum, 0, sizeof sum);
-        for (n = 0; n < (size_t)c->s.n; n++) ampi_bias_add(c, b, n, o, rows, sum);
-        ampi_bias_store(b, o, rows, sum);
-    });
+    return floats * sizeof(float) + 256;
 }
 
 AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_shape* shape,
@@ -11913,30 +6144,13 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0 };
+    ampi_convolution v;
     ampi_conv2d c;
-    ampi_image images[2];
-    ampi_product s;
-    size_t g;
-    int words = 0;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
     if (r != AMP_OK) return r;
-    ampi_conv2d_of(&s, images, &c, 0, 0, &call);
-    if (ampi_spread_words_run(&c, &s, exec)) return AMP_OK;
-    if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
-    if (!words
-        && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
-            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
-            || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
-            || ampi_spread_run(&c, &s, exec)
-            || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
-            || ampi_conv2d_turned(&c, 0, &call, 0, exec)))
-        return AMP_OK;
-    for (g = 0; g < (size_t)c.s.groups; g++) {
-        ampi_conv2d_of(&s, images, &c, 0, g, &call);
-        s.normal = words;
-        ampi_conv2d_run(&s, exec);
-    }
+    ampi_conv2d_y(&v, &c, &call);
+    ampi_conv2d_run(&v, exec);
     return AMP_OK;
 }
 
@@ -11944,51 +6158,24 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const int add = ampi_adds_input(accumulate);
-    const ampi_conv2d_call call = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, add };
+    const ampi_conv2d_call of_x = { dy,      dy_dtype, w,
+                                    w_dtype, NULL,     AMP_F32,
+                                    dx,      dx_dtype, ampi_adds_input(accumulate) };
+    const ampi_conv2d_call of_w = { dy,      dy_dtype, x,
+                                    x_dtype, NULL,     AMP_F32,
+                                    dw,      dw_dtype, ampi_adds_params(accumulate) };
+    ampi_convolution v, one;
     ampi_conv2d c;
-    ampi_image images[2];
-    ampi_bias_grad b;
-    ampi_product s;
-    size_t g;
-    int words = 0;
+    size_t group;
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    accumulate = ampi_adds_params(accumulate);
-    if (dx) ampi_conv2d_of(&s, images, &c, 1, 0, &call);
-    if (dx && ((!add && ampi_spread_words_run(&c, &s, exec)) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
-            || (!add && ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)))) dx = NULL;
-    if (dx && s.b.image->paired > 0) words = ampi_conv2d_words(&s, dy, c.y_count, w, c.w_count, 0, exec);
-    if (dx && !words && add && ampi_conv2d_turned(&c, 1, &call, 0, exec)) dx = NULL;      /* no other form adds */
-    if (dx && !words && !add && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
-            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
-            || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
-            || ampi_spread_run(&c, &s, exec)
-            || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
-            || ampi_dx_parts_run(&c, &call, exec)
-            || ampi_conv2d_turned(&c, 1, &call, 0, exec))) dx = NULL;
-    for (g = 0; dx && g < (size_t)c.s.groups; g++) {
-        ampi_conv2d_of(&s, images, &c, 1, g, &call);
-        s.normal = words;
-        ampi_conv2d_run(&s, exec);
+    if (dx) ampi_conv2d_dx_run(&c, &of_x, exec);
+    if (dw && !ampi_depthwise_dw_run(&c, &of_w, exec) && !ampi_weight_gradient_run(&c, &of_w, exec)) {
+        ampi_conv2d_dw(&v, &c, &of_w);
+        for (group = 0; group < v.groups; group++) ampi_gemm_run(ampi_group_of(&v, group, &one), exec);
     }
-    words = 0;
-    if (dw && x_dtype == AMP_BF16) {
-        ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, 0, exec);
-    }
-    if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-            || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
-    b.dy = dy; b.dy_dtype = dy_dtype; b.db = db; b.db_dtype = db_dtype; b.accumulate = accumulate;
-    if (dw && !words && (ampi_outs_run(&c, &b, x, x_dtype, dw, dw_dtype, exec)
-            || ampi_fold_run(&c, &b, x, x_dtype, dw, dw_dtype, exec))) { dw = NULL; b.db = NULL; }
-    for (g = 0; dw && g < (size_t)c.s.groups; g++) {
-        ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        s.normal = words;
-        ampi_conv2d_run(&s, exec);
-    }
-    if (b.db) ampi_conv2d_db(&c, &b);
+    if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate));
     return AMP_OK;
 }
 
@@ -12403,10 +6590,84 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
    kernels work on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that. Sums
    use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
    added up in one fixed tree; products of two floats are exact in double. */
-enum { AMPI_LANES = 16, AMPI_TILE = 1024 };
+enum { AMPI_TILE = 1024 };
 
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
+
+/* --- what the hand-written forms share ----------------------------------------------------- */
+
+#if AMPI_X86
+#define AMPI_V16_TARGET AMPI_TARGET_AVX512
+#define AMPI_V16_T __m512
+#define AMPI_V16_LANES 16
+#define AMPI_V16_ZERO _mm512_setzero_ps()
+#define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
+#define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
+#define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
+#define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
+#define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
+#define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
+#define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
+#define AMPI_V16_ALL ((__mmask16)0xffff)
+#define AMPI_V8_TARGET AMPI_TARGET_AVX2
+#define AMPI_V8_T __m256
+#define AMPI_V8_LANES 8
+#define AMPI_V8_ZERO _mm256_setzero_ps()
+#define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
+#define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
+#define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
+#define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
+#define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
+#define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
+#define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
+#define AMPI_V8_MASK(rest) \
+    _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+#define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
+    _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
+#define AMPI_V8_CLEAN(v) _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(v), \
+    _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
+#define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_ALL16, a, b)
+AMPI_TARGET_AVX2 AMPI_VECTOR __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
+    uint16_t some[8] = { 0 };
+    if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
+    memcpy(some, p, n * sizeof *p);
+    return _mm_loadu_si128((const __m128i*)(const void*)some);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
+    uint16_t some[8];
+    if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
+    _mm_storeu_si128((__m128i*)(void*)some, v);
+    memcpy(p, some, n * sizeof *p);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
+    __m128i h;
+    if (t == AMP_F32) {
+        if (rest >= 8) return _mm256_loadu_ps((const float*)src + i);
+        return _mm256_maskload_ps((const float*)src + i, AMPI_V8_MASK(rest));
+    }
+    h = ampi_load_words_avx2((const uint16_t*)src + i, rest);
+    if (t == AMP_F16) return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
+    __m128i h;
+    if (t != AMP_BF16) v = AMPI_V8_CLEAN(v);
+    if (t == AMP_F32) {
+        if (rest >= 8) _mm256_storeu_ps((float*)dst + i, v);
+        else _mm256_maskstore_ps((float*)dst + i, AMPI_V8_MASK(rest), v);
+        return;
+    }
+    if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    else {
+        const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
+        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(1, v), upper);
+        h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
+    }
+    ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
+}
+#endif
+AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) { memcpy(d, s, n * sizeof *d); }
 
 /* --- operands ---------------------------------------------------------------------------- */
 
@@ -13213,9 +7474,10 @@ AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, si
 }
 /* n of them, whole groups of lanes, turned: columns by fours. */
 AMPI_FN void ampi_short_turn(float* turned, const float* x, size_t n, size_t d) {
-    const ampi_gemm_isa g = ampi_gemm_isa_now();
     size_t r;
-    for (r = 0; r < n; r += g.lanes) g.transpose(turned + r, AMPI_SHORT, x + r * d, d, ampi_div_up(d, 4) * 4, 0);
+    for (r = 0; r < n; r += AMPI_LANES)
+        ampi_kernels_now()->turn(turned + r, AMPI_SHORT, x + r * d, d * sizeof *x, AMP_F32, d);
+    ampi_clear_upper();
 }
 /* Both; returns how many. */
 AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
@@ -13227,11 +7489,10 @@ AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t
 /* Back. Columns are turned by whole lanes, and those behind the last one fall on rows that follow, whose own elements
    come later: so the first columns are the last to be turned. */
 AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* turned, size_t rows, size_t d) {
-    const ampi_gemm_isa g = ampi_gemm_isa_now();
     AMPI_ALIGNED float tile[AMPI_TILE];
-    size_t at = ampi_div_up(d, g.lanes) * g.lanes;
-    for (; at > 0; at -= g.lanes)
-        g.transpose(tile + at - g.lanes, d, turned + (at - g.lanes) * AMPI_SHORT, AMPI_SHORT, ampi_padded(rows), 0);
+    size_t i, r;
+    for (r = 0; r < rows; r++)
+        for (i = 0; i < d; i++) tile[r * d + i] = turned[i * AMPI_SHORT + r];
     ampi_store(y, t, start, tile, rows * d);
 }
 
@@ -13553,7 +7814,6 @@ AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp
                                      size_t plane) {
     const size_t n = (size_t)(p->h * p->w);
     const int direct = ampi_dtype(xt) == AMP_F32;
-    const ampi_gemm_isa g = ampi_gemm_isa_now();
     float rows[(int)AMPI_LANES * AMPI_POOL_TURN], turned[(int)AMPI_LANES * AMPI_POOL_TURN], acc[AMPI_LANES];
     size_t at, l, count, lds = direct ? n : ampi_min_size(n, AMPI_POOL_TURN);
     memset(acc, 0, sizeof acc);
@@ -13562,7 +7822,8 @@ AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp
         const float* src = direct ? (const float*)x + plane * n + at : rows;
         count = ampi_min_size(n - at, AMPI_POOL_TURN);
         for (l = 0; lds != n && l < AMPI_LANES; l++) ampi_load_f32(rows + l * lds, x, xt, (plane + l) * n + at, count);
-        for (l = 0; l < AMPI_LANES; l += g.lanes) g.transpose(turned + l, AMPI_LANES, src + l * lds, lds, count, 0);
+        ampi_kernels_now()->turn(turned, AMPI_LANES, src, lds * sizeof *src, AMP_F32, count);
+        ampi_clear_upper();
         ampi_pool_pixels(acc, turned, count);
     }
     for (l = 0; l < AMPI_LANES; l++) acc[l] /= ampi_pool_count(p, 0, 0);
@@ -16169,7 +10430,7 @@ AMPI_FN void ampi_bn_add_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt
         ampi_bn_dx_plain(tile, (const float*)ampi_bn_view(p, x, xt, group, step, 0, &x_tile).data, slope,
                          ampi_padded(n));
     ampi_bn_load(p, dx, dxt, group, step, old);
-    ampi_gemm_finish(tile, tile, old, 1, n, 1.0f, 1.0f);
+    for (i = 0; i < n; i++) tile[i] += old[i];
     ampi_bn_store(p, dx, dxt, group, step, tile, n);
 }
 /* All of `count` groups. */
@@ -22671,11 +16932,11 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         amp_dtype first, second;
         first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
         second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
-        if (n->layer.rule == AMP_RULE_FP32) n->layer.compute_dtype = AMP_F32;
-        else if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
+        if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
         else if (n->layer.rule == AMP_RULE_PROMOTE)
             n->layer.compute_dtype = first == second ? first : AMP_F32;
-        else if (n->layer.rule == AMP_RULE_GRAY && !(n->leads && (first != AMP_F32 || second != AMP_F32)))
+        else if (n->layer.rule == AMP_RULE_FP32
+                 || (n->layer.rule == AMP_RULE_GRAY && !(n->leads && (first != AMP_F32 || second != AMP_F32))))
             n->layer.compute_dtype = AMP_F32;
         n->visible = n->layer.compute_dtype;
         if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;

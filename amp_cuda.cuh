@@ -170,9 +170,10 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
 /* --- convolution ----------------------------------------------------------------------- */
 
 /* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
-   way into shared memory. Few channels of two F16 or two BF16 operands (one group, a kernel of more than one pixel, up
-   to 16 outputs and 512 weights each; dx with a stride of 1, dw with the workspace) are summed directly, on the FP32
-   cores. Each sum has one fixed order either way; that of direct sums depends on the shape alone.
+   way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h * stride_w. Few channels of
+   two F16 or two BF16 operands (one group, a kernel of more than one pixel, up to 16 outputs and 512 weights each; dx
+   with a stride of 1, dw with the workspace) are summed directly, on the FP32 cores. Each sum has one fixed order
+   either way; that of direct sums depends on the shape alone.
    AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
@@ -420,8 +421,8 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #define AMPI_D static inline
   #define AMPI_ROLLED
   #define AMPI_D_RENEW(x) (void)0
-  #define AMPI_UNROLL
-  #define AMPI_UNROLL4
+  #define AMPI_D_UNROLL
+  #define AMPI_D_UNROLL4
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
@@ -429,8 +430,8 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
       type* name = reinterpret_cast<type*>(ampi_shared)
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
   #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
-  #define AMPI_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
-  #define AMPI_UNROLL4 _Pragma("unroll 4")     /* loads of four turns are under way together */
+  #define AMPI_D_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
+  #define AMPI_D_UNROLL4 _Pragma("unroll 4")     /* loads of four turns are under way together */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -1108,7 +1109,7 @@ AMPI_D void ampi_ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 
 template <int M>
 AMPI_D void ampi_ptx_wgmma_finish(float (&d)[M]) {
     ampi_ptx_wgmma_wait<0>();
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int i = 0; i < M; i++) asm volatile("" : "+f"(d[i]) : : "memory");
 }
 
@@ -1270,7 +1271,7 @@ AMPI_D float ampi_d_group_max(float v, double* shared) {
 AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared) {
     double sum[1] = { 0.0 };
     if (threadIdx.x >= AMPI_CUDA_BLOCK) return 0.0;
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (size_t i = threadIdx.x; i < count; i += AMPI_CUDA_BLOCK) sum[0] += parts[i];
     ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
     return sum[0];
@@ -1317,9 +1318,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cu
     ampi_ptx_grid_wait();
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight r[2];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_convert8(r[u], m.at, m.yt);
             ampi_d_put8(m.y, m.yt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n, r[u]);
@@ -1532,7 +1533,7 @@ AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint3
     d.high += step.high + carry;
 }
 
-/* An operand; see ampi_operand and ampi_image. data is its first element. */
+/* An operand; see ampi_operand and ampi_unfold. data is its first element. */
 typedef struct ampi_cuda_operand {
     const void* data;
     size_t      stride;                           /* elements from one product of a batch to the next */
@@ -1541,17 +1542,14 @@ typedef struct ampi_cuda_operand {
     int         boxes;                            /* rows of halves, each from an aligned 16 bytes on */
     int         chunks;                           /* that consist of whole ones */
     size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its next tile */
-    int         divided;                          /* div_h or div_w is not 1 */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
     uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
     int         mul_h, mul_w, base_h, base_w, step_h, step_w;
-    ampi_cuda_divisor div_h, div_w;
-    ampi_cuda_digits  run_step, position_step;    /* of a thread: to its next run, and to its next tile */
+    ampi_cuda_digits run_step, position_step;     /* of a thread: to its next run, and to its next tile */
 } ampi_cuda_operand;
 
 /* What a position sees of its image: at run (c, a, b) the element at row y + a*step_h and column x + b*step_w. It is
-   element `at` + c*channel_stride + a*step_h*width + b*step_w, if nothing is divided; then `at` is the image's
-   first element. */
+   element `at` + c*channel_stride + a*step_h*width + b*step_w. */
 typedef struct ampi_cuda_view {
     size_t at;
     int y, x;
@@ -1563,28 +1561,15 @@ AMPI_D ampi_cuda_view ampi_d_view(const ampi_cuda_operand& o, const ampi_cuda_di
     ampi_cuda_view w;
     w.y = (int)position.middle * o.mul_h + o.base_h;
     w.x = (int)position.low * o.mul_w + o.base_w;
-    w.at = position.high * o.image_stride;
-    if (!o.divided) w.at += (size_t)((int64_t)w.y * o.width + w.x);
+    w.at = position.high * o.image_stride + (size_t)((int64_t)w.y * o.width + w.x);
     if (position.high >= o.images) w.y = AMPI_CUDA_OUTSIDE;
     return w;
 }
 
-/* Is there an element at this run, and which? `at`: where the run would lie seen from element 0. Negative numbers
-   are large unsigned ones. */
-template <int DIVIDED>
-AMPI_D int ampi_d_find(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_view& w,
-                       size_t* at) {
+/* Is there an element at this run? Negative numbers are large unsigned ones. */
+AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_view& w) {
     uint32_t y = (uint32_t)(w.y + (int)run.middle * o.step_h), x = (uint32_t)(w.x + (int)run.low * o.step_w);
-    int inside = run.high < o.channels;
-    if (DIVIDED) {
-        uint32_t row = ampi_d_divide(y & 0x7fffffffu, o.div_h), column = ampi_d_divide(x & 0x7fffffffu, o.div_w);
-        inside = inside && (int)(y | x) >= 0 && row * o.div_h.d == y && column * o.div_w.d == x;
-        y = row;
-        x = column;
-        *at = run.high * o.channel_stride + y * o.width + x;
-    }
-    *at += w.at;
-    return inside && y < o.height && x < o.width;
+    return run.high < o.channels && y < o.height && x < o.width;
 }
 
 /* The elements of two neighbouring positions, as they lie in memory, or widened; or zeros. */
@@ -1620,22 +1605,16 @@ AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, siz
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
     ampi_d_walk_views(w, o);
 }
-template <int DIVIDED, int N, typename V>
-AMPI_D void ampi_d_walk_runs(V (&v)[N], const ampi_cuda_walk& w, const ampi_cuda_operand& o, ampi_cuda_digits& run) {
-    for (int u = 0; u < N; u++) {
-        size_t row = (size_t)((int64_t)((int)run.middle * o.step_h) * o.width + (int)run.low * o.step_w);
-        size_t at = run.high * o.channel_stride + row, at2 = at;
-        int first = ampi_d_find<DIVIDED>(o, run, w.view[0], &at);
-        int second = ampi_d_find<DIVIDED>(o, run, w.view[1], &at2);
-        ampi_d_take(v[u], w.data, o.dtype, first, at, second, at2);
-        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
-    }
-}
 template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     ampi_cuda_digits run = w.run;
-    if (o.divided) ampi_d_walk_runs<1>(v, w, o, run);
-    else ampi_d_walk_runs<0>(v, w, o, run);
+    for (int u = 0; u < N; u++) {
+        size_t row = (size_t)((int64_t)((int)run.middle * o.step_h) * o.width + (int)run.low * o.step_w);
+        size_t at = run.high * o.channel_stride + row;
+        ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, run, w.view[0]), at + w.view[0].at,
+                    ampi_d_inside(o, run, w.view[1]), at + w.view[1].at);
+        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
+    }
     if (o.along_k) {
         ampi_d_step(w.position, o.position_step, o.rows, o.cols);
         ampi_d_walk_views(w, o);
@@ -1653,10 +1632,12 @@ typedef struct ampi_cuda_product {
     ampi_cuda_operand a, b;
     float alpha, beta;
     void* c; amp_dtype c_dtype;
-    size_t ldc, part, part_stride, c_stride;
+    size_t ldc, part, part_stride, c_stride;      /* `part` columns to an image: n of a matrix */
+    size_t cols, next_row, column;                /* see ampi_result */
+    int apart;                                    /* columns of an image are no neighbours */
     const void* bias; amp_dtype bias_dtype;
     size_t bias_stride;
-    int bias_per_row, epilogue, bf16, swap;
+    int bias_per_row, epilogue, bf16;
     uint32_t tiles_m, tiles_n, steps, pieces;     /* steps of one piece */
     float* sums;
 } ampi_cuda_product;
@@ -1694,8 +1675,13 @@ typedef struct ampi_cuda_place {
 } ampi_cuda_place;
 
 AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
-    size_t part = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);      /* a matrix is spared the division */
-    return row + part * p.part_stride + (j - part * p.part);
+    const size_t image = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);     /* a matrix is spared the division */
+    size_t pixel = j - image * p.part;
+    if (p.apart) {
+        const size_t line = ampi_d_quotient(pixel, p.cols);
+        pixel = line * p.next_row + (pixel - line * p.cols) * p.column;
+    }
+    return row + image * p.part_stride + pixel;
 }
 AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     ampi_cuda_place c;
@@ -1703,7 +1689,7 @@ AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t
     c.j = j;
     c.at = ampi_d_c_at(p, c.row, j);
     c.count = p.n - j < 8 ? p.n - j : 8;
-    c.whole = p.part == p.n || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at + c.count - 1;
+    c.whole = (p.part == p.n && !p.apart) || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at + c.count - 1;
     return c;
 }
 AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
@@ -1778,10 +1764,10 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
     float sum = -0.0f;
     for (uint32_t s = 0; s < pieces; s += AMPI_CUDA_PIECES_AHEAD) {
         float next[AMPI_CUDA_PIECES_AHEAD];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (uint32_t u = 0; u < AMPI_CUDA_PIECES_AHEAD; u++)
             next[u] = s + u < pieces ? first[(s + u) * apart] : -0.0f;
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (uint32_t u = 0; u < AMPI_CUDA_PIECES_AHEAD; u++) sum = __fadd_rn(sum, next[u]);
     }
     return sum;
@@ -1810,7 +1796,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
 
 /* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element k of row i
    of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs over k in the CPU's
-   order: ascending, or for two BF16 operands 1,0,3,2,... */
+   order: ascending. */
 enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68, AMPI_CUDA_PLAIN_PAIRS = 2,
        AMPI_CUDA_PLAIN_TILE = (int)AMPI_CUDA_PLAIN_LD * (int)AMPI_CUDA_PLAIN_DEPTH };
 
@@ -1828,17 +1814,16 @@ AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + run, (o.along_k ? k : x) + position);
 }
 
-AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, uint32_t flip,
-                             const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
+AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
     uint32_t run, position;
     ampi_d_first_pair(o, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, &run, &position);
     for (int u = 0; u < AMPI_CUDA_PLAIN_PAIRS; u++) {
         if (o.along_k) {
-            tile[(position ^ flip) * AMPI_CUDA_PLAIN_LD + run] = v[u].x;
-            tile[((position + 1) ^ flip) * AMPI_CUDA_PLAIN_LD + run] = v[u].y;
+            tile[position * AMPI_CUDA_PLAIN_LD + run] = v[u].x;
+            tile[(position + 1) * AMPI_CUDA_PLAIN_LD + run] = v[u].y;
             run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN_DEPTH / 2);
         } else {
-            *(float2*)(tile + (run ^ flip) * AMPI_CUDA_PLAIN_LD + position) = v[u];
+            *(float2*)(tile + run * AMPI_CUDA_PLAIN_LD + position) = v[u];
             run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN / 2);
         }
     }
@@ -1888,8 +1873,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
     for (uint32_t s = 0; s < t.steps; s++) {
         float* tile = shared + (s & 1u) * 2 * AMPI_CUDA_PLAIN_TILE;
         size_t left = p.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;
-        ampi_d_plain_put(tile, p.a, (uint32_t)p.swap, a);
-        ampi_d_plain_put(tile + AMPI_CUDA_PLAIN_TILE, p.b, (uint32_t)p.swap, b);
+        ampi_d_plain_put(tile, p.a, a);
+        ampi_d_plain_put(tile + AMPI_CUDA_PLAIN_TILE, p.b, b);
         __syncthreads();
         if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
         ampi_d_plain_multiply(sum, tile + x, tile + AMPI_CUDA_PLAIN_TILE + y,
@@ -1911,7 +1896,7 @@ AMPI_D float ampi_d_thin_sum(const ampi_cuda_product& p, size_t i, size_t j, uin
     const uint16_t* a = (const uint16_t*)p.a.data + blockIdx.y * p.a.stride + row;
     const uint16_t* b = (const uint16_t*)p.b.data + blockIdx.y * p.b.stride + column;
     float sum = 0.0f;
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (size_t q = lane; q < p.k; q += p.steps)
         sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16) : ampi_ptx_f32_from_f16(a[q * a_step]),
                        BF16 ? ampi_float((uint32_t)b[q * b_step] << 16) : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
@@ -2311,7 +2296,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_ring& r, uint32_t
         const uint64_t b = first_b + r.slot * (ampi_hopper<N>::SLOT >> 4);
         ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);
         ampi_ptx_wgmma_fence();
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (uint32_t q = 0; q < AMPI_HOPPER_DEPTH / 16; q++)
             ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0 || q > 0);
         ampi_ptx_wgmma_commit();
@@ -2358,7 +2343,7 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
     float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t across = 0; across < N / 32; across++) {
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (uint32_t q = 0; q < N / 8; q++) {
             if (q / 4 != across) continue;      /* registers have no index at run time */
             *(float2*)(corner + q % 4 * 8) = make_float2(sum[4 * q], sum[4 * q + 1]);
@@ -2377,10 +2362,10 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
    8 columns, adds the pieces in ascending order, and delivers. */
 AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     float4 v[AMPI_HOPPER_PIECES];
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t p = 0; p < AMPI_HOPPER_PIECES; p++)
         if (p < pieces) v[p] = ampi_ptx_load_there(four, p);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t p = 1; p < AMPI_HOPPER_PIECES; p++)
         if (p < pieces)
             v[0] = make_float4(v[0].x + v[p].x, v[0].y + v[p].y, v[0].z + v[p].z, v[0].w + v[p].w);
@@ -2411,7 +2396,7 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
     const uint32_t rank = blockIdx.x % p.pieces;
     unsigned char* fours = ring + (threadIdx.x - 128) * 16;
     ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the ring */
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t g = 0; g < N / 8; g++)
         *(float4*)(fours + g * AMPI_HOPPER_GROUP)
             = make_float4(sum[4 * g], sum[4 * g + 1], sum[4 * g + 2], sum[4 * g + 3]);
@@ -2465,14 +2450,14 @@ AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum, const float2& bias) {
     uint32_t all = 0;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t i = 0; i < 16; i++) {
         const float2 v = ampi_d_hopper_numbers<RAW>(p, sum + 2 * i, i, i / 2, bias);
         r[i] = BF16 ? ampi_ptx_bf16x2_from_f32(v.x, v.y) : ampi_ptx_f16x2_from_f32(v.x, v.y);
         all = BF16 ? ampi_ptx_add_bf16x2(all, r[i]) : ampi_ptx_add_f16x2(all, r[i]);
     }
     if (ampi_d_hopper_clean<BF16>(all) == all) return;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t i = 0; i < 16; i++) r[i] = ampi_d_hopper_clean<BF16>(r[i]);
 }
 /* A warp's 16 rows of 64 halves into a box, whose chunks are swizzled: four times 16 columns, as four 8 x 8 matrices
@@ -2483,7 +2468,7 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
     const uint32_t lane = threadIdx.x % 32;
     uint32_t r[16];
     ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t b = 0; b < 4; b++) {
         const uint32_t four[4] = { r[4 * b], r[4 * b + 1], r[4 * b + 2], r[4 * b + 3] };
         ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, four);
@@ -2496,15 +2481,15 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2, inside = lane % 2 * 8;
     float2 v[8];
     float all = 0.0f;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8; i++) {
         v[i] = ampi_d_hopper_numbers<RAW>(p, sum + 2 * i, i, first + i / 2, bias);
         all += v[i].x;
         all += v[i].y;
     }
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8 && all != all; i++) v[i] = make_float2(ampi_clean_nan(v[i].x), ampi_clean_nan(v[i].y));
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8; i++)
         *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) = v[i];
 }
@@ -2515,7 +2500,7 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
                                 unsigned char* out, uint32_t& turn) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t q = 0; q < N / width; q++, turn ^= 1u) {
         unsigned char* box = out + turn * AMPI_HOPPER_BOX;
         if (!RAW && q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
@@ -2622,60 +2607,69 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
 /* Elements from one product of a batch to the next. */
 typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 
-AMPI_FN const void* ampi_cuda_at(const void* p, amp_dtype t, size_t i) {
-    return p ? (const unsigned char*)p + i * amp_dtype_size(t) : NULL;
-}
 /* Is it a matrix of halves whose rows begin at multiples of 16 bytes? */
-AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, const void* data, size_t stride) {
-    return !v->image && v->dtype != AMP_F32 && (uintptr_t)data % 16 == 0 && v->ld % 8 == 0 && stride % 8 == 0;
+AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
+    return !v->image && v->taps == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
+           && stride % 8 == 0;
 }
 
-/* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
-AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_operand* v) {
-    ampi_image matrix = ampi_planes(1, v->length ? v->length : 1);
-    const ampi_image* g = v->image ? v->image : &matrix;
-    size_t taps = g->kernel_h * g->kernel_w, pixels = g->rows * g->cols;
-    o->image_stride = g->image_stride;
-    o->channel_stride = v->image ? g->channel_stride : v->ld;
-    o->channels = (uint32_t)(v->runs / taps);
-    o->images = (uint32_t)(v->length / pixels);
-    o->kernel_h = (uint32_t)g->kernel_h; o->kernel_w = (uint32_t)g->kernel_w;
+/* An image's places; channels and images are still to be set. */
+AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_unfold* g) {
+    o->image_stride = g->image;
+    o->channel_stride = g->plane;
+    o->kernel_h = (uint32_t)g->taps_h; o->kernel_w = (uint32_t)g->taps_w;
     o->rows = (uint32_t)g->rows; o->cols = (uint32_t)g->cols;
     o->height = (uint32_t)g->height; o->width = (uint32_t)g->width;
-    o->mul_h = (int)g->mul_h; o->mul_w = (int)g->mul_w;
-    o->base_h = (int)g->base_h; o->base_w = (int)g->base_w;
-    o->step_h = (int)g->step_h; o->step_w = (int)g->step_w;
-    o->divided = g->div_h != 1 || g->div_w != 1;
-    o->div_h = ampi_cuda_divisor_of((uint32_t)g->div_h);
-    o->div_w = ampi_cuda_divisor_of((uint32_t)g->div_w);
+    o->mul_h = g->step_h; o->mul_w = g->step_w;
+    o->base_h = g->first_h; o->base_w = g->first_w;
+    o->step_h = g->next_h; o->step_w = g->next_w;
 }
-AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t stride) {
+/* Other operands: a channel for each run. A matrix is one image of one row. The weights of an input gradient are an
+   image for each output, of those kernel positions that are in use. */
+AMPI_FN void ampi_cuda_set_runs(ampi_cuda_operand* o, const ampi_operand* v, size_t length) {
+    o->image_stride = v->output;
+    o->channel_stride = v->ld;
+    o->kernel_h = o->kernel_w = 1;
+    o->mul_h = 1;
+    o->mul_w = v->taps ? (int)v->next_w : 1;
+    o->rows = o->height = v->taps ? (uint32_t)(v->taps / v->taps_w) : 1;
+    o->cols = v->taps ? (uint32_t)v->taps_w : (uint32_t)ampi_max_size(length, 1);
+    o->width = v->taps ? (uint32_t)v->next_h : o->cols;
+}
+/* Of m or n and of k, one is the number of runs, the other their length. */
+AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k, size_t stride) {
+    const size_t runs = v->along_k ? side : k, length = v->along_k ? k : side;
     ampi_cuda_operand o;
     memset(&o, 0, sizeof o);
-    o.data = ampi_cuda_at(v->data, v->dtype, v->offset);
+    o.data = v->data;
     o.stride = stride;
     o.dtype = v->dtype;
     o.along_k = v->along_k;
-    ampi_cuda_set_places(&o, v);
-    o.boxes = ampi_cuda_in_boxes(v, o.data, stride);
-    o.chunks = o.boxes && v->length % 8 == 0;
+    if (v->image) ampi_cuda_set_places(&o, v->image);
+    else ampi_cuda_set_runs(&o, v, length);
+    o.channels = (uint32_t)(runs / ((size_t)o.kernel_h * o.kernel_w));
+    o.images = (uint32_t)(length / ((size_t)o.rows * o.cols));
+    o.boxes = ampi_cuda_in_boxes(v, stride);
+    o.chunks = o.boxes && length % 8 == 0;
     return o;
 }
 
 AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi_cuda_batch* batch) {
+    const ampi_result* c = &s->c;
     ampi_cuda_product p;
     memset(&p, 0, sizeof p);
     p.m = s->m; p.n = s->n; p.k = s->k;
     p.batch = batch->count;
-    p.a = ampi_cuda_operand_of(&s->a, batch->a);
-    p.b = ampi_cuda_operand_of(&s->b, batch->b);
-    p.alpha = s->alpha; p.beta = s->beta;
-    p.c = (void*)ampi_cuda_at(s->c, s->c_dtype, s->c_offset);
-    p.c_dtype = s->c_dtype;
-    p.ldc = s->ldc; p.part = s->part; p.part_stride = s->part_stride; p.c_stride = batch->c;
-    p.bias = ampi_cuda_at(s->bias, s->bias_dtype, s->bias_offset);
-    p.bias_dtype = s->bias_dtype; p.bias_stride = batch->bias;
-    p.bias_per_row = s->bias_per_row;
+    p.a = ampi_cuda_operand_of(&s->a, s->m, s->k, batch->a);
+    p.b = ampi_cuda_operand_of(&s->b, s->n, s->k, batch->b);
+    p.alpha = c->alpha; p.beta = c->beta;
+    p.c = c->data; p.c_dtype = c->dtype;
+    p.ldc = c->row; p.c_stride = batch->c;
+    p.part = c->part ? c->part : s->n; p.part_stride = c->image;
+    p.cols = c->cols; p.next_row = c->next_row; p.column = c->column;
+    p.apart = c->part != 0 && (c->column != 1 || c->cols != c->part);
+    p.bias = c->bias; p.bias_dtype = c->bias_dtype; p.bias_stride = batch->bias;
+    p.bias_per_row = c->bias_per_row;
     p.pieces = 1;
     return p;
 }
@@ -2851,8 +2845,6 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op, vo
 }
 
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
-    p->swap = p->a.dtype == AMP_BF16 && p->b.dtype == AMP_BF16;
-    if (p->swap) p->k += p->k & 1u;
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
     return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH, AMPI_CUDA_BLOCK,
                                 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
@@ -3011,12 +3003,10 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
-/* Kernels count runs and places in 31 bits, steps of k in 32. */
-AMPI_FN int ampi_cuda_countable(const ampi_operand* v) {
-    const size_t limit = 0x7fffffff;
-    const ampi_image* g = v->image;
-    if (!g) return v->runs <= limit && v->length <= limit;
-    return v->runs <= limit && g->rows <= limit && g->cols <= limit && v->length / (g->rows * g->cols) <= limit;
+/* Kernels count runs and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
+AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
+    const size_t limit = 0x7fffffff, places = v->image ? v->image->pixels : ampi_max_size(v->taps, 1);
+    return (v->along_k ? side : k) <= limit && (v->along_k ? k : side) / places <= limit;
 }
 
 /* All products of a batch, by own kernels. */
@@ -3026,10 +3016,10 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
         ampi_cuda_batch part = *batch;
         ampi_product first = *s;
         part.count = ampi_min_size(batch->count - z, AMPI_CUDA_MAX_BATCH);
-        first.a.offset += z * batch->a;
-        first.b.offset += z * batch->b;
-        first.c_offset += z * batch->c;
-        first.bias_offset += z * batch->bias;
+        first.a.data = ampi_at(s->a.data, s->a.dtype, z * batch->a);
+        first.b.data = ampi_at(s->b.data, s->b.dtype, z * batch->b);
+        first.c.data = (void*)ampi_at(s->c.data, s->c.dtype, z * batch->c);
+        first.c.bias = ampi_at(s->c.bias, s->c.bias_dtype, z * batch->bias);
         ampi_cuda_product p = ampi_cuda_product_of(&first, &part);
         p.epilogue = (int)epilogue;
         amp_result r = ampi_cuda_product_launch(exec, op, &first, p);
@@ -3045,19 +3035,19 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 /* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per column is
    written to C first and added by beta = 1: one rounding, as C's type holds it exactly. */
 AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch) {
+    const ampi_result* c = &s->c;
     const size_t limit = 0x7fffffff;
     if (s->a.image || s->b.image || s->a.dtype != s->b.dtype) return 0;
-    if (s->c_dtype != s->a.dtype && s->c_dtype != AMP_F32) return 0;
+    if (c->dtype != s->a.dtype && c->dtype != AMP_F32) return 0;
     if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
-    if (s->bias && (s->bias_per_row || s->beta != 0.0f || (s->bias_dtype != s->c_dtype && s->c_dtype != AMP_F32)))
-        return 0;
+    if (c->bias && (c->bias_per_row || c->beta != 0.0f || (c->bias_dtype != c->dtype && c->dtype != AMP_F32))) return 0;
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
-           && s->ldc <= limit && batch->count <= limit;
+           && c->row <= limit && batch->count <= limit;
 }
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
 AMPI_FN int ampi_cuda_hopper_finishes(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
-    return (s->bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
+    return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
 }
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
@@ -3080,26 +3070,26 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s, const ampi_cuda_batch* batch,
                                            float beta) {
-    cudaDataType in = ampi_cuda_blas_type(s->a.dtype), out = ampi_cuda_blas_type(s->c_dtype);
-    cublasOperation_t tb = s->b.along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = s->a.along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const void* a = ampi_cuda_at(s->a.data, s->a.dtype, s->a.offset);
-    const void* b = ampi_cuda_at(s->b.data, s->b.dtype, s->b.offset);
-    void* c = (void*)ampi_cuda_at(s->c, s->c_dtype, s->c_offset);
+    const ampi_operand *a = &s->a, *b = &s->b;
+    const ampi_result* c = &s->c;
+    cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
+    cublasOperation_t tb = b->along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = a->along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
     cublasStatus_t e = cublasSetMathMode(blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
-    return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &s->alpha, b, in, (int)s->b.ld,
-                                      (long long)batch->b, a, in, (int)s->a.ld, (long long)batch->a, &beta, c, out,
-                                      (int)s->ldc, (long long)batch->c, (int)batch->count, CUBLAS_COMPUTE_32F,
-                                      CUBLAS_GEMM_DEFAULT);
+    return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &c->alpha, b->data, in,
+                                      (int)b->ld, (long long)batch->b, a->data, in, (int)a->ld, (long long)batch->a,
+                                      &beta, c->data, out, (int)c->row, (long long)batch->c, (int)batch->count,
+                                      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, const ampi_product* s,
                                           const ampi_cuda_batch* batch) {
+    const float beta = s->c.bias ? 1.0f : s->c.beta;
     ampi_product bias = *s;
     amp_result r = AMP_OK;
     bias.k = 0;
-    if (s->bias) r = ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE);
+    if (s->c.bias) r = ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE);
     if (r != AMP_OK) return r;
-    cublasStatus_t e = ampi_cuda_blas_call(ampi_cuda_blas(ampi_cuda_context(exec)), s, batch, s->bias ? 1.0f : s->beta);
+    cublasStatus_t e = ampi_cuda_blas_call(ampi_cuda_blas(ampi_cuda_context(exec)), s, batch, beta);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
 }
@@ -3120,7 +3110,7 @@ AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_c
 AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
                                          const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
-    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b) || s->k >= (size_t)1 << 35)
+    if (!ampi_cuda_countable(&s->a, s->m, s->k) || !ampi_cuda_countable(&s->b, s->n, s->k) || s->k >= (size_t)1 << 35)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
 #if !defined(AMP_NO_CUBLAS)
     if (epilogue == AMP_CUDA_EPILOGUE_NONE && ampi_cuda_by_blas(exec, s, batch, epilogue))
@@ -3137,7 +3127,8 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, 
         return ampi_cuda_product_run(exec, op, s, batch, epilogue);
     r = ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE);
     if (r != AMP_OK) return r;
-    return amp_cuda_activation_forward(AMP_RELU, s->c, s->c_dtype, s->c, s->c_dtype, s->m * s->n * batch->count, exec);
+    return amp_cuda_activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data, s->c.dtype,
+                                       s->m * s->n * batch->count, exec);
 }
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
@@ -3180,8 +3171,8 @@ AMPI_FN amp_result ampi_cuda_gemm_run(const amp_cuda_gemm_desc* d, const amp_exe
     if (r == AMP_OK) r = ampi_cuda_check_desc(d, &s, exec, op);
     if (r != AMP_OK || d->m == 0 || d->n == 0 || d->batch == 0) return r;
     if ((r = ampi_cuda_check_gemm_pointers(d, exec, op)) != AMP_OK) return r;
-    s.bias = d->bias; s.bias_dtype = ampi_dtype(d->bias_dtype);
-    s.bias_per_row = d->bias_per_row;
+    s.c.bias = d->bias; s.c.bias_dtype = ampi_dtype(d->bias_dtype);
+    s.c.bias_per_row = d->bias_per_row;
     return ampi_cuda_product_run(exec, op, &s, &batch, d->epilogue);
 }
 
@@ -3263,12 +3254,12 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     const size_t eights = (s.pixels + 7) / 8;
     ampi_eight r[AMPI_CUDA_BIAS_AHEAD];
     double sum = 0.0;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = q + 32u * u, image = ampi_d_quotient(at, eights), plane = (image * s.outs + o) * s.pixels;
         ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8, image < s.n ? plane + s.pixels : 0);
     }
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         float v[8];
         ampi_d_widen8(v, r[u], s.dy_dtype);
@@ -3310,12 +3301,12 @@ enum { AMPI_CUDA_BIAS_BLOCK = 512, AMPI_CUDA_BIAS_COLUMNS = 16, AMPI_CUDA_BIAS_R
 AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t column, double (&v)[8]) {
     ampi_eight r[AMPI_CUDA_BIAS_AHEAD];
     float sum[8] = {};
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = row + u * (unsigned)AMPI_CUDA_BIAS_ROWS;
         ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outs + column, at < s.n ? (at + 1) * s.outs : 0);
     }
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         float w[8];
         ampi_d_widen8(w, r[u], s.dy_dtype);
@@ -3326,7 +3317,7 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
 /* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half of the sums, so that
    lane l ends with number l / 4. */
 AMPI_D double ampi_d_fold8(double (&v)[8]) {
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int half = 4; half > 0; half /= 2) {
         const bool upper = (threadIdx.x & 4u * (unsigned)half) != 0;
         for (int j = 0; j < half; j++) {
@@ -3465,14 +3456,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d* c, const amp_exec* e
                      c->s.pad_h, c->s.pad_w);
 }
 
-/* Elements from one group to the next. */
 typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
-AMPI_FN ampi_cuda_batch ampi_cuda_groups(const ampi_conv2d* c, ampi_cuda_conv2d_part part) {
-    size_t x = c->cg * c->in_pixels, y = c->og * c->out_pixels, w = c->og * c->cg * c->taps;
-    size_t count = (size_t)c->s.groups;
-    ampi_cuda_batch forward = { count, w, x, y, c->og }, input = { count, w, y, x, 0 }, weights = { count, y, x, w, 0 };
-    return part == AMPI_CONV2D_Y ? forward : part == AMPI_CONV2D_DX ? input : weights;
-}
 
 /* --- few channels: direct sums ----------------------------------------------------------------------- */
 
@@ -3532,7 +3516,7 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
         float* put = to + start * d.wide + column;
         for (uint32_t row = start; row < rows;) {
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
                 uint32_t channel = ampi_d_divide(at.high, d.by_images), image = at.high - channel * d.images;
                 uint32_t y = top + at.middle, place = ((image * d.channels + channel) * d.height + y) * d.width + x;
@@ -3540,7 +3524,7 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
                 v[u] = inside ? from[place] : (uint16_t)0;
                 ampi_d_step(at, d.step, d.tall, 1);
             }
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, row += d.down, put += below)
                 if (row < rows) *put = ampi_d_direct_widen(v[u], d.dtype);
         }
@@ -3561,7 +3545,7 @@ AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t
     const uint32_t taps = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTS;
     const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTS;
     const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (uint32_t tap = threadIdx.x / AMPI_CUDA_DIRECT_OUTS; tap < taps; tap += below) {
         uint16_t v = out + o < d.outs ? from[ampi_d_direct_place<KH>(d, tap / KH, tap % KH)] : (uint16_t)0;
         to[tap * AMPI_CUDA_DIRECT_OUTS + o] = ampi_d_direct_widen(v, d.dtype);
@@ -3575,7 +3559,7 @@ AMPI_D void ampi_d_direct_load8(float (&v)[8], const float* p) {
     v[4] = high.x; v[5] = high.y; v[6] = high.z; v[7] = high.w;
 }
 AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int l = 0; l < 8; l++) sum[l] = ampi_fma(1, v, by[l], sum[l]);
 }
 
@@ -3590,12 +3574,12 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
             for (uint32_t b = 0; b < d.kernel_w; b++, w += KH * 8) {
                 const float* column = x + r * down + b * (uint32_t)d.dilation_w;
                 float v[P + KH - 1], by[8];
-                AMPI_UNROLL
+                AMPI_D_UNROLL
                 for (uint32_t q = 0; q < P + KH - 1; q++) v[q] = column[q * down];
-                AMPI_UNROLL
+                AMPI_D_UNROLL
                 for (int a = 0; a < KH; a++) {
                     ampi_d_direct_load8(by, w + a * 8);
-                    AMPI_UNROLL
+                    AMPI_D_UNROLL
                     for (int p = 0; p < P; p++) ampi_d_direct_add8(sum[p], v[p + a], by);
                 }
             }
@@ -3606,14 +3590,14 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
                                 float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
     ampi_eight r;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
         if (d.bias && out + o < d.outs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
         if (d.add && out + o < d.outs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
         sum[o] = ampi_clean_nan(d.relu ? ampi_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
         if (out + o >= d.outs) continue;
         if (d.y_dtype == AMP_F32) ((uint32_t*)d.y)[at + o * plane] = r.w[o];
@@ -3643,7 +3627,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
             ampi_d_direct_multiply<P, KH>(sum, x + first + at.low * (uint32_t)d.stride_w,
                                           shared + c * taps * AMPI_CUDA_DIRECT_OUTS, d, count);
     }
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t p = 0; p < P; p++)
         if (at.high < t.images && row + p < t.rows)
             ampi_d_direct_store(d, t.image + at.high, out, (t.row + row + p) * d.cols + at.low, sum[p]);
@@ -3665,9 +3649,9 @@ AMPI_D void ampi_d_direct_stage_dy(float* to, const ampi_cuda_direct& d, const a
         uint32_t at = image * d.outs * plane + pixel, outs = pixel < t.rows * d.cols ? d.outs - out : 0;
         uint16_t v[8];
         float f[8];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (uint32_t o = 0; o < 8; o++, at += plane) v[o] = o < outs ? from[at] : (uint16_t)0;
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int o = 0; o < 8; o++) f[o] = ampi_d_direct_widen(v[o], d.dtype);
         ((float4*)to)[2 * q] = make_float4(f[0], f[1], f[2], f[3]);
         ((float4*)to)[2 * q + 1] = make_float4(f[4], f[5], f[6], f[7]);
@@ -3680,15 +3664,15 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
                                  uint32_t rows) {
     const uint32_t down = (uint32_t)d.stride_h * d.wide;
     float v[KH], by[8];
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int a = 0; a + 1 < KH; a++, x += down) v[a] = *x;
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (uint32_t i = 0; i < rows; i++, x += down, dy += d.cols * AMPI_CUDA_DIRECT_OUTS) {
         v[KH - 1] = *x;
         ampi_d_direct_load8(by, dy);
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int a = 0; a < KH; a++) ampi_d_direct_add8(sum[a], v[a], by);
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int a = 0; a + 1 < KH; a++) v[a] = v[a + 1];
     }
 }
@@ -3711,14 +3695,14 @@ template <int KH>
 AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const float (&sum)[KH][8], uint32_t out) {
     const uint32_t weights = d.outs * d.out_step;
     __syncthreads();          /* the last tile has been read */
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (uint32_t k = 0; k < KH * 8; k++) shared[k * blockDim.x + threadIdx.x] = sum[k / 8][k % 8];
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < d.jobs * KH * 8; e += blockDim.x) {
         uint32_t k = e / d.jobs, job = e % d.jobs, o = out + k % 8;
         const float* part = shared + k * blockDim.x + job;
         float v = *part;
-        AMPI_UNROLL4
+        AMPI_D_UNROLL4
         for (uint32_t s = 1; s < d.splits; s++) v = __fadd_rn(v, part[s * d.jobs]);
         if (o < d.outs)
             d.sums[(size_t)blockIdx.x * weights + o * d.out_step + ampi_d_direct_place<KH>(d, job, k / 8)] = v;
@@ -3759,8 +3743,8 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_pr
     const uint32_t taps = (uint32_t)c->taps, along = (uint32_t)z->channels * taps;
     ampi_cuda_direct d;
     memset(&d, 0, sizeof d);
-    d.x = s->b.data; d.w = s->a.data; d.bias = s->bias; d.y = s->c;
-    d.dtype = s->a.dtype; d.bias_dtype = s->bias_dtype; d.y_dtype = s->c_dtype;
+    d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
+    d.dtype = s->a.dtype; d.bias_dtype = s->c.bias_dtype; d.y_dtype = s->c.dtype;
     d.n = (uint32_t)z->n;
     d.channels = (uint32_t)(turned ? z->out_channels : z->channels);
     d.outs = (uint32_t)(turned ? z->channels : z->out_channels);
@@ -3774,7 +3758,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_pr
     d.pad_h = turned ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
     d.pad_w = turned ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
     d.mirrored = turned;
-    d.add = s->beta != 0.0f;
+    d.add = s->c.beta != 0.0f;
     d.out_step = turned ? taps : along;
     d.channel_step = turned ? along : taps;
     return d;
@@ -3912,45 +3896,85 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
     if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)) return 0;
     ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
     d.relu = relu;
-    return part == AMPI_CONV2D_DW ? ampi_cuda_direct_launch_dw(exec, op, &d, s->beta != 0.0f, r)
+    return part == AMPI_CONV2D_DW ? ampi_cuda_direct_launch_dw(exec, op, &d, s->c.beta != 0.0f, r)
                                   : ampi_cuda_direct_launch(exec, op, &d, r);
 }
 
 /* --- the three products ------------------------------------------------------------------------------ */
 
 AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d* c,
-                                        const ampi_product* s, ampi_cuda_conv2d_part part, int relu) {
-    ampi_cuda_batch groups = ampi_cuda_groups(c, part);
+                                        const ampi_convolution* v, ampi_cuda_conv2d_part part, int relu) {
+    const ampi_cuda_batch groups = { v->groups, v->a_group, v->b_group, v->c_group, v->bias_group };
     amp_result r;
-    if (ampi_cuda_try_direct(exec, op, c, s, part, relu, &r)) return r;
-    return ampi_cuda_product_relu(exec, op, s, &groups, relu);
+    if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
+    return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
+}
+/* dw with a row for each output; on the CPU it may be transposed. */
+AMPI_FN void ampi_cuda_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
+    const size_t weights = c->cg * c->taps;
+    ampi_convolution_init(v, c, u, c->og, weights, (size_t)c->s.n * c->out_pixels);
+    v->a = ampi_unfold_dy(c);
+    v->b = ampi_unfold_x(c);
+    v->s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v->a);
+    v->s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v->b);
+    v->s.c.row = weights;
+    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * weights;
+}
+/* The next phase of dx that has pixels, from number *i on; see ampi_conv2d_dx. 0: there is none. */
+AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, size_t* i) {
+    const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
+    const size_t wide = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
+    if (*i == down * wide) return 0;
+    ampi_conv2d_dx(v, c, u, (int)(*i / wide), (int)(*i % wide));
+    *i += 1;
+    return 1;
+}
+/* Where a phase meets no kernel position nothing is added to dx. */
+AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d* c,
+                                       const ampi_conv2d_call* u) {
+    ampi_convolution v;
+    amp_result r = AMP_OK;
+    size_t i = 0;
+    int zero = 0;
+    while (ampi_cuda_conv2d_phase(&v, c, u, &i)) zero |= v.s.k == 0;
+    if (zero && !u->accumulate) r = ampi_cuda_zero(u->y, c->x_count * amp_dtype_size(u->y_dtype), exec);
+    for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, u, &i);)
+        if (v.s.k > 0) r = ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0);
+    return r;
 }
 
+AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
+    return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
+}
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d_call none;
+    ampi_convolution v;
     ampi_conv2d c;
+    size_t most, i = 0;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    size_t groups = (size_t)c.s.groups, n = (size_t)c.s.n;
-    size_t y = ampi_cuda_product_workspace(c.og, n * c.out_pixels, c.cg * c.taps, groups);
-    size_t dx = ampi_cuda_product_workspace(c.cg, n * c.in_pixels, c.og * c.taps, groups);
-    size_t dw = ampi_cuda_product_workspace(c.og, c.cg * c.taps, n * c.out_pixels, groups);
-    size_t db = ampi_cuda_bias_bytes(n, groups * c.og, c.out_pixels), direct = ampi_cuda_direct_workspace(&c);
-    return ampi_max_size(ampi_max_size(ampi_max_size(y, dx), ampi_max_size(dw, direct)), db ? db + 16 : 0);
+    memset(&none, 0, sizeof none);
+    ampi_conv2d_y(&v, &c, &none);
+    most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
+    while (ampi_cuda_conv2d_phase(&v, &c, &none, &i)) most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
+    ampi_cuda_conv2d_dw(&v, &c, &none);
+    size_t db = ampi_cuda_bias_bytes((size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
+    return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)), db ? db + 16 : 0);
 }
 
 AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
                                       amp_dtype y_dtype, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
+    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0 };
     ampi_conv2d c;
-    ampi_image images[2];
-    ampi_product s;
+    ampi_convolution v;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
     if (r != AMP_OK) return r;
-    ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-    return ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_Y, relu);
+    ampi_conv2d_y(&v, &c, &call);
+    return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                            const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
@@ -3970,25 +3994,23 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
+    const int add = ampi_adds_params(accumulate), add_x = ampi_adds_input(accumulate);
+    const ampi_conv2d_call of_x = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, add_x };
+    const ampi_conv2d_call of_w = { dy, dy_dtype, x, x_dtype, NULL, AMP_F32, dw, dw_dtype, add };
     ampi_conv2d c;
-    ampi_image images[2];
-    ampi_product s;
+    ampi_convolution v;
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
-    if (r == AMP_OK && dx) {
-        ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        s.beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
-        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DX, 0);
-    }
+    if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx(exec, op, &c, &of_x);
     if (r == AMP_OK && dw) {
-        ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DW, 0);
+        ampi_cuda_conv2d_dw(&v, &c, &of_w);
+        r = ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), (size_t)c.s.n,
-                               (size_t)c.s.out_channels, c.out_pixels);
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, add, (size_t)c.s.n, (size_t)c.s.out_channels,
+                               c.out_pixels);
 }
 
 /* ======================================================================================== */
@@ -4150,12 +4172,12 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips(amp
     ampi_ptx_grid_wait();
     for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G], y[G];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int r = 0; r < K; r++) ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (int k = 0; k < K * K; k++) {
                 const float v = x[k / K][g * K + k % K];
                 y[g] = q.p.max ? ampi_pool_max(y[g], v) : y[g] + v;
@@ -4267,7 +4289,7 @@ template <int K, int N>
 AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
     int32_t most = ampi_pool_key(x[0][c]);
     int first = 0;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int k = 1; k < K * K; k++) {
         const int32_t key = ampi_pool_key(x[k / K][c + k % K]);
         if (key > most) first = k;
@@ -4281,18 +4303,18 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips_bac
     ampi_ptx_grid_wait();
     for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G] = {}, dy[G];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int r = 0; r < K && q.p.max; r++)
             ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
         ampi_d_load_run(dy, q.dy, q.dyt, (size_t)i * G);
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
             const int first = ampi_d_pool_first(x, g * K);
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (int k = 0; k < K * K; k++) x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
         }
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int r = 0; r < K; r++) ampi_d_store_run(q.y, q.yt, ampi_d_strip(q, i, K, G, (uint32_t)r), x[r]);
     }
 }
@@ -4355,13 +4377,13 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     for (size_t q = threadIdx.x; q < eights; q += U * (size_t)AMPI_CUDA_BN_BLOCK) {
         ampi_eight x[U], dy[U];
         size_t i[U], end[U];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int u = 0; u < U; u++) {
             ampi_d_bn_place(s, c, q + (size_t)(u * AMPI_CUDA_BN_BLOCK), &i[u], &end[u]);
             ampi_d_fetch8(x[u], s.x, s.xt, i[u], end[u]);
             if (DY) ampi_d_fetch8(dy[u], s.dy, s.dyt, i[u], end[u]);
         }
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int u = 0; u < U; u++)
             if (i[u] < end[u]) {
                 float v[8], g[8];
@@ -4600,7 +4622,7 @@ template <int T, int KEEP, typename F>
 AMPI_D void ampi_d_eights(size_t d, F f) {
     size_t i = (size_t)(threadIdx.x % T) * 8;
     if (KEEP == 0) for (; i < d; i += (size_t)T * 8) f(0, i);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int k = 0; k < KEEP; k++)
         if (i + (size_t)(k * T * 8) < d) f(k, i + (size_t)(k * T * 8));
 }
@@ -4779,13 +4801,13 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
         AMPI_ROLLED
         for (int half = 0; half < 2; half++) {
             ampi_eight x[2], dy[2];
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS), end = r < last ? (r + 1) * q.d : 0;
                 ampi_d_fetch8(x[u], q.x, q.xt, r * q.d + i, end);
                 ampi_d_fetch8(dy[u], q.dy, q.dyt, r * q.d + i, end);
             }
-            AMPI_UNROLL
+            AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS);
                 float v[8], w[8], mean, invstd;
@@ -4909,7 +4931,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
     ampi_d_begin(f);
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight a[2], b[2];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
             if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
@@ -5260,12 +5282,12 @@ AMPI_D void ampi_d_loss_parts(const ampi_cuda_loss& q, double* shared, F share) 
 AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     double sum = 0.0;
     ampi_eight x[2], target[2];
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int u = 0; u < 2; u++) {
         ampi_d_fetch8(x[u], q.x, q.xt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
         ampi_d_fetch8(target[u], q.target, q.tt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
     }
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int u = 0; u < 2; u++) {
         size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
         float v[8], w[8];
@@ -5339,10 +5361,10 @@ AMPI_D unsigned ampi_d_gapped(unsigned i) { return i + i / 32; }
 /* Elements [start, end) into the tile. */
 AMPI_D void ampi_d_few_fetch(const ampi_cuda_loss& q, size_t start, size_t end, float* tile) {
     ampi_eight r[2];
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < 2; u++)
         ampi_d_fetch8(r[u], q.x, q.xt, start + (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8, end);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned u = 0; u < 2; u++) {
         const unsigned i = (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8;
         float v[8];
@@ -5357,9 +5379,9 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     float max = ampi_float(0xff800000u);
     double sum = 0.0, total = 0.0;
     if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (unsigned j = 0; j < d; j++) max = ampi_d_larger(max, tile[ampi_d_gapped(i + j)]);
-    AMPI_UNROLL4
+    AMPI_D_UNROLL4
     for (unsigned j = 0; j < d; j++) sum += (double)ampi_exp(1, tile[ampi_d_gapped(i + j)] - max);
     for (unsigned j = 0; q.smoothing > 0.0f && j < d; j++) total += (double)tile[ampi_d_gapped(i + j)];
     return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
@@ -5822,14 +5844,14 @@ typedef struct ampi_cuda_scaler_core {
 
 AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler_block* b) {
     uint4 w[(sizeof c + 15) / 16];          /* the last may hold a part of the info, too */
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; k < sizeof w / 16; k++) w[k] = ((const uint4*)(const void*)b)[k];
     memcpy(&c, w, sizeof c);
 }
 AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_state& state) {
     uint4 w[sizeof state / 16];
     memcpy(w, &state, sizeof state);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; k < sizeof state / 16; k++) ((uint4*)(void*)b)[k] = w[k];
 }
 
@@ -5954,7 +5976,7 @@ typedef struct ampi_cuda_look_shared {
    above `last` makes the difference negative, and its sign bit stays in s.over. */
 AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last) {
     double part[4] = { 0.0, 0.0, 0.0, 0.0 };
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t half = r.w[j / 2] >> (16 * (j & 1)) & 0xffffu;
         uint32_t magnitude = t == AMP_F32 ? r.w[j] & 0x7fffffffu : half & 0x7fffu;
@@ -6052,7 +6074,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
     const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31) && s.least >= exact - 1);
     if (threadIdx.x % 32 == 0) a.src.moved[c * AMPI_CUDA_PARTS + threadIdx.x / 32] = (uint8_t)moves;
     if (!moves) return;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
         ampi_d_scale8(r[k], x.dtype, v.inverse);
         ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
@@ -6069,11 +6091,11 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, const 
     ampi_eight r[2], sum[2];
     s.over = 0;
     s.least = ~0u;
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, v.x_dtype, at + k * apart, v.n);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; sums && k < 2; k++) ampi_d_fetch8(sum[k], v.y, v.y_dtype, at + k * apart, v.n);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
         if (sums) ampi_d_sum8_stored(sum[k], v.y_dtype, r[k], v.x_dtype, v.inverse);
         ampi_d_look8(s, sums ? sum[k] : r[k], sums ? v.y_dtype : v.x_dtype, v.last);
@@ -6119,10 +6141,10 @@ AMPI_D double ampi_d_look_total(const volatile double* all, double* shared) {
     AMPI_ROLLED
     for (unsigned b = threadIdx.x; b < gridDim.x; b += 4 * AMPI_CUDA_BLOCK) {
         double part[4] = { 0.0, 0.0, 0.0, 0.0 };
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (unsigned k = 0; k < 4; k++)
             if (b + k * AMPI_CUDA_BLOCK < gridDim.x) part[k] = all[b + k * AMPI_CUDA_BLOCK];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (unsigned k = 0; k < 4; k++) sum[0] += part[k];
     }
     ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
@@ -6252,10 +6274,10 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     for (unsigned todo = __ballot_sync(0xffffffffu, left); todo != 0; todo &= todo - 1) {
         const ampi_cuda_chunk x = l.chunks[first + (unsigned)__ffs((int)todo) - 1];
         ampi_eight r[2];
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (unsigned k = 0; k < 2; k++)
             ampi_d_fetch8(r[k], x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n);
-        AMPI_UNROLL
+        AMPI_D_UNROLL
         for (unsigned k = 0; k < 2; k++) {
             ampi_d_scale8(r[k], x.dtype, factor);
             ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
@@ -6750,7 +6772,7 @@ AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size
    direction in g. */
 template <int KIND>
 AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (size_t j = 0; j < 4; j++) {
         if (KIND == AMPI_UPDATE_SGD) ampi_sgd_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
         if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
@@ -6796,9 +6818,9 @@ template <int KIND>
 AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
     const size_t apart = 4 * AMPI_CUDA_BLOCK;
     ampi_four_set s[2];
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, true>(s[j], k.p, i + (size_t)j * apart, n);
-    AMPI_UNROLL
+    AMPI_D_UNROLL
     for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, true>(s[j], k, i + (size_t)j * apart, n);
 }
 

@@ -96,20 +96,10 @@ small_stack_unoptimised() { # KB, compiler, tests
 step "a stack of 128 KB" small_stack 128 build/impl.o ops conv gemm model
 step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$CC" ops conv gemm model
 if have clang; then step "a stack of 192 KB in clang's" small_stack_unoptimised 192 clang conv gemm; fi
-stack_blocks() { # as optimised builds have them, and others
-    for level in 0 1; do
-        $CC -std=c99 -O$level $LEAN tests/stack_blocks.c -o $out/blocks -lm || return 1
-        for isa in scalar avx2 avx512 avx512_bf16; do AMP_ISA=$isa $out/blocks || return 1; done
-    done
-}
-step "blocks of products without a workspace fit the stack" stack_blocks
 step "AMP_ISA=scalar" env AMP_ISA=scalar make -s test CC="$CC"
 if grep -q avx512bw /proc/cpuinfo 2> /dev/null; then step "AMP_ISA=avx2" env AMP_ISA=avx2 make -s test CC="$CC"; fi
 unit_in_c() { # the code for a matrix unit where there is none
-    for t in gemm conv; do
-        $CC -std=c99 -O2 -mfma -ffp-contract=off tests/test_$t.c tests/impl_amx.c -o $out/unit_$t -lm &&
-        AMP_ISA=avx512 $out/unit_$t || return 1
-    done
+    $CC -std=c99 -O2 -mfma -ffp-contract=off tests/test_gemm.c tests/impl_amx.c -o $out/unit -lm && AMP_ISA=avx512 $out/unit
 }
 if grep -q avx512_bf16 /proc/cpuinfo 2> /dev/null && ! grep -q amx_bf16 /proc/cpuinfo; then
     step "a matrix unit in plain C" unit_in_c
@@ -194,8 +184,9 @@ two_static_copies() {
     $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -Dmain=other -c tests/compile.c -o $out/b.o &&
     $CC $out/a.o $out/b.o -o $out/two -lm && $out/two
 }
-# The header's own table of option macros, as flags; AMP_DEF needs a value.
-options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z0-9_]*\) .*/\1/p' amp.h | sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/')
+# The header's own table of option macros, as flags; some need a value.
+options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z0-9_]*\) .*/\1/p' amp.h |
+    sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/; s/^AMP_SELF$/AMP_SELF="amp.h"/')
 every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_STATIC
     compile_run "$1" -std=c99 -O1 -Wc++-compat $(printf '%s\n' "$options" | sed '/^AMP_DEF/d; s/^/-D/')
 }

@@ -27,12 +27,15 @@ awk -v minimum="$minimum" -v absent="$absent" -F: '                  # count:lin
         }
         in_unit = 0; text = ""
     }
+    /^-+$/ { dashes = 1; next }                     # the same lines again, once for each copy of a function
+    dashes { dashes = 0; copy = /^[A-Za-z_][A-Za-z0-9_.]*:$/ }
+    copy { next }
     { count = $1; line = $2 + 0; source = substr($0, length($1) + length($2) + 3); gsub(/ /, "", count) }
     line == 0 && source ~ /^Source:/ { judge(); ours = source ~ /amp\.h$/ }
     !ours || line == 0 { next }
     source ~ /^(AMP_DEF|AMPI_|#define|static|typedef)/ { judge() }
     source ~ /^[A-Za-z].*\(/ && source !~ /;$/ {
-        name = source; sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); if (source ~ /^ *AMPI_KERNEL/) name = "AMPI_KERNEL"
+        name = source; sub(/AMPI_K\(/, "", name); sub(/[()].*/, "", name); sub(/.*[ *]/, "", name)
     }
     { text = text source }
     count ~ /^[0-9#]/ { k = ++in_unit; unit_count[k] = count; unit_name[k] = name; unit_line[k] = line }

@@ -190,6 +190,14 @@ HELPER __m512i shuffled_fours(__mmask16 m, __m512i a, __m512i b, int how) {
     LANES(16, ints, (k < 8 ? &x : &y)->ints[4 * (how >> 2 * (k / 4) & 3) + k % 4]);
     return r.i;
 }
+HELPER __m512 mixed_floats(__mmask16 m, __m512 a, __m512 b, int how) {
+    lanes x, y, r;
+    int k;
+    x.f = a;
+    y.f = b;
+    LANES(16, ints, (k % 4 < 2 ? &x : &y)->ints[k / 4 * 4 + (how >> 2 * (k % 4) & 3)]);
+    return r.f;
+}
 HELPER float first_float(__m512 a) {
     lanes x;
     x.f = a;
@@ -205,35 +213,10 @@ HELPER float first_float(__m512 a) {
 #define _mm512_maskz_extractf32x8_ps half_of
 #define _mm512_maskz_alignr_epi32 shifted_lanes
 #define _mm512_maskz_shuffle_i32x4 shuffled_fours
+#define _mm512_maskz_shuffle_ps mixed_floats
 #define _mm512_maskz_shuffle_f32x4(m, a, b, how) \
     _mm512_castsi512_ps(shuffled_fours(m, _mm512_castps_si512(a), _mm512_castps_si512(b), how))
 #define _mm512_cvtss_f32 first_float
-
-/* vdpbf16ps: an fma of the high halves, one of the low ones; subnormal numbers are zeros, of the same sign. */
-#define QUICK HELPER __attribute__((optimize("O2")))     /* most of what products spend */
-QUICK float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
-QUICK float number(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return flushed(x);
-}
-QUICK __m512 add_pairs(__m512 sum, __m512 a, __m512 b) {
-    lanes x, y, r;
-    int k;
-    r.f = sum;
-    x.f = a;
-    y.f = b;
-    for (k = 0; k < 16; k++) {
-        const uint32_t top = 0xffff0000u, a_pair = x.ints[k], b_pair = y.ints[k];
-        const float high = flushed(fmaf(number(a_pair & top), number(b_pair & top), flushed(r.floats[k])));
-        r.floats[k] = flushed(fmaf(number(a_pair << 16), number(b_pair << 16), high));
-    }
-    return r.f;
-}
-#undef __m512bh
-#undef _mm512_dpbf16_ps
-#define __m512bh __m512
-#define _mm512_dpbf16_ps add_pairs
 
 #define AMP_IMPLEMENTATION
 #include "amp.h"

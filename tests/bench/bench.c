@@ -9,9 +9,8 @@
      bench first                  seconds of the first matrix product of the process, and of a second one
 
    A type with "-fast" behind it runs with AMP_SUMS_FAST; without a matrix unit there are no such lines.
-   The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use (avx512_bf16: of vdpbf16ps
-   where the type is bf16), in bursts between calls of the case, so at the clock that the processor holds under its load;
-   that of the rest a pass over arrays of the same
+   The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use, in bursts between calls of
+   the case, so at the clock that the processor holds under its load; that of the rest a pass over arrays of the same
    sizes that only reads, writes (through the caches or past them), or does both, in the fastest of a few orders. Both
    use as many threads as the case. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
@@ -242,11 +241,6 @@ LIMITS(avx512, AMPI_TARGET_AVX512, 16, 64)
 #if AMPI_NEON
 LIMITS(neon, , 4, 16)
 #endif
-#if AMPI_PAIRS
-/* vdpbf16ps makes two multiplications and additions in each lane. */
-#define PAIRS(x, a, b) _mm512_dpbf16_ps(x, (__m512bh)(a), (__m512bh)(b))
-FMAS(pairs, avx512, AMPI_TARGET_PAIRS, 16, PAIRS)
-#endif
 
 /* Writes past the caches, where the processor can. */
 static NOINLINE void write_past(char* data, size_t bytes, int pages) {
@@ -269,10 +263,6 @@ typedef struct limit_kernels {
 } limit_kernels;
 static limit_kernels limits(void) {
     const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar, pass_pages_scalar }, LANES_scalar };
-#if AMPI_PAIRS
-    const limit_kernels pairs = { fmas_pairs, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, 2 * LANES_avx512 };
-    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16 && now_open.type == AMP_BF16) return pairs;
-#endif
 #if AMPI_X86
     const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2, pass_pages_avx2 }, LANES_avx2 };
     const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, LANES_avx512 };

@@ -231,13 +231,30 @@ static void test_single_gradients() {
         }
 }
 
-/* Infinities and NaN. */
+/* Infinities and NaN. Weights that the stride keeps from a pixel of dx are not multiplied by zeros. */
 static void test_special_values() {
-    static const int PLAIN[2] = { 0, 7 };
-    for (unsigned t = 0; t < 6; t++) {
-        Conv c(shape_of(SHAPES[PLAIN[t % 2]]), { TYPES[t / 2], TYPES[t / 2], TYPES[t % 3] }, SPECIAL);
+    static const int WHICH[4] = { 0, 7, 2, 4 };
+    for (unsigned t = 0; t < 12; t++) {
+        Conv c(shape_of(SHAPES[WHICH[t % 4]]), { TYPES[t / 4], TYPES[t / 4], TYPES[t % 3] }, SPECIAL);
         check_bits(c, 3, 0, true, 0);
     }
+}
+
+/* dx is a product for each phase of its pixels that meets a kernel position; for the others it becomes 0, or stays. */
+static void test_phases() {
+    static const struct { int shape, products; } CASES[] = { { 0, 1 }, { 2, 4 }, { 4, 1 }, { 9, 1 }, { 14, 2 } };
+    for (auto& q : CASES)
+        for (int accumulate : { 0, (int)AMP_ACCUMULATE_INPUT }) {
+            Conv c(shape_of(SHAPES[q.shape]), { AMP_F32, AMP_F32, AMP_F32 }, WHOLE);
+            c.dx.fill(c.z.x, WHOLE);
+            c.dx.upload();
+            const long before = launches();
+            CHECK(c.backward(1, accumulate, nullptr) == AMP_OK);
+            CHECK_MSG(launched(before, q.products), "%ld of %s", launches() - before, describe(c));
+            CHECK(amp_cuda_synchronize(nullptr) == AMP_OK);
+            c.cpu(false, 1, accumulate);
+            check_array(c.dx, c.dx.host, "dx", c);
+        }
 }
 
 /* None, too little, exactly enough (its memory ends there), misaligned. */
@@ -286,6 +303,10 @@ static void test_plain_kernels() {
     for (unsigned i = 0; i < SHAPE_COUNT; i += 2) {
         Conv c(shape_of(SHAPES[i]), MIXES[i / 2 % 3], ANY);
         check_bits(c, on_tensor_cores(c.t.act, c.t.act) ? 1 : 3, 0, true, 0);
+    }
+    for (unsigned i = 0; i < SHAPE_COUNT && !on_tensor_cores(AMP_BF16, AMP_BF16); i += 2) {
+        Conv c(shape_of(SHAPES[i]), { AMP_BF16, AMP_BF16, AMP_F32 }, ANY);
+        check_bits(c, 3, 0, true, 0);
     }
 }
 
@@ -695,6 +716,7 @@ int main() {
     TEST(test_defaults);
     TEST(test_single_gradients);
     TEST(test_special_values);
+    TEST(test_phases);
     TEST(test_workspace);
     TEST(test_many_pixels);
     TEST(test_plain_kernels);
