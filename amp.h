@@ -3605,8 +3605,8 @@ typedef struct ampi_unfold {
     size_t elements;                   /* of the whole source, from data on */
 } ampi_unfold;
 
-/* An operand op(X) of a product, as runs of neighbours in memory. Along k a run is a row of op(A) or a column of op(B);
-   otherwise it is what all rows of op(A), or all columns of op(B), have for one k. */
+/* An operand op(X) of a product, as runs of neighbours in memory. If along_k, a run is a row of op(A) or a column of
+   op(B), and k changes along it. Otherwise a run is a column of op(A) or a row of op(B), at one k. */
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
@@ -3614,7 +3614,7 @@ typedef struct ampi_operand {
     size_t      ld;                    /* a matrix: elements from one run to the next */
     const ampi_unfold* image;          /* not NULL: run r is row r of this */
     /* Weights of an input gradient, taps > 0: run c is, output by output, the weights of channel c at the kernel
-       positions in use. */
+       positions in use. next_h, next_w, output: elements from one kernel row, kernel column, output to the next. */
     size_t      taps, taps_w, next_h, next_w, output;
 } ampi_operand;
 
@@ -3643,8 +3643,9 @@ typedef struct ampi_product {
    vdpbf16ps, which adds that product first, or for the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* The blocking of a product, in BLIS's terms: kc deep panels, macro-tiles of mc x nc; the sums of `tall` x nc wait in
-   scratch memory between blocks of k. line: floats for packing; `staged`: B is an image that is staged for it. */
+/* The blocking of a product, in BLIS's terms: kc deep panels, macro-tiles of mc x nc. If k needs several blocks, the
+   sums of `tall` rows x nc columns stay in scratch memory from one block to the next. line: floats for packing.
+   `staged`: B is an image that is staged for packing. */
 typedef struct ampi_blocks { size_t mc, nc, kc, tall, line; int staged; } ampi_blocks;
 
 /* What a pass offers. mr x nr: the micro-tile. */
@@ -3665,7 +3666,7 @@ typedef struct ampi_kernels {
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-enum { AMPI_LANES = 16,
+enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
        AMPI_FEW_ROWS = 16,             /* so few rows of A that B is not packed for them */
        AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
        AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
@@ -3703,11 +3704,12 @@ AMPI_FN ampi_stage ampi_stage_of(const ampi_unfold* g) {
     d.line = ampi_round_up(d.pitch, AMPI_LANES) + AMPI_PAD;
     return d;
 }
-/* Lines of a plane that n neighbouring columns of an unfolded image can meet, and floats for packing them. */
+/* Lines of a source plane that n neighbouring columns of an unfolded image can meet. */
 AMPI_FN size_t ampi_image_lines(const ampi_unfold* g, size_t n) {
     const ampi_stage d = ampi_stage_of(g);
     return ampi_min_size((n + g->cols - 2) / g->cols, g->rows - 1) * (size_t)g->step_h + d.span;
 }
+/* Floats that packing k rows x n columns of an unfolded image takes: copied rows, staged lines, a line to sort in. */
 AMPI_FN size_t ampi_image_floats(const ampi_unfold* g, size_t k, size_t n) {
     const ampi_stage d = ampi_stage_of(g);
     return ampi_min_size(k, g->taps) * (n + 2 * AMPI_PAD) + (ampi_image_lines(g, n) + 1) * d.pitch + 3 * AMPI_PAD;
@@ -3836,6 +3838,7 @@ AMPI_LANES_FN __m256 AMPI_K(clean_half)(__m256 x) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
     return AMPI_K(make)(AMPI_K(clean_half)(x.lo), AMPI_K(clean_half)(x.hi));
 }
+/* dst[j][i] = src[i][j], 8 x 8; ldd counts floats, step bytes. */
 AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step, amp_dtype type) {
     __m256 r[8], t[8];
     int i;
@@ -3913,15 +3916,16 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z
     return _mm512_fmadd_ps(x, y, z);
 }
 #if AMPI_PAIRS
-/* Words of two vectors of bfloat16 in FP32, the first in the high halves; and of 32 neighbours in memory. */
+/* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(AMPI_V16 even, AMPI_V16 odd) {
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even),
                                                _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16)));
 }
+/* Words of 32 neighbours in memory, the first of each two in the high half. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_maskz_rol_epi32(AMPI_ALL16, _mm512_loadu_si512(p), 16));
 }
-/* The least magnitude less 1 that is not 0, of 32 numbers and those before. */
+/* The least of `least` and 32 magnitudes less 1: subtracting 1 turns a zero into 0xffff, which is never the least. */
 AMPI_LANES_FN __m512i AMPI_K(lesser)(__m512i least, __m512i x) {
     const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     return _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
@@ -4150,7 +4154,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     else AMPI_K(store)((float*)p, x);
 }
 #ifndef AMPI_PASS_MASKS
-/* The first `count` < 16 lanes; the others are 0, and not stored. */
+/* The first `count` <= 16 lanes; the others are 0, and not stored. */
 AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     float whole[AMPI_LANES] = { 0 };
     memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
@@ -4254,6 +4258,7 @@ AMPI_INLINE_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int e
         AMPI_K(micro_rows)(here, vectors, place, exact, &u);
     }
 }
+/* min(columns, nr) columns, rounded up to whole vectors, whose number becomes a constant here. */
 AMPI_INLINE_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int exact, const AMPI_K(micro_args)* u) {
     (void)exact; (void)columns;
 #if AMPI_PASS_NV == 3
@@ -4265,7 +4270,7 @@ AMPI_INLINE_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int ex
 #endif
     AMPI_K(micro_all)(rows, 1, place, 0, *u);
 }
-/* `columns` up to nr. */
+/* The two places that serve packed panels and direct convolutions. */
 AMPI_KERNEL_FN void AMPI_K(micro_panel)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
     AMPI_K(micro)(rows, columns, AMPI_K(PANEL), exact, u);
 }
@@ -4308,6 +4313,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
             if (two) _tile_stored(1, sums + AMPI_LANES, ld);
         }
 }
+/* Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64 bytes. Each thread has one. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
         1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
@@ -4319,7 +4325,8 @@ AMPI_KERNEL_FN void AMPI_K(micro_table)(size_t rows, size_t columns, int exact, 
     AMPI_K(micro)(rows, columns, AMPI_K(TABLE), exact, u);
 }
 #if AMPI_PASS_MR > 4
-/* Few rows of A (1, 2 or 4) do not pay for packing B: as much of a row of B as registers hold sums for, or less. */
+/* Few rows of A (1, 2 or 4) do not pay for packing B. Rows times vectors of a row of B fill the sums in registers;
+   `narrow` takes a quarter of the vectors, for columns that a wide tile would overrun. Four rows are always narrow. */
 AMPI_INLINE_FN void AMPI_K(micro_few)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
     enum { most = AMPI_K(sums), least = AMPI_K(sums) / 4 };
     if (rows == 4) AMPI_K(micro_tile)(4, least, AMPI_K(ROWS), t, 0, u);
@@ -4410,14 +4417,14 @@ AMPI_LANES_FN float AMPI_K(element)(const void* data, amp_dtype t, size_t i) {
 /* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
 AMPI_KERNEL_FN void AMPI_K(turned_weights)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     size_t row = at % v->taps / v->taps_w, column = at % v->taps % v->taps_w, i;
-    size_t output = at / v->taps * v->output + channel * v->ld;
+    size_t from = at / v->taps * v->output + channel * v->ld;
     for (i = 0; i < count; i++) {
-        dst[i] = AMPI_K(element)(v->data, v->dtype, output + row * v->next_h + column * v->next_w);
+        dst[i] = AMPI_K(element)(v->data, v->dtype, from + row * v->next_h + column * v->next_w);
         if (++column < v->taps_w) continue;
         column = 0;
         if ((++row) * v->taps_w < v->taps) continue;
         row = 0;
-        output += v->output;
+        from += v->output;
     }
 }
 /* Elements [at, at + count) of a run in FP32. Up to 15 floats behind them are written. */
@@ -4514,6 +4521,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, const ampi_operand* b, size_t
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, int staged, size_t k0, size_t k,
                                    size_t j0, size_t n, float* line) {
     size_t j, p;
+    if (k == 0) return;                                     /* B may be NULL then */
     if (staged) { AMPI_K(pack_image)(dst, b, k0, k, j0, n, line); return; }
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         const size_t panel = j / AMPI_K(nr) * AMPI_K(nr), width = AMPI_K(panel_width)(n - panel);
@@ -4600,7 +4608,7 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, s
     size_t r;
     *row_step = a->along_k ? ld : 1;
     *k_step = a->along_k ? 1 : ld;
-    if (in_place) return (const float*)a->data + run0 * ld + at;
+    if (in_place) return k > 0 ? (const float*)a->data + run0 * ld + at : room;
     for (r = 0; r < runs; r++) AMPI_K(run)(room + r * ld, a, run0 + r, at, length);
     return room;
 }
@@ -5885,7 +5893,7 @@ AMPI_FN size_t ampi_direct_floats(const ampi_convolution* v) {
 AMPI_FN size_t ampi_conv2d_shares(const ampi_convolution* v, size_t tasks) {
     return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), tasks);
 }
-/* Images [from, to) of all groups. */
+/* One share of all pairs of an image and a group. */
 AMPI_FN void ampi_direct_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
                                size_t shares, float* scratch) {
     const size_t tasks = v->groups * v->images;
@@ -6009,7 +6017,7 @@ AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* 
     return 1;
 }
 
-/* dw, some channels of x at a time, if the kernel's pixels are neighbours and the workspace has room. */
+/* Scratch floats of one share of a weight gradient. */
 AMPI_FN size_t ampi_weight_gradient_floats(const ampi_conv2d* c) {
     const ampi_unfold x = ampi_unfold_x(c);
     return ampi_round_up(ampi_kernels_stage_of(&x, c->og).floats, AMPI_LANES);
@@ -6024,6 +6032,7 @@ AMPI_FN void ampi_weight_gradient_share(const ampi_kernels* g, const ampi_convol
     }
     ampi_clear_upper();
 }
+/* dw, some channels of x at a time, if the kernel's pixels are neighbours and the workspace has room. */
 AMPI_FN int ampi_weight_gradient_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const size_t floats = ampi_weight_gradient_floats(c);
@@ -6076,7 +6085,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
 
 /* --- amp_conv2d ---------------------------------------------------------------------------------- */
 
-/* Floats with which one of the above runs at full speed. */
+/* Floats of workspace for the fastest way to y, or to one phase of dx. */
 AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
     const size_t product = amp_gemm_workspace(v->s.m, v->s.n, v->s.k) / sizeof(float);
     const size_t shares = ampi_conv2d_shares(v, v->groups * v->images);
@@ -6590,7 +6599,6 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
    kernels work on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that. Sums
    use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
    added up in one fixed tree; products of two floats are exact in double. */
-enum { AMPI_TILE = 1024 };
 
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
