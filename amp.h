@@ -5823,7 +5823,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->s.a.next_h = (size_t)ph.next * kernel_w; v->s.a.next_w = (size_t)pw.next;
     v->s.a.output = c->cg * c->taps;
     v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
-    dx->data = (char*)u->y + ((size_t)h * width + (size_t)w) * ampi_type_size(u->y_dtype);
+    if (u->y) dx->data = (char*)u->y + ((size_t)h * width + (size_t)w) * ampi_type_size(u->y_dtype);
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
     dx->part = ph.pixels * pw.pixels;
     dx->cols = c->s.stride_h == 1 && c->s.stride_w == 1 ? dx->part : pw.pixels;
