@@ -1728,8 +1728,7 @@ AMPI_D void ampi_d_epilogue8(float (&v)[8], int f) {
 }
 
 /* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then fused. */
-AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
-    ampi_cuda_place c = ampi_d_place(p, z, i, j);
+AMPI_D void ampi_d_finish8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z, size_t i, float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
         v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f) : __fmul_rn(p.alpha, ampi_clean_nan(v[l]));
@@ -1738,12 +1737,15 @@ AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_
         for (int l = 0; l < 8; l++) v[l] = ampi_fma(1, p.beta, add[l], v[l]);
     }
     if (p.bias) {
-        ampi_d_bias8(add, p, z, i, j);
+        ampi_d_bias8(add, p, z, i, c.j);
         for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], add[l]);
     }
     if (p.epilogue != AMP_CUDA_EPILOGUE_NONE) ampi_d_epilogue8(v, p.epilogue);
     for (int l = 0; l < 8; l++) v[l] = ampi_clean_nan(v[l]);
     ampi_d_c_store8(v, p, c);
+}
+AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
+    ampi_d_finish8_at(p, ampi_d_place(p, z, i, j), z, i, v);
 }
 
 /* Eight sums of product z: into C, or as part of a piece. */
@@ -2333,7 +2335,14 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
     float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-    if (i < p.m && j < p.n) ampi_d_finish8(p, t.z, i, j, v);
+    ampi_cuda_place c;                                 /* of a matrix: this kernel has no images */
+    if (i >= p.m || j >= p.n) return;
+    c.row = t.z * p.c_stride + i * p.ldc;
+    c.j = j;
+    c.at = c.row + j;
+    c.count = p.n - j < 8 ? p.n - j : 8;
+    c.whole = 1;
+    ampi_d_finish8_at(p, c, t.z, i, v);
 }
 /* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
 template <int N>
