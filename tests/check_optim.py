@@ -30,7 +30,7 @@ def load(path):
     lib = ctypes.CDLL(path)
     for name in ("shim_scaler_new", "shim_optimizer_new"):
         getattr(lib, name).restype = ctypes.c_void_p
-    lib.shim_scaler_new.argtypes = [ctypes.c_int] + [ctypes.c_float] * 3 + [ctypes.c_int] * 2
+    lib.shim_scaler_new.argtypes = [ctypes.c_int, ctypes.c_float] + [ctypes.c_double] * 2 + [ctypes.c_int] * 2
     lib.shim_scaler_scale_loss.argtypes = [ctypes.c_void_p, ctypes.c_float]
     lib.shim_scaler_scale_loss.restype = lib.shim_schedule_lr.restype = ctypes.c_float
     for name in ("shim_scaler_update", "shim_scaler_free", "shim_optimizer_free"):
