@@ -3094,12 +3094,6 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, con
     const __m256i words = ampi_bf16_pack_avx2(0, _mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(words, 0xd8));
 }
-/* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
-    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(const void*)src));
-    return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
-                                                        0x0302808001008080));
-}
 /* NaNs become quiet. The quarters change places, because unpacking works within the halves of a register. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
     const __m256i zero = _mm256_setzero_si256(), quiet = _mm256_set1_epi16(0x40);
@@ -3575,10 +3569,9 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 #define AMPI_V16 AMPI_K(v16)
-/* A kernel, an operation on vectors, and a function that must be inlined for its constant arguments. */
+/* A kernel; and an operation on vectors, or a function whose arguments are constants where it is called. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
-#define AMPI_INLINE_FN AMPI_PASS_TARGET AMPI_VECTOR
 #if defined(__clang__)
   #define AMPI_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__) && !defined(__TINYC__)
@@ -4169,6 +4162,12 @@ AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t 
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
     return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
 }
+/* One element, widened. */
+AMPI_LANES_FN float AMPI_K(element)(const void* data, amp_dtype t, size_t i) {
+    const uint16_t* low = (const uint16_t*)data;
+    if (t == AMP_F32) return ((const float*)data)[i];
+    return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : (uint32_t)low[i] << 16);
+}
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
     const size_t size = t == AMP_F32 ? 4 : 2;
@@ -4197,7 +4196,7 @@ typedef struct AMPI_K(micro_args) {
 } AMPI_K(micro_args);
 enum { AMPI_K(sums) = AMPI_PASS_MR * (AMPI_PASS_NV > 1 ? 2 : 1) };      /* vectors of sums in registers */
 /* rows, vectors, place, type (of b, if it is in ROWS) and exact are constants where it is called. */
-AMPI_INLINE_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dtype type, int exact,
+AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dtype type, int exact,
                                        const AMPI_K(micro_args)* u) {
     AMPI_V16 acc[AMPI_K(sums)];
     const float *a = u->a, *floats = (const float*)u->b;
@@ -4206,16 +4205,19 @@ AMPI_INLINE_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dty
     const size_t size = type == AMP_F32 ? 4 : 2;
     size_t p;
     int i, j;
-    AMPI_UNROLL for (i = 0; i < rows; i++) AMPI_UNROLL for (j = 0; j < vectors; j++) acc[i * vectors + j] =
-        u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
+    AMPI_UNROLL for (i = 0; i < rows; i++)
+        AMPI_UNROLL for (j = 0; j < vectors; j++)
+            acc[i * vectors + j] = u->first ? AMPI_K(zero)()
+                                            : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
     for (p = 0; p < k; p++, a += k_step, b += b_next * size, floats += AMPI_LANES * vectors) {
         const float* row = place == AMPI_K(TABLE) ? (const float*)u->b + u->at[p] : floats;
         AMPI_V16 x[AMPI_K(sums)];
-        if (place != AMPI_K(ROWS) || rows > 1)
-            AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] =
-                place == AMPI_K(ROWS)
-                    ? AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type)
-                    : AMPI_K(load)(row + (size_t)j * (place == AMPI_K(TABLE) ? b_next : (size_t)AMPI_LANES));
+        if (place != AMPI_K(ROWS))
+            AMPI_UNROLL for (j = 0; j < vectors; j++)
+                x[j] = AMPI_K(load)(row + (size_t)j * (place == AMPI_K(TABLE) ? b_next : (size_t)AMPI_LANES));
+        else if (rows > 1)
+            AMPI_UNROLL for (j = 0; j < vectors; j++)
+                x[j] = AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[(size_t)i * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
@@ -4231,7 +4233,7 @@ AMPI_INLINE_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dty
 }
 #define AMPI_ROWS(r) case r: AMPI_K(micro_tile)(r, vectors, place, AMP_F32, exact, u); break;
 /* Up to as many rows as there are sums for. */
-AMPI_INLINE_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int exact, const AMPI_K(micro_args)* u) {
+AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int exact, const AMPI_K(micro_args)* u) {
     switch (rows) {
         AMPI_ROWS(1) AMPI_ROWS(2) AMPI_ROWS(3) AMPI_ROWS(4)
 #if AMPI_PASS_MR > 4
@@ -4249,7 +4251,7 @@ AMPI_INLINE_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int 
 }
 #undef AMPI_ROWS
 /* Any number of rows, in micro-tiles of about the same height. */
-AMPI_INLINE_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
+AMPI_LANES_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
     const size_t most = ampi_min_size((size_t)AMPI_K(sums) / (size_t)vectors, AMPI_PASS_MR);
     const size_t each = ampi_div_up(rows, ampi_div_up(rows, most));
     size_t here;
@@ -4259,27 +4261,26 @@ AMPI_INLINE_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int e
     }
 }
 /* min(columns, nr) columns, rounded up to whole vectors, whose number becomes a constant here. */
-AMPI_INLINE_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int exact, const AMPI_K(micro_args)* u) {
-    (void)exact; (void)columns;
+AMPI_LANES_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int exact, const AMPI_K(micro_args)* u) {
 #if AMPI_PASS_NV == 3
-    if (columns > 2 * AMPI_LANES) { AMPI_K(micro_all)(rows, 3, place, 0, *u); return; }
-    if (columns > AMPI_LANES) { AMPI_K(micro_all)(rows, 2, place, 0, *u); return; }
+    if (columns > 2 * AMPI_LANES) { AMPI_K(micro_all)(rows, 3, place, exact, *u); return; }
+    if (columns > AMPI_LANES) { AMPI_K(micro_all)(rows, 2, place, exact, *u); return; }
 #endif
-#if AMPI_PASS_EXACT
-    if (exact) { AMPI_K(micro_all)(rows, 1, place, 1, *u); return; }
-#endif
-    AMPI_K(micro_all)(rows, 1, place, 0, *u);
+    (void)columns;
+    AMPI_K(micro_all)(rows, 1, place, exact, *u);
 }
-/* The two places that serve packed panels and direct convolutions. */
+/* B from packed panels, B through a table, and, where k, a and b count words, B from panels of pairs. */
 AMPI_KERNEL_FN void AMPI_K(micro_panel)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
-    AMPI_K(micro)(rows, columns, AMPI_K(PANEL), exact, u);
+    if (AMPI_PASS_EXACT && exact) AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 1, u);
+    else AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 0, u);
+}
+AMPI_KERNEL_FN void AMPI_K(micro_table)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
+    if (AMPI_PASS_EXACT && exact) AMPI_K(micro)(rows, columns, AMPI_K(TABLE), 1, u);
+    else AMPI_K(micro)(rows, columns, AMPI_K(TABLE), 0, u);
 }
 #if AMPI_PASS_PAIRS
-/* The same of pairs: k, a and b count words. */
 AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    if (columns > 2 * AMPI_LANES) AMPI_K(micro_all)(rows, 3, AMPI_K(PANEL), 2, *u);
-    else if (columns > AMPI_LANES) AMPI_K(micro_all)(rows, 2, AMPI_K(PANEL), 2, *u);
-    else AMPI_K(micro_all)(rows, 1, AMPI_K(PANEL), 2, *u);
+    AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 2, u);
 }
 #endif
 #if AMPI_PASS_PAIRS && AMPI_AMX
@@ -4321,13 +4322,10 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
 }
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
 #endif
-AMPI_KERNEL_FN void AMPI_K(micro_table)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
-    AMPI_K(micro)(rows, columns, AMPI_K(TABLE), exact, u);
-}
 #if AMPI_PASS_MR > 4
 /* Few rows of A (1, 2 or 4) do not pay for packing B. Rows times vectors of a row of B fill the sums in registers;
    `narrow` takes a quarter of the vectors, for columns that a wide tile would overrun. Four rows are always narrow. */
-AMPI_INLINE_FN void AMPI_K(micro_few)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
+AMPI_LANES_FN void AMPI_K(micro_few)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
     enum { most = AMPI_K(sums), least = AMPI_K(sums) / 4 };
     if (rows == 4) AMPI_K(micro_tile)(4, least, AMPI_K(ROWS), t, 0, u);
     else if (rows == 2 && narrow) AMPI_K(micro_tile)(2, least, AMPI_K(ROWS), t, 0, u);
@@ -4361,18 +4359,10 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
     dst += left;
     for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * (size_t)step) {
         const char* src = (const char*)v->data + plane * size;
-        const size_t here = ampi_min_size(inside - i, AMPI_LANES), span = (here - 1) * (size_t)step + 1;
-        float wide[AMPI_LANES * 4];
+        const size_t here = ampi_min_size(inside - i, AMPI_LANES);
         if (step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(dst + i, AMPI_K(load_typed)(src, v->dtype));
         else if (step == 1) AMPI_K(store)(dst + i, AMPI_K(load_part)(src, v->dtype, here));
-        else if (step <= 4) {
-            AMPI_K(widen)(wide, src, v->dtype, span);
-            for (l = 0; l < here; l++) dst[i + l] = wide[l * (size_t)step];
-        } else
-            for (l = 0; l < here; l++) {
-                AMPI_K(store)(wide, AMPI_K(load_part)(src + l * (size_t)step * size, v->dtype, 1));
-                dst[i + l] = wide[0];
-            }
+        else for (l = 0; l < here; l++) dst[i + l] = AMPI_K(element)(src, v->dtype, l * (size_t)step);
     }
     if (left + inside < count) AMPI_K(clear)(dst + inside, count - left - inside);
 }
@@ -4408,12 +4398,6 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, const ampi_operand* v, size_t row
         AMPI_K(source_row)(dst, v, plane, (int64_t)y * g->step_h + off_h, (int64_t)x * g->step_w + off_w, here);
     }
 }
-/* One element, widened. */
-AMPI_LANES_FN float AMPI_K(element)(const void* data, amp_dtype t, size_t i) {
-    const uint16_t* low = (const uint16_t*)data;
-    if (t == AMP_F32) return ((const float*)data)[i];
-    return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : (uint32_t)low[i] << 16);
-}
 /* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
 AMPI_KERNEL_FN void AMPI_K(turned_weights)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     size_t row = at % v->taps / v->taps_w, column = at % v->taps % v->taps_w, i;
@@ -4438,7 +4422,7 @@ AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype 
 /* --- packing -------------------------------------------------------------------------------------------- */
 
 /* Columns of a panel where `left` are left. */
-AMPI_INLINE_FN size_t AMPI_K(panel_width)(size_t left) {
+AMPI_LANES_FN size_t AMPI_K(panel_width)(size_t left) {
     return left >= AMPI_K(nr) ? (size_t)AMPI_K(nr) : ampi_round_up(left, AMPI_LANES);
 }
 /* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart. */
@@ -4475,9 +4459,8 @@ AMPI_LANES_FN void AMPI_K(spread_row)(float* dst, size_t k, size_t p, const void
     for (j = 0; j < n; j += AMPI_K(nr)) {
         const size_t width = AMPI_K(panel_width)(n - j);
         for (i = 0; i < width; i += AMPI_LANES)
-            AMPI_K(store)
-            (dst + j * k + p * width + i,
-             AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
+            AMPI_K(store)(dst + j * k + p * width + i,
+                          AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
     }
 }
 /* Rows [k0, k0 + k) of an unfolded image, columns [j0, j0 + n): channel by channel and image by image, the lines that
@@ -4525,16 +4508,15 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, int staged
     if (staged) { AMPI_K(pack_image)(dst, b, k0, k, j0, n, line); return; }
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         const size_t panel = j / AMPI_K(nr) * AMPI_K(nr), width = AMPI_K(panel_width)(n - panel);
-        AMPI_K(pack_columns)
-        (dst + panel * k + (j - panel), width, b, j0 + j, ampi_min_size(n - j, AMPI_LANES), k0, k, line);
+        AMPI_K(pack_columns)(dst + panel * k + (j - panel), width, b, j0 + j, ampi_min_size(n - j, AMPI_LANES), k0, k,
+                             line);
     }
     for (p = 0; p < k && !b->along_k; p++) {
-        if (b->image) AMPI_K(unfold)(line, b, k0 + p, j0, n);
-        AMPI_K(spread_row)
-        (dst, k, p,
-         b->image ? (const void*)line
-                  : (const char*)b->data + ((k0 + p) * b->ld + j0) * ampi_type_size(b->dtype),
-         b->image ? AMP_F32 : b->dtype, n);
+        const size_t at = ((k0 + p) * b->ld + j0) * ampi_type_size(b->dtype);
+        if (b->image) {
+            AMPI_K(unfold)(line, b, k0 + p, j0, n);
+            AMPI_K(spread_row)(dst, k, p, line, AMP_F32, n);
+        } else AMPI_K(spread_row)(dst, k, p, (const char*)b->data + at, b->dtype, n);
     }
 }
 #if AMPI_PASS_PAIRS
@@ -4585,10 +4567,10 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a_pairs)(float* room, const ampi_operand
             for (l = 0; l < AMPI_LANES; l++) {
                 const size_t q = 2 * (p + l);
                 const uint16_t* run = (const uint16_t*)a->data + (k0 + q) * a->ld + i0 + i;
-                AMPI_K(store)
-                (some[l],
-                 AMPI_K(pair)(q < k ? AMPI_K(load_any)(run, AMP_BF16, rows) : AMPI_K(zero)(),
-                              q + 1 < k ? AMPI_K(load_any)(run + a->ld, AMP_BF16, rows) : AMPI_K(zero)()));
+                AMPI_V16 even = AMPI_K(zero)(), odd = even;
+                if (q < k) even = AMPI_K(load_any)(run, AMP_BF16, rows);
+                if (q + 1 < k) odd = AMPI_K(load_any)(run + a->ld, AMP_BF16, rows);
+                AMPI_K(store)(some[l], AMPI_K(pair)(even, odd));
             }
             AMPI_K(transpose)(room + i * ld + p, ld, some, sizeof some[0], AMP_F32);
         }
@@ -4616,7 +4598,7 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, s
 /* --- the epilogue ------------------------------------------------------------------------------------------ */
 
 /* Whole vectors of neighbouring columns: alpha * sum + bias. t is a constant where it is called. */
-AMPI_INLINE_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums, size_t vectors, AMPI_V16 alpha,
+AMPI_LANES_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums, size_t vectors, AMPI_V16 alpha,
                                         AMPI_V16 bias) {
     const size_t bytes = AMPI_LANES * (t == AMP_F32 ? 4 : 2);
     for (; vectors > 0; vectors--, sums += AMPI_LANES, to += bytes)
@@ -4666,10 +4648,7 @@ AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j,
 }
 /* The bias of row i. Without one -0 is added, which changes nothing. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
-    float one[AMPI_LANES];
-    if (!c->bias || !c->bias_per_row) return AMPI_K(set1)(-0.0f);
-    AMPI_K(store)(one, AMPI_K(load_part)((const char*)c->bias + i * ampi_type_size(c->bias_dtype), c->bias_dtype, 1));
-    return AMPI_K(set1)(one[0]);
+    return AMPI_K(set1)(c->bias && c->bias_per_row ? AMPI_K(element)(c->bias, c->bias_dtype, i) : -0.0f);
 }
 /* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
 AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
@@ -4716,6 +4695,16 @@ AMPI_KERNEL_FN size_t AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t 
     return all;
 }
 #endif
+/* The micro-kernel of the product's form. */
+AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+#if AMPI_PASS_PAIRS
+    if (s->form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_pairs)(rows, columns, u); return; }
+#endif
+#if AMPI_PASS_PAIRS && AMPI_AMX
+    if (s->form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
+#endif
+    AMPI_K(micro_panel)(rows, columns, s->exact, u);
+}
 /* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: ampi_blocks_floats. */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
                                     size_t j0, size_t n, float* scratch) {
@@ -4749,17 +4738,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
                         u.k = ampi_round_up((kc + 1) / 2, AMPI_LANES);
                         u.k_step = 1;
                         u.a = AMPI_K(pack_a_pairs)(scratch, &s->a, i, mc, k0, kc, &u.row_step, line);
-                        for (j = 0; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
-                            u.b = b_block + j * u.k;
-                            if (s->form == AMPI_PAIRS_OF_BF16) AMPI_K(micro_pairs)(mc, nc - j, &u);
-#if AMPI_AMX
-                            else AMPI_K(micro_amx)(mc, nc - j, &u);
-#endif
-                        }
-                        if (k0 + kc == s->k)
-                            AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
-                        continue;
-                    }
+                    } else
 #endif
                     u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &u.row_step, &u.k_step);
 #if AMPI_PASS_MR > 4
@@ -4770,8 +4749,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
                     }
 #endif
                     for (j = done; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
-                        u.b = b_block + (j - done) * kc;
-                        AMPI_K(micro_panel)(mc, nc - j, s->exact, &u);
+                        u.b = b_block + (j - done) * u.k;
+                        AMPI_K(micro_form)(s, mc, nc - j, &u);
                     }
                     if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
                 }
@@ -4883,8 +4862,8 @@ AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channe
                     AMPI_K(widen)(dy + o * u.row_step + i * rows * g->cols,
                                   (const char*)s->a.data + ((n + i) * out->image + o * out->plane + y * g->cols) * size,
                                   s->a.dtype, rows * g->cols);
-                AMPI_K(stage_kernels)
-                (&source, &d, n + i, channel, channels, y, rows, stage + i * rows * d.width * side, line);
+                AMPI_K(stage_kernels)(&source, &d, n + i, channel, channels, y, rows,
+                                      stage + i * rows * d.width * side, line);
             }
             u.at = at; u.b_next = AMPI_LANES; u.ld = d.lanes;
             for (j = 0; j < lanes; j += AMPI_K(nr)) {
@@ -4938,7 +4917,7 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(const ampi_operand* v, const ampi_cha
 }
 /* y[pixel] = sum over the kernel positions of w[tap] * x[pixel + at[tap]], each lane a channel; `pixels` is a constant
    where it is called. */
-AMPI_INLINE_FN void AMPI_K(depthwise_tile)(int pixels, const float* x, size_t step, const float* w, const uint32_t* at,
+AMPI_LANES_FN void AMPI_K(depthwise_tile)(int pixels, const float* x, size_t step, const float* w, const uint32_t* at,
                                            size_t taps, float* y) {
     AMPI_V16 acc[AMPI_PASS_MR];
     size_t t;
@@ -4980,7 +4959,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     AMPI_K(store_tile)(&s->c, channel, channels, image * g->pixels, g->pixels, planes, ld);
 }
 /* sums[tap] += dy[pixel] * x[pixel + at[tap]], pixel after pixel. taps is a constant where it is called. */
-AMPI_INLINE_FN void AMPI_K(depthwise_taps)(int taps, const float* dy, size_t pixels, const float* x, size_t step,
+AMPI_LANES_FN void AMPI_K(depthwise_taps)(int taps, const float* dy, size_t pixels, const float* x, size_t step,
                                            const uint32_t* at, float* sums) {
     AMPI_V16 acc[AMPI_PASS_MR];
     size_t p;
@@ -5138,8 +5117,8 @@ enum { AMPI_KC = 256, AMPI_MC = 96, AMPI_TALL = 768,
 AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, size_t m, size_t n, size_t k,
                                    const ampi_unfold* image, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
-    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES),
-                 tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
+    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
+    const size_t tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
     ampi_blocks b;
     b.kc = ampi_round_up(ampi_div_up(ampi_max_size(k, 1), ampi_div_up(k, kc)), 2 * AMPI_LANES);
     b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
@@ -5303,17 +5282,18 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->c.alpha = 1.0f;
 }
 
-AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
+/* Floats with which a product runs at full speed; image: B, if it is one whose rows are unfolded. */
+AMPI_FN size_t ampi_gemm_floats(size_t m, size_t n, size_t k, const ampi_unfold* image) {
     const ampi_kernels* g = ampi_kernels_now();
+    const ampi_deal d = ampi_deal_of(g, m, n, k);
+    const ampi_blocks b = ampi_deal_blocks(g, &d, m, n, k, image, 0);
+    return d.shares * ampi_blocks_floats(&b, k);
+}
+AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     size_t elements;
-    ampi_deal d;
-    ampi_blocks b;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    d = ampi_deal_of(g, m, n, k);
-    b = ampi_deal_blocks(g, &d, m, n, k, NULL, 0);
-    b.line = ampi_max_size(b.line, AMPI_STAGED);        /* of an image */
-    return d.shares * ampi_blocks_floats(&b, k) * sizeof(float) + 128;
+    return ampi_gemm_floats(m, n, k, NULL) * sizeof(float) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
@@ -6087,7 +6067,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
 
 /* Floats of workspace for the fastest way to y, or to one phase of dx. */
 AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
-    const size_t product = amp_gemm_workspace(v->s.m, v->s.n, v->s.k) / sizeof(float);
+    const size_t product = ampi_gemm_floats(v->s.m, v->s.n, v->s.k, &v->b);
     const size_t shares = ampi_conv2d_shares(v, v->groups * v->images);
     const size_t direct = ampi_is_direct(v) ? shares * ampi_direct_floats(v) : 0;
     const size_t depthwise = ampi_is_depthwise(v)
@@ -6111,7 +6091,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
         }
     ampi_conv2d_dw(&v, &c, &none);
-    floats = ampi_max_size(floats, amp_gemm_workspace(v.s.m, v.s.n, v.s.k) / sizeof(float));
+    floats = ampi_max_size(floats, ampi_gemm_floats(v.s.m, v.s.n, v.s.k, NULL));
     floats = ampi_max_size(floats, ampi_threads() * ampi_weight_gradient_floats(&c));
     if (c.cg == 1 && c.og == 1 && c.s.groups > 1) {
         ampi_conv2d_y(&v, &c, &none);
@@ -6616,8 +6596,6 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
 #define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
 #define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
-#define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
-#define AMPI_V16_ALL ((__mmask16)0xffff)
 #define AMPI_V8_TARGET AMPI_TARGET_AVX2
 #define AMPI_V8_T __m256
 #define AMPI_V8_LANES 8
@@ -6675,7 +6653,6 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
     ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
 #endif
-AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) { memcpy(d, s, n * sizeof *d); }
 
 /* --- operands ---------------------------------------------------------------------------- */
 
@@ -7867,7 +7844,7 @@ AMPI_FN void ampi_pool_quads_max(float* y, const float* x, size_t w, size_t rows
     for (r = 0; r < rows; r++, x += 2 * w, y += n)
         for (i = 0; i < n; i += AMPI_LANES) {
             ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
-            ampi_copy_floats(y + i, q.max, n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
+            memcpy(y + i, q.max, (n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES) * sizeof(float));
         }
 }
 
@@ -7890,8 +7867,8 @@ AMPI_FN void ampi_pool_quads_spread(float* dx, const float* x, const float* g, s
                 down[2 * l] = ampi_float(k[l] & q.c[l]);
                 down[2 * l + 1] = ampi_float(k[l] & q.d[l]);
             }
-            ampi_copy_floats(dx + 2 * i, up, count);
-            ampi_copy_floats(dx + w + 2 * i, down, count);
+            memcpy(dx + 2 * i, up, count * sizeof(float));
+            memcpy(dx + w + 2 * i, down, count * sizeof(float));
             if (i + AMPI_LANES >= n && w > 2 * n) dx[2 * n] = dx[w + 2 * n] = 0.0f;
         }
 }

@@ -103,8 +103,8 @@ TABLE = [
     ("gemm", "AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums)), bias))",
      "AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums)), bias)"),
     ("gemm", "x = AMPI_K(clean_lanes)(AMPI_K(add)(x, bias));", "x = AMPI_K(add)(x, bias);"),
-    ("conv gemm", "if (!c->bias || !c->bias_per_row) return AMPI_K(set1)(-0.0f);",
-     "if (!c->bias || !c->bias_per_row) return AMPI_K(set1)(0.0f);"),
+    ("conv gemm", "AMPI_K(element)(c->bias, c->bias_dtype, i) : -0.0f)",
+     "AMPI_K(element)(c->bias, c->bias_dtype, i) : 0.0f)"),
     ("gemm", "(const char*)c->bias + j * ampi_type_size(", "(const char*)c->bias + 0 * ampi_type_size("),
     ("conv", "const size_t plain = c->column == 1 && c->beta == 0.0f", "const size_t plain = c->beta == 0.0f"),
     ("gemm", "if (all - j < wide) wide = narrow;", ""),
@@ -187,8 +187,8 @@ TABLE = [
     ("ops", "q->b[l] = b & ~(c | d);", "q->b[l] = b & ~c;"),
     ("ops", "m = ampi_select(c, even1[l], m);", ""),
     ("ops", "for (i = 0; i < n; i += AMPI_LANES) {\n            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n"
-     "            ampi_copy_floats(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
-     "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            ampi_copy_floats("),
+     "            memcpy(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
+     "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            memcpy("),
     ("ops", "_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), x, a, _CMP_NLE_UQ", "AMPI_ALL16, x, a, _CMP_GT_OQ"),
     ("ops", "for (i = 0; g && w > 2 * n && i < 2 * rows; i++) out[i * w + 2 * n] = 0.0f;", ";"),
     ("ops", "fill[i] = 2 * i < skip || 2 * i >= skip + count ? ampi_nine_least(t) : 0;", "fill[i] = 0;"),
