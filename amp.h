@@ -5602,12 +5602,11 @@ AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logge
     return AMP_OK;
 }
 
-/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1
-   if the result is no int. */
+/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1 if the
+   padded side is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
-    int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1) - 1;
-    if (room < 0) return 0;
-    return room / stride >= 0x7fffffff ? -1 : (int)(room / stride) + 1;
+    const int64_t padded = (int64_t)size + 2 * (int64_t)pad, room = padded - (int64_t)dilation * (kernel - 1) - 1;
+    return padded > 0x7fffffff ? -1 : room < 0 ? 0 : (int)(room / stride) + 1;
 }
 
 /* a*b*c*d elements of at most 8 bytes, or 0 if that is too many. */
@@ -5636,6 +5635,9 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
                          s->channels, s->out_channels);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
+    if (c->out_h < 0 || c->out_w < 0)
+        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1",
+                         s->height, s->width, s->pad_h, s->pad_w);
     if (c->out_h == 0 || c->out_w == 0)
         return ampi_fail(logger, AMP_ERR_SHAPE,
                          "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
@@ -5645,7 +5647,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     c->og = (size_t)(s->out_channels / s->groups);
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
     c->w_count = ampi_count4(s->out_channels, s->channels / s->groups, s->kernel_h, s->kernel_w);
-    c->y_count = c->out_h < 0 || c->out_w < 0 ? 0 : ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
+    c->y_count = ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
     if (c->x_count == 0 || c->w_count == 0 || c->y_count == 0)
         return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %s has more elements than memory can hold",
                          c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");

@@ -651,6 +651,10 @@ static void test_refused_shapes(void) {
     refuse_shape(shape_of(INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_SHAPE,
                  "conv2d: x has more elements than memory can hold");
     refuse_shape(shape_of(1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: a 5x5 input padded by 2147483647x2147483647 has sides over 2^31 - 1");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 1, 1, 1, INT_MAX - 2, 0, INT_MAX - 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: a 5x5 input padded by 2147483645x0 has sides over 2^31 - 1");
+    refuse_shape(shape_of(1 << 20, 1, 1, 1, 1 << 26, 1, 1, 1, 1, 1000, 1000, 1, 1, 1), AMP_ERR_SHAPE,
                  "conv2d: y has more elements than memory can hold");
     refuse_shape(shape_of(1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1), AMP_ERR_SHAPE,
                  "conv2d: w has more elements than memory can hold");
