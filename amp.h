@@ -597,30 +597,34 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
 /* ======================================================================================== */
 
-/* The operators of a model and their class under O1 and under O2 in the style of PyTorch: X(NAME, "name", O1, O2). At
-   O2 everything is in half but the norms and the losses. At O0 all are FP32, at O3 all but the losses are LOW. What
-   other systems put elsewhere is in AMP_STYLE_RULES. */
-#define AMP_OP_LIST(X)                                                        \
-    X(INPUT,                 "input",                 FOLLOW,  FOLLOW)        \
-    X(CONV2D,                "conv2d",                LOW,     LOW)           \
-    X(LINEAR,                "linear",                LOW,     LOW)           \
-    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW)           \
-    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW)           \
-    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32)          \
-    X(LAYER_NORM,            "layer_norm",            FP32,    FP32)          \
-    X(RELU,                  "relu",                  FOLLOW,  LOW)           \
-    X(GELU,                  "gelu",                  FOLLOW,  LOW)           \
-    X(TANH,                  "tanh",                  FOLLOW,  LOW)           \
-    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW)           \
-    X(SOFTMAX,               "softmax",               FP32,    LOW)           \
-    X(DROPOUT,               "dropout",               FOLLOW,  LOW)           \
-    X(ADD,                   "add",                   PROMOTE, LOW)           \
-    X(CONCAT,                "concat",                PROMOTE, LOW)           \
-    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW)        \
-    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32)          \
-    X(MSE,                   "mse",                   FP32,    FP32)          \
-    X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32)
-#define AMPI_X(name, text, o1, o2) AMP_OP_##name,
+/* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
+   O1, O2: the class under these levels in the style of PyTorch. At O2 everything is in half but the norms and the
+   losses. At O0 all are FP32, at O3 all but the losses are LOW. What other systems put elsewhere is in AMP_STYLE_RULES.
+   kind: MATRIX and NORM have parameters, LOSS is FP32 always and ends its path, DATA has no arithmetic.
+   reads: what of the forward pass the backward pass reads again.
+   shares: where nobody else needs the input, the output may take its memory and the input's gradient that of the
+   output's (BOTH), or only the gradient may (GRAD). */
+#define AMP_OP_LIST(X)                                                                            \
+    X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE)      \
+    X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE)      \
+    X(LINEAR,                "linear",                LOW,     LOW,    MATRIX, INPUT,  NONE)      \
+    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW,    PLAIN,  INPUT,  NONE)      \
+    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW,    PLAIN,  NONE,   NONE)      \
+    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32,   NORM,   INPUT,  GRAD)      \
+    X(LAYER_NORM,            "layer_norm",            FP32,    FP32,   NORM,   INPUT,  NONE)      \
+    X(RELU,                  "relu",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
+    X(GELU,                  "gelu",                  FOLLOW,  LOW,    PLAIN,  INPUT,  GRAD)      \
+    X(TANH,                  "tanh",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
+    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
+    X(SOFTMAX,               "softmax",               FP32,    LOW,    PLAIN,  OUTPUT, NONE)      \
+    X(DROPOUT,               "dropout",               FOLLOW,  LOW,    PLAIN,  NONE,   BOTH)      \
+    X(ADD,                   "add",                   PROMOTE, LOW,    PLAIN,  NONE,   NONE)      \
+    X(CONCAT,                "concat",                PROMOTE, LOW,    PLAIN,  NONE,   NONE)      \
+    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW, DATA,   NONE,   NONE)      \
+    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32,   LOSS,   INPUT,  NONE)      \
+    X(MSE,                   "mse",                   FP32,    FP32,   LOSS,   INPUT,  NONE)      \
+    X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32,   LOSS,   INPUT,  NONE)
+#define AMPI_X(name, ...) AMP_OP_##name,
 typedef enum amp_op { AMP_OP_LIST(AMPI_X) AMP_OP_COUNT, AMPI_OP_MAX = 0x7fffffff } amp_op;
 #undef AMPI_X
 
@@ -12980,15 +12984,35 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>impl-policy                                                                              */
 /* ======================================================================================== */
 
-AMP_DEF const char* amp_op_name(amp_op op) {
-    switch (op) {
-#define AMPI_X(name, text, o1, o2) case AMP_OP_##name: return text;
+/* A row of AMP_OP_LIST. */
+enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
+enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
+enum { AMPI_SHARES_NONE, AMPI_SHARES_GRAD, AMPI_SHARES_BOTH };
+typedef struct ampi_op_row {
+    const char* name;
+    amp_rule o1, o2;
+    int kind, reads, shares;
+} ampi_op_row;
+
+/* The operator of a node that finalize adds: its input in another type. No layer has it, and no rule. */
+#define AMPI_OP_CAST AMP_OP_COUNT
+
+AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
+AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
+    static const ampi_op_row rows[] = {
+#define AMPI_X(name, text, o1, o2, kind, reads, shares) \
+        { text, AMP_RULE_##o1, AMP_RULE_##o2, AMPI_KIND_##kind, AMPI_READS_##reads, AMPI_SHARES_##shares },
         AMP_OP_LIST(AMPI_X)
 #undef AMPI_X
-        case AMP_OP_COUNT: case AMPI_OP_MAX: break;
-    }
-    return "?";
+        { "?", AMP_RULE_FOLLOW, AMP_RULE_FOLLOW, AMPI_KIND_PLAIN, AMPI_READS_NONE, AMPI_SHARES_NONE }    /* cast */
+    };
+    return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
+AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_LOSS; }
+/* No rule of a list applies to it: it passes its input's type on. */
+AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_DATA; }
+
+AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
 
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
     int i;
@@ -13057,28 +13081,11 @@ AMP_DEF const char* amp_reason_name(amp_reason reason) {
     return "?";
 }
 
-AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
-AMPI_FN int ampi_op_is_loss(amp_op op) {
-    return op == AMP_OP_SOFTMAX_CROSS_ENTROPY || op == AMP_OP_MSE || op == AMP_OP_BCE_WITH_LOGITS;
-}
-/* These two only pass their input's type on: no rule of a list applies to them. */
-AMPI_FN int ampi_op_is_transparent(amp_op op) { return op == AMP_OP_INPUT || op == AMP_OP_FLATTEN; }
-
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
-    static const amp_rule o1[] = {
-#define AMPI_X(name, text, o1_rule, o2_rule) AMP_RULE_##o1_rule,
-        AMP_OP_LIST(AMPI_X)
-#undef AMPI_X
-    };
-    static const amp_rule o2[] = {
-#define AMPI_X(name, text, o1_rule, o2_rule) AMP_RULE_##o2_rule,
-        AMP_OP_LIST(AMPI_X)
-#undef AMPI_X
-    };
-    if (ampi_op_is_transparent(op)) return AMP_RULE_FOLLOW;
+    if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
     if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
     if (level == AMP_O3) return AMP_RULE_LOW;
-    return level == AMP_O1 ? o1[op] : o2[op];
+    return level == AMP_O1 ? ampi_op(op)->o1 : ampi_op(op)->o2;
 }
 
 /* Puts what the style has elsewhere. */
@@ -13143,7 +13150,7 @@ AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
                          "policy: give a white or a black list, not both; for more take amp_policy_set_rule");
     for (i = 0; i < d->white_count + d->black_count; i++) {
         amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
-        if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op))
+        if (!ampi_op_is_valid(op) || ampi_op_is_data(op))
             return ampi_fail(d->logger, AMP_ERR_POLICY,
                              "policy: entry %d of the lists is not an operator with a type of its own: %d",
                              i, (int)op);
@@ -13203,7 +13210,7 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
         amp_op op = (amp_op)i;
         int rule = (int)p->rules[i];
         if (rule < 0 || rule > AMP_RULE_GRAY || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
-            || (ampi_op_is_transparent(op) && rule != AMP_RULE_FOLLOW))
+            || (ampi_op_is_data(op) && rule != AMP_RULE_FOLLOW))
             return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)",
                              amp_op_name(op), amp_rule_name(p->rules[i]), rule);
     }
@@ -13212,7 +13219,7 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
 
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
     if (!p) return AMP_ERR_ARGUMENT;
-    if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op) || (int)rule < 0 || (int)rule > AMP_RULE_GRAY
+    if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || (int)rule < 0 || (int)rule > AMP_RULE_GRAY
         || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)) return AMP_ERR_POLICY;
     ampi_policy_put(p, op, rule, AMP_REASON_RULE);
     return AMP_OK;
@@ -16074,7 +16081,6 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
    index. */
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
-    int is_cast;
     uint32_t tag;                 /* in its values, see ampi_value_of */
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
@@ -16832,7 +16838,7 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     if (!n) return;
     if (dtype == AMP_DTYPE_DEFAULT || !ampi_is_compute_dtype(dtype))
         ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
-    else if (ampi_op_is_transparent(n->layer.op))
+    else if (ampi_op_is_data(n->layer.op))
         ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name,
                         amp_op_name(n->layer.op));
     else if (ampi_op_is_loss(n->layer.op) && dtype != AMP_F32)
@@ -16875,8 +16881,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 
 /* Behind flatten: the node whose memory it is. */
 AMPI_FN int ampi_source(const amp_model* m, int node) {
-    while (m->nodes[node].layer.op == AMP_OP_FLATTEN && !m->nodes[node].is_cast)
-        node = m->nodes[node].inputs[0];
+    while (m->nodes[node].layer.op == AMP_OP_FLATTEN) node = m->nodes[node].inputs[0];
     return node;
 }
 
@@ -16888,7 +16893,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->reason = m->policy.reasons[l->op];
     l->compute_dtype = m->policy.low_dtype;
     if (forced != AMP_DTYPE_DEFAULT) l->reason = AMP_REASON_PIN;
-    else if (n->has_region && !ampi_op_is_transparent(l->op) && !ampi_op_is_loss(l->op)) {
+    else if (n->has_region && !ampi_op_is_data(l->op) && !ampi_op_is_loss(l->op)) {
         forced = n->region_dtype;
         l->reason = AMP_REASON_REGION;
     }
@@ -16963,9 +16968,8 @@ AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed)
     int i;
     for (i = m->layer_count; i < m->node_count; i++)
         if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
-    cast = ampi_node_add(m, AMP_OP_FLATTEN, from->channels, from->height, from->width);
+    cast = ampi_node_add(m, AMPI_OP_CAST, from->channels, from->height, from->width);
     if (!cast) return AMPI_NONE;
-    cast->is_cast = 1;
     cast->input_count = 1;
     cast->inputs[0] = cast->reads[0] = source;
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
@@ -17003,7 +17007,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->needs_grad = n->weight != AMPI_NONE;
         for (j = 0; j < n->input_count; j++) {
-            if (n->layer.op != AMP_OP_FLATTEN || n->is_cast) m->nodes[n->reads[j]].users++;
+            if (n->layer.op != AMP_OP_FLATTEN) m->nodes[n->reads[j]].users++;
             if (m->nodes[n->reads[j]].needs_grad) n->needs_grad = 1;
         }
     }
@@ -17021,36 +17025,13 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
 
 /* --- finalize, 3: memory of values --------------------------------------------------------- */
 
-AMPI_FN int ampi_backward_reads_output(amp_op op) {
-    return op == AMP_OP_RELU || op == AMP_OP_TANH || op == AMP_OP_SIGMOID || op == AMP_OP_SOFTMAX;
-}
-AMPI_FN int ampi_backward_reads_input(amp_op op) {
-    return op == AMP_OP_CONV2D || op == AMP_OP_LINEAR || op == AMP_OP_MAX_POOL2D || op == AMP_OP_BATCH_NORM
-        || op == AMP_OP_LAYER_NORM || op == AMP_OP_GELU || ampi_op_is_loss(op);
-}
-AMPI_FN int ampi_is_view(const ampi_node* n) { return n->layer.op == AMP_OP_FLATTEN && !n->is_cast; }
-
-/* The output may take its input's place if nobody else reads the input, now or in the backward pass. */
-AMPI_FN int ampi_can_be_in_place(const amp_model* m, const ampi_node* n) {
-    const ampi_node* in;
-    if (n->is_cast || n->input_count != 1) return 0;
-    if (n->layer.op != AMP_OP_RELU && n->layer.op != AMP_OP_TANH && n->layer.op != AMP_OP_SIGMOID
-        && n->layer.op != AMP_OP_DROPOUT)
-        return 0;
-    in = &m->nodes[n->reads[0]];
-    return in->users == 1 && in->layer.op != AMP_OP_INPUT && in->layer.storage_dtype == n->layer.storage_dtype
-        && (in->is_cast || !ampi_backward_reads_output(in->layer.op));
-}
-/* The gradient of the input may take the place of the output's. */
-AMPI_FN int ampi_can_share_gradient(const amp_model* m, const ampi_node* n) {
-    const ampi_node* in;
-    amp_op op = n->layer.op;
-    if (n->is_cast || n->input_count != 1) return 0;
-    if (op != AMP_OP_RELU && op != AMP_OP_TANH && op != AMP_OP_SIGMOID && op != AMP_OP_GELU
-        && op != AMP_OP_DROPOUT && op != AMP_OP_BATCH_NORM)
-        return 0;
-    in = &m->nodes[n->reads[0]];
-    return in->users == 1 && in->layer.storage_dtype == n->layer.storage_dtype;
+/* May n have the memory of its input, which no other node reads: for the gradient, or even for the output? */
+AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
+    const ampi_node* in = &m->nodes[n->reads[0]];
+    if (ampi_op(n->layer.op)->shares < what || in->users != 1) return 0;
+    if (in->layer.storage_dtype != n->layer.storage_dtype) return 0;
+    return what == AMPI_SHARES_GRAD
+           || (in->layer.op != AMP_OP_INPUT && ampi_op(in->layer.op)->reads != AMPI_READS_OUTPUT);
 }
 
 AMPI_FN void ampi_share_memory(amp_model* m) {
@@ -17058,8 +17039,8 @@ AMPI_FN void ampi_share_memory(amp_model* m) {
     for (i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[node = m->order[i]];
         n->data_root = node;
-        if (ampi_is_view(n)) n->data_root = m->nodes[n->reads[0]].data_root;
-        else if (ampi_can_be_in_place(m, n)) {
+        if (n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
+        else if (ampi_can_share(m, n, AMPI_SHARES_BOTH)) {
             n->data_root = m->nodes[n->reads[0]].data_root;
             n->layer.in_place = 1;
         }
@@ -17067,7 +17048,7 @@ AMPI_FN void ampi_share_memory(amp_model* m) {
     for (i = m->node_count - 1; i >= 0; i--) m->nodes[m->order[i]].grad_root = m->order[i];
     for (i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
-        if (ampi_can_share_gradient(m, n)) m->nodes[n->reads[0]].grad_root = n->grad_root;
+        if (ampi_can_share(m, n, AMPI_SHARES_GRAD)) m->nodes[n->reads[0]].grad_root = n->grad_root;
     }
 }
 
@@ -17086,7 +17067,7 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
 
 /* Whether the backward pass hands a gradient from n to its input j. */
 AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
-    return n->on_loss_path && !ampi_is_view(n) && m->nodes[n->reads[j]].needs_grad;
+    return n->on_loss_path && n->layer.op != AMP_OP_FLATTEN && m->nodes[n->reads[j]].needs_grad;
 }
 
 /* leases: node_count for data, then node_count for gradients, then 2*node_count for second contributions
@@ -17102,15 +17083,15 @@ AMPI_FN void ampi_lease_times(amp_model* m, ampi_lease* leases) {
         int node = m->order[i];
         ampi_node* n = &m->nodes[node];
         ampi_lease* own = &leases[n->data_root];
-        if (ampi_op_is_loss(n->layer.op) && !n->is_cast) own = NULL;
+        if (ampi_op_is_loss(n->layer.op)) own = NULL;
         if (own) ampi_lease_use(own, n->input_count ? i : 0);   /* inputs are filled before the first layer runs */
         if (own && n->data_root == node) own->bytes = ampi_value_bytes(m, n);
-        if (own && n->on_loss_path && !n->is_cast && n->needs_grad && ampi_backward_reads_output(n->layer.op))
+        if (own && n->on_loss_path && n->needs_grad && ampi_op(n->layer.op)->reads == AMPI_READS_OUTPUT)
             ampi_lease_use(own, end - i);
-        for (j = 0; j < n->input_count && !ampi_is_view(n); j++) {
+        for (j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
             ampi_node* in = &m->nodes[n->reads[j]];
             ampi_lease_use(&leases[in->data_root], i);
-            if (n->on_loss_path && n->needs_grad && !n->is_cast && ampi_backward_reads_input(n->layer.op))
+            if (n->on_loss_path && n->needs_grad && ampi_op(n->layer.op)->reads == AMPI_READS_INPUT)
                 ampi_lease_use(&leases[in->data_root], end - i);
             if (!ampi_gives_gradient(m, n, j)) continue;
             ampi_lease_use(&leases[count + in->grad_root], end - i);
@@ -17187,7 +17168,7 @@ AMPI_FN size_t ampi_bias_count(const ampi_node* n) {
     return n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n) : (size_t)n->layer.channels;
 }
 AMPI_FN int ampi_is_norm(const ampi_node* n) {
-    return n->layer.op == AMP_OP_BATCH_NORM || n->layer.op == AMP_OP_LAYER_NORM;
+    return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM;
 }
 
 /* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no
@@ -17862,7 +17843,7 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_n
     const int offered = n->layer.op == AMP_OP_LINEAR   ? m->backend->linear_relu_forward != NULL
                         : n->layer.op == AMP_OP_CONV2D ? m->backend->conv2d_relu_forward != NULL
                                                        : 0;
-    return offered && !m->observed && !n->is_cast && next->layer.op == AMP_OP_RELU && next->layer.in_place
+    return offered && !m->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
            && &m->nodes[next->reads[0]] == n;
 }
 
@@ -17949,8 +17930,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
     size_t count = (size_t)p->n * ampi_features(n);
     amp_pool2d_shape pool = n->pool;
     pool.n = p->n;
-    if (n->is_cast) return m->backend->convert(to, t, from, ft, count, &m->exec);
     switch (n->layer.op) {
+        case AMPI_OP_CAST: return m->backend->convert(to, t, from, ft, count, &m->exec);
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
         case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p, 0);
         case AMP_OP_MAX_POOL2D:
@@ -17966,7 +17947,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
         case AMP_OP_MSE:
         case AMP_OP_BCE_WITH_LOGITS: return ampi_forward_loss(m, n, p);
-        case AMP_OP_COUNT: case AMPI_OP_MAX: break;
+        case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -17990,7 +17971,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
         } else {
             r = ampi_forward_node(m, n, p);
         }
-        if (r == AMP_OK && m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op))
+        if (r == AMP_OK && m->observed && n->layer.op != AMPI_OP_CAST && !ampi_op_is_loss(n->layer.op))
             r = ampi_collect(m, &m->observed[m->order[i]].output, ampi_data(m, n), n->layer.storage_dtype,
                              (size_t)p->n * ampi_features(n));
         if (r != AMP_OK) return r;
@@ -18102,8 +18083,8 @@ AMPI_FN amp_result ampi_backward_simple(amp_model* m, const ampi_node* n, const 
     amp_pool2d_shape pool = n->pool;
     pool.n = p->n;
     if (!dx) return AMP_OK;
-    if (n->is_cast) return m->backend->convert(dx, xt, dy, t, count, &m->exec);
     switch (n->layer.op) {
+        case AMPI_OP_CAST: return m->backend->convert(dx, xt, dy, t, count, &m->exec);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return m->backend->pool2d_backward(&pool, dy, t,
                                                n->layer.op == AMP_OP_MAX_POOL2D ? ampi_data(m, x) : NULL,
@@ -18121,12 +18102,11 @@ AMPI_FN amp_result ampi_backward_simple(amp_model* m, const ampi_node* n, const 
 
 AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
     amp_result r;
-    if (ampi_is_view(n) || n->input_count == 0) return AMP_OK;
+    if (n->layer.op == AMP_OP_FLATTEN || n->input_count == 0) return AMP_OK;
     if (n->input_count == 2) return ampi_backward_pair(m, n, p);
-    if (!n->is_cast && (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR))
-        r = ampi_backward_matrix(m, n, p);
-    else if (!n->is_cast && ampi_is_norm(n)) r = ampi_backward_norm(m, n, p);
-    else if (!n->is_cast && ampi_op_is_loss(n->layer.op)) r = ampi_backward_loss(m, n, p);
+    if (ampi_op(n->layer.op)->kind == AMPI_KIND_MATRIX) r = ampi_backward_matrix(m, n, p);
+    else if (ampi_is_norm(n)) r = ampi_backward_norm(m, n, p);
+    else if (ampi_op_is_loss(n->layer.op)) r = ampi_backward_loss(m, n, p);
     else r = ampi_backward_simple(m, n, p);
     return r == AMP_OK ? ampi_grad_done(m, n, 0, p) : r;
 }
@@ -18137,7 +18117,8 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
         const ampi_node* n = &m->nodes[m->order[i]];
         amp_result r = AMP_OK;
         if (!n->on_loss_path || !n->wants_grad) continue;
-        if (m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op) && !ampi_is_view(n))
+        if (m->observed && n->layer.op != AMPI_OP_CAST && n->layer.op != AMP_OP_FLATTEN
+            && !ampi_op_is_loss(n->layer.op))
             r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n),
                              n->layer.storage_dtype, (size_t)p->n * ampi_features(n));
         if (r == AMP_OK) r = ampi_backward_node(m, n, p);
@@ -18368,13 +18349,14 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
     for (i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
-        const char *what = "", *name = n->is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name;
+        const int is_cast = n->layer.op == AMPI_OP_CAST;
+        const char *what = "", *name = is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name;
         size_t index = 0;
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
         if (n->input_count && ampi_forward_node(m, n, &p) != AMP_OK) return 0;
         if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
         snprintf(sentence, sizeof sentence, "the model produces %s: first in the %s of '%s', element %llu; a lower "
-                 "loss scale does not help", what, n->is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
+                 "loss scale does not help", what, is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
         ampi_blame(m, n, sentence);
         return 1;
     }
