@@ -14502,11 +14502,10 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                    float p, uint64_t seed, uint64_t offset, const uint64_t* position,
-                                    uint64_t stride, const amp_exec* exec) {
-    if (position) offset += *position * stride;
-    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset, exec);
+AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+                                    uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride,
+                                    const amp_exec* exec) {
+    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
 
 AMPI_FN amp_result ampi_cpu_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
@@ -14563,62 +14562,24 @@ AMPI_FN void ampi_cpu_training_abandon(amp_training* t, const amp_exec* exec) {
 
 /* The operators are the public ones themselves. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
-    static const amp_backend cpu = { "cpu",
-                                     0,                           /* asynchronous */
-                                     NULL,                        /* open */
-                                     NULL,                        /* close */
-                                     ampi_cpu_alloc,
-                                     ampi_cpu_free,
-                                     NULL,                        /* reaches */
-                                     ampi_cpu_zero,
-                                     ampi_cpu_copy,
-                                     ampi_cpu_copy,               /* copy_in */
-                                     ampi_cpu_copy,               /* copy_out */
-                                     ampi_cpu_convert,            /* upload */
-                                     ampi_cpu_convert,            /* download */
-                                     ampi_cpu_convert,
-                                     ampi_cpu_load,
-                                     amp_gemm_workspace,
-                                     amp_conv2d_workspace,
-                                     amp_layer_norm_workspace,
-                                     amp_linear_forward,
-                                     amp_linear_backward,
-                                     amp_conv2d_forward,
-                                     amp_conv2d_backward,
-                                     amp_pool2d_forward,
-                                     amp_pool2d_backward,
-                                     amp_batch_norm_forward,
-                                     amp_batch_norm_backward,
-                                     amp_layer_norm_forward,
-                                     amp_layer_norm_backward,
-                                     amp_activation_forward,
-                                     amp_activation_backward,
-                                     amp_softmax_forward,
-                                     amp_softmax_backward,
-                                     ampi_cpu_dropout,
-                                     amp_add_forward,
-                                     amp_concat_forward,
-                                     amp_concat_backward,
-                                     amp_softmax_cross_entropy_forward,
-                                     amp_softmax_cross_entropy_backward,
-                                     amp_mse_forward,
-                                     amp_mse_backward,
-                                     amp_bce_with_logits_forward,
-                                     amp_bce_with_logits_backward,
-                                     ampi_cpu_training_open,
-                                     ampi_cpu_training_close,
-                                     ampi_cpu_training_begin,
-                                     NULL,                        /* training_pass */
-                                     ampi_cpu_training_losses,
-                                     ampi_cpu_training_check,
-                                     ampi_cpu_training_agree,
-                                     ampi_cpu_training_step,
-                                     ampi_cpu_training_read,
-                                     ampi_cpu_training_abandon,
-                                     NULL,                        /* record */
-                                     NULL,                        /* record_end */
-                                     NULL,                        /* linear_relu_forward */
-                                     NULL };                      /* conv2d_relu_forward */
+    static const amp_backend cpu = {
+        "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
+        ampi_cpu_alloc, ampi_cpu_free, NULL /* reaches */, ampi_cpu_zero, ampi_cpu_copy,
+        ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
+        ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert, ampi_cpu_load,
+        amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
+        amp_linear_forward, amp_linear_backward, amp_conv2d_forward, amp_conv2d_backward,
+        amp_pool2d_forward, amp_pool2d_backward,
+        amp_batch_norm_forward, amp_batch_norm_backward, amp_layer_norm_forward, amp_layer_norm_backward,
+        amp_activation_forward, amp_activation_backward, amp_softmax_forward, amp_softmax_backward, ampi_cpu_dropout,
+        amp_add_forward, amp_concat_forward, amp_concat_backward,
+        amp_softmax_cross_entropy_forward, amp_softmax_cross_entropy_backward,
+        amp_mse_forward, amp_mse_backward, amp_bce_with_logits_forward, amp_bce_with_logits_backward,
+        ampi_cpu_training_open, ampi_cpu_training_close, ampi_cpu_training_begin, NULL /* training_pass */,
+        ampi_cpu_training_losses, ampi_cpu_training_check, ampi_cpu_training_agree, ampi_cpu_training_step,
+        ampi_cpu_training_read, ampi_cpu_training_abandon, NULL /* record */, NULL /* record_end */,
+        NULL /* linear_relu_forward */, NULL /* conv2d_relu_forward */
+    };
     return &cpu;
 }
 
@@ -14629,23 +14590,23 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A node is one layer, or one cast that finalize has placed; it makes one value, known by the node's
-   index. */
+/* A node is a layer, or a cast that finalize has placed. It makes one value, known by the node's index. */
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
-    uint32_t tag;                 /* in its values, see ampi_value_of */
+    uint32_t tag;                 /* in its values, see ampi_node_tag */
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
-    int has_region;               /* the innermost region says region_dtype */
     int leads;                    /* 1 = a GRAY operator may be LOW before it */
-    amp_dtype region_dtype, pin_dtype;
+    amp_dtype region_dtype, pin_dtype;    /* of the innermost region, and of amp_pin; 0 = none */
     amp_dtype visible;            /* the type that rules of later layers see */
     int order;                    /* position in the order of execution */
     int users;                    /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
     int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
+    int grad_written;             /* while planning: a consumer has written its gradient */
+    amp_dtype wanted;             /* while planning: the type in which all consumers read it */
     int blamed;                   /* the logger knows that inf or NaN began here */
-    int weight, bias;             /* parameters, or AMPI_NONE */
+    int weight, bias;             /* numbers of the parameters, or AMPI_NONE */
     int group, index;             /* optimizer group; running number of an input or a loss */
     amp_init init;
     size_t fan_in, fan_out;
@@ -14657,32 +14618,20 @@ typedef struct ampi_node {
     size_t stats_offset;          /* norms: floats from the start of the statistics block; inputs: of the constants' */
     amp_reading reading;          /* inputs; and what the model has allocated for it */
     float* constants;
-    /* memory: the node that owns the bytes, and where they are */
-    int data_root, grad_root;
-    size_t data_offset, grad_offset, temp_offset[2];
-    int needs_temp[2], grad_written;
+    int data_root, grad_root;     /* the nodes that own the memory of its value and of the gradient */
 } ampi_node;
 
-/* One allocation of the model. */
-typedef struct ampi_allocation { void* raw; char* base; size_t bytes; int on_host; } ampi_allocation;
+/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
+   backward pass 2*steps-1-i. */
+typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
+
+/* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
+typedef struct ampi_allocation { void* raw; char* base; size_t bytes; } ampi_allocation;
 enum {
-    AMPI_BLOCK_ARENA,
-    AMPI_BLOCK_MASTERS,
-    AMPI_BLOCK_LOW,
-    AMPI_BLOCK_GRADS,
-    AMPI_BLOCK_MOMENTS,
-    AMPI_BLOCK_STATS,
-    AMPI_BLOCK_STATS_SAVED,
-    AMPI_BLOCK_WORKSPACE,
-    AMPI_BLOCK_TARGETS,
-    AMPI_BLOCK_CONSTANTS,
-    AMPI_BLOCK_LOSSES,
-    AMPI_BLOCK_PARAMS,
-    AMPI_BLOCK_NAMES,
-    AMPI_BLOCK_GRAD_LIST,
-    AMPI_BLOCK_ORDER,
-    AMPI_BLOCK_ROW,
-    AMPI_BLOCK_COUNT
+    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_STATS,
+    AMPI_BLOCK_STATS_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_TARGETS, AMPI_BLOCK_CONSTANTS, AMPI_BLOCK_LOSSES,
+    AMPI_BLOCK_HOST, AMPI_BLOCK_PARAMS = AMPI_BLOCK_HOST, AMPI_BLOCK_NAMES, AMPI_BLOCK_GRAD_LIST, AMPI_BLOCK_ROW,
+    AMPI_BLOCK_ORDER, AMPI_BLOCK_LEASES, AMPI_BLOCK_COUNT
 };
 
 struct amp_model {
@@ -14700,14 +14649,14 @@ struct amp_model {
     int region_count;
     ampi_node* nodes;
     int node_count, node_capacity, layer_count;
-    int* order;
     int input_count, loss_count, param_count;
     int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
-    size_t target_offset[AMP_MAX_LOSSES];
-    size_t stats_floats;
+    int* order;                   /* from here on four of these blocks: nodes in the order of execution; */
+    ampi_lease* leases;           /* of values, of their gradients, and two for each node, see ampi_lease_times; */
     amp_param* params;
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
+    size_t target_offset[AMP_MAX_LOSSES];
     amp_training training;
     int training_open;            /* the backend has opened it */
     int stale;                    /* steps were made since it was last read */
@@ -14732,58 +14681,76 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
+/* Most calls need a model that is finalized. */
+AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
+    if (!m) return AMP_ERR_ARGUMENT;
+    return m->finalized ? AMP_OK : ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+}
+
 /* Remembers the first mistake of the graph. Returns the value that is none; what is built on it is silently nothing. */
 #define ampi_build_fail(m, ...)                                                                                       \
     ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
      ampi_no_value())
 
 /* Takes an operator's sentence down, so that the layer can be named before it is reported. */
-typedef struct ampi_note { char text[256]; } ampi_note;
-AMPI_FN void ampi_take_note(amp_result code, const char* sentence, void* user_data) {
+typedef struct ampi_note { amp_exec exec; amp_logger logger; char text[256]; } ampi_note;
+AMPI_FN void ampi_note_take(amp_result code, const char* sentence, void* user_data) {
+    ampi_note* note = (ampi_note*)user_data;
     (void)code;
-    snprintf(((ampi_note*)user_data)->text, sizeof ((ampi_note*)user_data)->text, "%s", sentence);
+    snprintf(note->text, sizeof note->text, "%s", sentence);
 }
-AMPI_FN amp_exec ampi_noting_exec(amp_logger* logger, ampi_note* note) {
-    amp_exec exec;
-    memset(&exec, 0, sizeof exec);
-    note->text[0] = 0;
-    logger->log = ampi_take_note;
-    logger->user_data = note;
-    exec.logger = logger;
-    return exec;
+AMPI_FN void ampi_note_open(ampi_note* note) {
+    memset(note, 0, sizeof *note);
+    note->logger.log = ampi_note_take;
+    note->logger.user_data = note;
+    note->exec.logger = &note->logger;
 }
 
 /* --- memory ---------------------------------------------------------------------------- */
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
+/* A sum, of bytes or elements, that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
+AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
+    if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
+}
+
 AMPI_FN void ampi_block_free(amp_model* m, int which) {
     ampi_allocation* b = &m->blocks[which];
-    if (b->on_host) ampi_free(&m->desc.allocator, b->raw);
+    if (which >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, b->raw);
     else if (b->raw) m->backend->free(b->raw, &m->desc.allocator);
     memset(b, 0, sizeof *b);
 }
 
-/* Zeroed memory, aligned to a cache line. */
-AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int on_host) {
+/* Zeroed memory, aligned to a cache line; of no bytes, nothing. */
+AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
+    const int on_host = which >= AMPI_BLOCK_HOST;
     ampi_allocation* b = &m->blocks[which];
     size_t room;
     amp_result r;
     if (bytes == 0) return AMP_OK;
     if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit memory",
-                               (ampi_ull)bytes);
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit memory", (ampi_ull)bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
     if (!b->raw)
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted",
-                               (ampi_ull)room);
-    b->on_host = on_host;
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
-    if (on_host) { memset(b->base, 0, bytes); return AMP_OK; }
-    r = m->backend->zero(b->base, bytes, &m->exec);
+    r = on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
     if (r != AMP_OK) ampi_block_free(m, which);
     return r;
+}
+
+/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. */
+AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at) {
+    void* p = m->blocks[which].base ? m->blocks[which].base + at[which] : NULL;
+    ampi_count_bytes(&at[which], ampi_align(bytes));
+    return p;
+}
+
+/* Element `at` of a block of floats. */
+AMPI_FN float* ampi_block_float(const amp_model* m, int which, size_t at) {
+    return (float*)(void*)m->blocks[which].base + at;
 }
 
 /* --- life ------------------------------------------------------------------------------ */
@@ -14806,10 +14773,9 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (!ampi_is_compute_dtype(d->grad_dtype))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, f16 or bf16",
                                amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
-    if (d->accumulate < 0)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
-    if (d->max_replays < 0)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays is %d, below 0", d->max_replays);
+    if (d->accumulate < 0 || d->max_replays < 0)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, max_replays %d: neither may be below 0",
+                               d->accumulate, d->max_replays);
     if (d->max_replays > 0 && d->accumulate > 1)
         return ampi_model_fail(m, AMP_ERR_DESC,
                                "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
@@ -14818,15 +14784,11 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
                                (int)d->sums);
     if (!ampi_backend_is_whole(m->backend))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
-    if (d->comm
-        && (!d->comm->all_reduce_sum || d->comm->size < 1 || d->comm->rank < 0
-            || d->comm->rank >= d->comm->size))
-        return ampi_model_fail(m, AMP_ERR_DESC,
-                               "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    if (d->comm && (!d->comm->all_reduce_sum || d->comm->rank < 0 || d->comm->rank >= d->comm->size))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
     if (d->optimizer.group_count < 0 || d->optimizer.group_count > AMP_MAX_GROUPS
         || (d->optimizer.group_count > 0 && !d->optimizer.groups))
-        return ampi_model_fail(m, AMP_ERR_DESC,
-                               "model: optimizer.group_count %d must lie in 0..%d, with groups given",
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
                                d->optimizer.group_count, AMP_MAX_GROUPS);
     return AMP_OK;
 }
@@ -14859,9 +14821,9 @@ AMPI_FN void ampi_model_take_desc(amp_model* m) {
 }
 
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
+    const amp_logger* logger = desc ? &desc->logger : NULL;
     amp_model* m;
     amp_result r;
-    const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
     if (!out || !desc)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
@@ -14885,17 +14847,26 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     return AMP_OK;
 }
 
-AMPI_FN void ampi_close_training(amp_model* m) {
+/* Back to the graph as it was built. */
+AMPI_FN void ampi_unfinalize(amp_model* m) {
+    int i;
     if (m->training_open) m->backend->training_close(&m->training, &m->exec);
-    m->training_open = 0;
+    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    m->training_open = m->param_count = 0;
+    m->node_count = m->layer_count;
+    m->order = NULL;
+    m->leases = NULL;
+    m->params = NULL;
+    m->grad_list = NULL;
+    m->exec.workspace = NULL;
+    m->exec.workspace_size = 0;
 }
 
 AMP_DEF void amp_model_destroy(amp_model* m) {
     amp_allocator allocator;
     int i;
     if (!m) return;
-    ampi_close_training(m);
-    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    ampi_unfinalize(m);
     allocator = m->desc.allocator;
     for (i = 0; i < m->input_count; i++) ampi_free(&allocator, m->nodes[m->inputs[i]].constants);
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
@@ -14905,9 +14876,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building -------------------------------------------------------------------------- */
 
-AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; v.tag = 0; return v; }
-
-/* A value: the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
+/* A value is the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
    from. So a value of another model shows, unless all that leads to it is the same there. */
 #define AMPI_MAX_LAYERS 1048575
 #define AMPI_HASH_START 14695981039346656037u
@@ -14923,13 +14892,17 @@ AMPI_FN uint32_t ampi_node_tag(const amp_model* m, const ampi_node* n) {
     for (i = 0; i < n->input_count; i++) words[4 + i] = m->nodes[n->inputs[i]].tag;
     return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
 }
-AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
-    amp_value v;
-    v.id = node + 1;
-    v.tag = m->nodes[node].tag;
+
+AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; v.tag = 0; return v; }
+/* The value of a node; NULL makes none. */
+AMPI_FN amp_value ampi_value_of(const amp_model* m, const ampi_node* n) {
+    amp_value v = ampi_no_value();
+    if (!n) return v;
+    v.id = (int)(n - m->nodes) + 1;
+    v.tag = n->tag;
     return v;
 }
-/* The node of a value; a value that is not of this model has none. */
+/* The number of a value's node; a value that is not of this model has none. */
 AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
     return v.id >= 1 && v.id <= m->layer_count && m->nodes[v.id - 1].tag == v.tag ? v.id - 1 : AMPI_NONE;
 }
@@ -14949,6 +14922,13 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     i = ampi_index_of(m, v);
     if (i != AMPI_NONE) return &m->nodes[i];
     ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
+    return NULL;
+}
+/* The same, for a layer that needs a desc. */
+AMPI_FN ampi_node* ampi_node_before(amp_model* m, amp_value v, const char* what, const void* desc) {
+    ampi_node* in = ampi_node_of(m, v, what);
+    if (!in || desc) return in;
+    ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': the desc is NULL", what, in->layer.name);
     return NULL;
 }
 
@@ -14977,17 +14957,19 @@ AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
     return n;
 }
 
+/* "conv2d3" is the third convolution. */
 AMPI_FN void ampi_default_name(amp_model* m, ampi_node* n) {
     int i, same = 1;
     for (i = 0; &m->nodes[i] != n; i++) same += m->nodes[i].layer.op == n->layer.op;
     snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", amp_op_name(n->layer.op), same);
 }
 
-/* A layer on inputs a and b (or AMPI_NONE), in the current region. */
-AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, int h, int w) {
+/* A layer on the nodes a and b (or NULL), in the current region. */
+AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, const ampi_node* a, const ampi_node* b, int c, int h,
+                                  int w) {
+    const int inputs[2] = { a ? (int)(a - m->nodes) : AMPI_NONE, b ? (int)(b - m->nodes) : AMPI_NONE };
     ampi_node* n;
-    if ((a != AMPI_NONE && ampi_op_is_loss(m->nodes[a].layer.op))
-        || (b != AMPI_NONE && ampi_op_is_loss(m->nodes[b].layer.op))) {
+    if ((a && ampi_op_is_loss(a->layer.op)) || (b && ampi_op_is_loss(b->layer.op))) {
         ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
         return NULL;
     }
@@ -14997,21 +14979,14 @@ AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, 
     }
     n = ampi_node_add(m, op, c, h, w);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
-    n->inputs[0] = a;
-    n->inputs[1] = b;
-    n->input_count = (a != AMPI_NONE) + (b != AMPI_NONE);
-    if (m->region_count && m->regions[m->region_count - 1] != AMP_DTYPE_DEFAULT) {
-        n->has_region = 1;
-        n->region_dtype = m->regions[m->region_count - 1];
-    }
+    n->inputs[0] = inputs[0];
+    n->inputs[1] = inputs[1];
+    n->input_count = (a != NULL) + (b != NULL);
+    if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->tag = ampi_node_tag(m, n);
     ampi_default_name(m, n);
     m->layer_count = m->node_count;
     return n;
-}
-
-AMPI_FN amp_value ampi_last_value(const amp_model* m, const ampi_node* n) {
-    return n ? ampi_value_of(m, m->node_count - 1) : ampi_no_value();
 }
 
 /* Elements of a node's output per sample; building has made sure that the product fits. */
@@ -15036,10 +15011,12 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     return amp_input_with(m, &d);
 }
 
-/* What the constants must be; 0 if the graph has a mistake now. */
+/* 0 if the graph has a mistake now. */
 AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
     int c;
-    if (m->input_count == AMP_MAX_INPUTS)
+    if (!ampi_can_build(m, "input")) return 0;
+    if (!d) ampi_build_fail(m, AMP_ERR_DESC, "input: the desc is NULL");
+    else if (m->input_count == AMP_MAX_INPUTS)
         ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
     else if (!ampi_shape_fits(m, d->channels, d->height, d->width))
         ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
@@ -15057,8 +15034,6 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
     ampi_node* n;
     float* constants = NULL;
     int c, count;
-    if (!ampi_can_build(m, "input")) return ampi_no_value();
-    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "input: the desc is NULL");
     if (!ampi_check_input(m, desc)) return ampi_no_value();
     count = desc->channels;
     if (desc->mean || desc->std) {
@@ -15069,7 +15044,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
             constants[count + c] = desc->std ? desc->std[c] : 1.0f;
         }
     }
-    n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, count, desc->height, desc->width);
+    n = ampi_layer_add(m, AMP_OP_INPUT, NULL, NULL, count, desc->height, desc->width);
     if (!n) { ampi_free(&m->desc.allocator, constants); return ampi_no_value(); }
     n->reading.channels = (size_t)count;
     n->reading.pixels = (size_t)desc->height * (size_t)desc->width;
@@ -15077,53 +15052,33 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
     n->reading.constants = n->constants = constants;
     n->index = m->input_count;
     m->inputs[m->input_count++] = m->node_count - 1;
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 
 /* An operator whose output has its input's shape. */
-AMPI_FN ampi_node* ampi_same_shape(amp_model* m, amp_op op, amp_value x) {
+AMPI_FN ampi_node* ampi_unary(amp_model* m, amp_op op, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    if (!in) return NULL;
-    return ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
+    return in ? ampi_layer_add(m, op, in, NULL, in->layer.channels, in->layer.height, in->layer.width) : NULL;
 }
-AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) {
-    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x));
-}
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) {
-    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_GELU, x));
-}
-AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) {
-    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_TANH, x));
-}
-AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) {
-    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SIGMOID, x));
-}
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) {
-    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SOFTMAX, x));
-}
+AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_RELU, x)); }
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_GELU, x)); }
+AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_TANH, x)); }
+AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_SIGMOID, x)); }
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_SOFTMAX, x)); }
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     ampi_node* n;
     if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
     if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
-    n = ampi_same_shape(m, AMP_OP_DROPOUT, x);
+    n = ampi_unary(m, AMP_OP_DROPOUT, x);
     if (n) n->p = p;
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "flatten");
-    if (!in) return ampi_no_value();
-    return ampi_last_value(
-        m, ampi_layer_add(m, AMP_OP_FLATTEN, ampi_index_of(m, x), AMPI_NONE, (int)ampi_features(in), 1, 1));
-}
-
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
-    amp_linear_desc d;
-    memset(&d, 0, sizeof d);
-    d.out = out;
-    return amp_linear_with(m, x, &d);
+    return ampi_value_of(m, in ? ampi_layer_add(m, AMP_OP_FLATTEN, in, NULL, (int)ampi_features(in), 1, 1) : NULL);
 }
 
 /* Marks a layer's parameters; they get their numbers in finalize. */
@@ -15135,32 +15090,48 @@ AMPI_FN void ampi_has_params(ampi_node* n, int has_bias, amp_init init, size_t f
     n->fan_out = fan_out;
 }
 
-AMPI_FN int ampi_init_is_valid(amp_init init) {
-    return (int)init >= AMP_INIT_TORCH && (int)init <= AMP_INIT_ZERO;
+/* 0 if the graph has a mistake now. */
+AMPI_FN int ampi_check_init(amp_model* m, const char* what, const ampi_node* in, amp_init init) {
+    if ((int)init >= AMP_INIT_TORCH && (int)init <= AMP_INIT_ZERO) return 1;
+    ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': init %d does not exist", what, in->layer.name, (int)init);
+    return 0;
 }
 
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
+    amp_linear_desc d;
+    memset(&d, 0, sizeof d);
+    d.out = out;
+    return amp_linear_with(m, x, &d);
+}
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {
-    const ampi_node* in = ampi_node_of(m, x, "linear");
+    const ampi_node* in = ampi_node_before(m, x, "linear", desc);
     size_t fan_in, weights;
     ampi_node* n;
     if (!in) return ampi_no_value();
-    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': the desc is NULL", in->layer.name);
     fan_in = ampi_features(in);
     if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
         || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64)
         return ampi_build_fail(m, AMP_ERR_DESC,
                                "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
                                in->layer.name, desc->out, (ampi_ull)fan_in);
-    if (!ampi_init_is_valid(desc->init))
-        return ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': init %d does not exist", in->layer.name,
-                               (int)desc->init);
-    n = ampi_layer_add(m, AMP_OP_LINEAR, ampi_index_of(m, x), AMPI_NONE, desc->out, 1, 1);
+    if (!ampi_check_init(m, "linear", in, desc->init)) return ampi_no_value();
+    n = ampi_layer_add(m, AMP_OP_LINEAR, in, NULL, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 
-/* The field for one direction: the specific one, or the one for both. */
-AMPI_FN int ampi_either(int specific, int both) { return specific ? specific : both; }
+/* A field that is 0 stands for another value. */
+AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
+
+/* A convolution or pooling whose operator has said r, and a sentence into the note, to its shape. */
+AMPI_FN ampi_node* ampi_window_layer(amp_model* m, amp_op op, const char* what, const ampi_node* in, int c, int h,
+                                     int w, amp_result r, ampi_note* note) {
+    if (r == AMP_OK && !ampi_shape_fits(m, c, h, w))
+        r = ampi_fail(&note->logger, AMP_ERR_SHAPE, "%s: its output %dx%dx%d is too large", what, c, h, w);
+    if (r == AMP_OK) return ampi_layer_add(m, op, in, NULL, c, h, w);
+    ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note->text);
+    return NULL;
+}
 
 AMPI_FN amp_conv2d_shape ampi_conv_shape(const amp_model* m, const ampi_node* in, const amp_conv2d_desc* d) {
     amp_conv2d_shape s;
@@ -15170,91 +15141,73 @@ AMPI_FN amp_conv2d_shape ampi_conv_shape(const amp_model* m, const ampi_node* in
     s.height = in->layer.height;
     s.width = in->layer.width;
     s.out_channels = d->out_channels;
-    s.kernel_h = ampi_either(d->kernel_h, d->kernel);
-    s.kernel_w = ampi_either(d->kernel_w, d->kernel);
-    s.stride_h = ampi_either(ampi_either(d->stride_h, d->stride), 1);
-    s.stride_w = ampi_either(ampi_either(d->stride_w, d->stride), 1);
-    s.pad_h = ampi_either(d->padding_h, d->padding);
-    s.pad_w = ampi_either(d->padding_w, d->padding);
-    s.dilation_h = ampi_either(ampi_either(d->dilation_h, d->dilation), 1);
-    s.dilation_w = ampi_either(ampi_either(d->dilation_w, d->dilation), 1);
-    s.groups = ampi_either(d->groups, 1);
+    s.kernel_h = ampi_or(d->kernel_h, d->kernel);
+    s.kernel_w = ampi_or(d->kernel_w, d->kernel);
+    s.stride_h = ampi_or(d->stride_h, ampi_or(d->stride, 1));
+    s.stride_w = ampi_or(d->stride_w, ampi_or(d->stride, 1));
+    s.pad_h = ampi_or(d->padding_h, d->padding);
+    s.pad_w = ampi_or(d->padding_w, d->padding);
+    s.dilation_h = ampi_or(d->dilation_h, ampi_or(d->dilation, 1));
+    s.dilation_w = ampi_or(d->dilation_w, ampi_or(d->dilation, 1));
+    s.groups = ampi_or(d->groups, 1);
     return s;
 }
 
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc) {
-    const ampi_node* in = ampi_node_of(m, x, "conv2d");
+    const ampi_node* in = ampi_node_before(m, x, "conv2d", desc);
     amp_conv2d_shape s;
-    amp_result r;
-    amp_logger logger;
-    amp_exec exec;
     ampi_note note;
     ampi_node* n;
+    amp_result r;
     size_t area = 0, weights = 0;
     int oh = 0, ow = 0;
-    if (!in) return ampi_no_value();
-    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", in->layer.name);
-    if (!ampi_init_is_valid(desc->init))
-        return ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': init %d does not exist", in->layer.name,
-                               (int)desc->init);
+    if (!in || !ampi_check_init(m, "conv2d", in, desc->init)) return ampi_no_value();
     s = ampi_conv_shape(m, in, desc);
-    exec = ampi_noting_exec(&logger, &note);
-    r = amp_conv2d_output(&s, &oh, &ow, &exec);
-    if (r == AMP_OK && !ampi_shape_fits(m, s.out_channels, oh, ow))
-        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: its output %dx%dx%d is too large", s.out_channels,
-                      oh, ow);
+    ampi_note_open(&note);
+    r = amp_conv2d_output(&s, &oh, &ow, &note.exec);
     if (r == AMP_OK && (!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
         || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
         || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
-        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
+        r = ampi_fail(&note.logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
                       s.kernel_w);
-    if (r != AMP_OK)
-        return ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
-    n = ampi_layer_add(m, AMP_OP_CONV2D, ampi_index_of(m, x), AMPI_NONE, s.out_channels, oh, ow);
+    n = ampi_window_layer(m, AMP_OP_CONV2D, "conv2d", in, s.out_channels, oh, ow, r, &note);
     if (!n) return ampi_no_value();
     n->conv = s;
     ampi_has_params(n, !desc->no_bias, desc->init, (size_t)(s.channels / s.groups) * area,
                     (size_t)(s.out_channels / s.groups) * area);
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 
-AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc) {
-    const ampi_node* in = ampi_node_of(m, x, "pool2d");
+AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
+    const ampi_node* in = ampi_node_before(m, x, "pool2d", d);
     amp_pool2d_shape s;
-    amp_result r;
-    amp_logger logger;
-    amp_exec exec;
     ampi_note note;
     ampi_node* n;
+    amp_result r;
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
-    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name);
     memset(&s, 0, sizeof s);
-    s.kind = desc->kind;
+    s.kind = d->kind;
     s.n = m->desc.batch;
     s.channels = in->layer.channels;
     s.height = in->layer.height;
     s.width = in->layer.width;
-    s.kernel_h = ampi_either(desc->kernel_h, desc->kernel);
-    s.kernel_w = ampi_either(desc->kernel_w, desc->kernel);
-    s.stride_h = ampi_either(ampi_either(desc->stride_h, desc->stride), s.kernel_h);
-    s.stride_w = ampi_either(ampi_either(desc->stride_w, desc->stride), s.kernel_w);
-    s.pad_h = ampi_either(desc->padding_h, desc->padding);
-    s.pad_w = ampi_either(desc->padding_w, desc->padding);
-    s.exclude_pad = desc->exclude_pad;
-    exec = ampi_noting_exec(&logger, &note);
-    r = amp_pool2d_output(&s, &oh, &ow, &exec);
-    if (r == AMP_OK && !ampi_shape_fits(m, s.channels, oh, ow))
-        r = ampi_fail(&logger, AMP_ERR_SHAPE, "pool2d: its output %dx%dx%d is too large", s.channels, oh, ow);
-    if (r != AMP_OK)
-        return ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
-    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, ampi_index_of(m, x),
-                       AMPI_NONE, s.channels, oh, ow);
+    s.kernel_h = ampi_or(d->kernel_h, d->kernel);
+    s.kernel_w = ampi_or(d->kernel_w, d->kernel);
+    s.stride_h = ampi_or(d->stride_h, ampi_or(d->stride, s.kernel_h));
+    s.stride_w = ampi_or(d->stride_w, ampi_or(d->stride, s.kernel_w));
+    s.pad_h = ampi_or(d->padding_h, d->padding);
+    s.pad_w = ampi_or(d->padding_w, d->padding);
+    s.exclude_pad = d->exclude_pad;
+    ampi_note_open(&note);
+    r = amp_pool2d_output(&s, &oh, &ow, &note.exec);
+    n = ampi_window_layer(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, "pool2d", in, s.channels,
+                          oh, ow, r, &note);
     if (n) n->pool = s;
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 
-AMPI_FN amp_value ampi_square_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
+AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
     amp_pool2d_desc d;
     memset(&d, 0, sizeof d);
     d.kind = kind;
@@ -15263,19 +15216,19 @@ AMPI_FN amp_value ampi_square_pool(amp_model* m, amp_value x, amp_pool kind, int
     return amp_pool2d(m, x, &d);
 }
 AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) {
-    return ampi_square_pool(m, x, AMP_POOL_MAX, kernel, kernel);
+    return ampi_plain_pool(m, x, AMP_POOL_MAX, kernel, kernel);
 }
 AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) {
-    return ampi_square_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
+    return ampi_plain_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
 }
 AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "global_avgpool2d");
-    return in ? ampi_square_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
+    return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
 }
 
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
-    amp_norm_desc d;
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    amp_norm_desc d;
     ampi_node* n;
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
@@ -15286,13 +15239,13 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
                                amp_op_name(op), in->layer.name, (double)d.momentum);
-    n = ampi_same_shape(m, op, x);
+    n = ampi_unary(m, op, x);
     if (!n) return ampi_no_value();
     n->eps = d.eps;
     n->momentum = d.momentum;
     n->frozen = d.frozen != 0;
     ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
     return ampi_norm(m, AMP_OP_BATCH_NORM, x, desc);
@@ -15301,62 +15254,64 @@ AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc*
     return ampi_norm(m, AMP_OP_LAYER_NORM, x, desc);
 }
 
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
-    const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
+/* ADD, whose inputs have the shape a, or CONCAT, which adds b's channels to it. */
+AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value va, amp_value vb, const char* what_agrees) {
+    const ampi_node *x = ampi_node_of(m, va, amp_op_name(op)), *y = ampi_node_of(m, vb, amp_op_name(op));
+    const amp_layer *a, *b;
+    int channels, fits;
     if (!x || !y) return ampi_no_value();
-    if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height
-        || x->layer.width != y->layer.width)
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name,
-                               x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels,
-                               y->layer.height, y->layer.width);
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, ampi_index_of(m, a), ampi_index_of(m, b), x->layer.channels,
-                                             x->layer.height, x->layer.width));
+    a = &x->layer;
+    b = &y->layer;
+    fits = a->height == b->height && a->width == b->width;
+    if (op == AMP_OP_ADD) fits = fits && a->channels == b->channels;
+    else fits = fits && a->channels <= 0x7fffffff - b->channels
+                && ampi_shape_fits(m, a->channels + b->channels, a->height, a->width);
+    if (!fits)
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: '%s' is %dx%dx%d, '%s' is %dx%dx%d; %s must agree",
+                               amp_op_name(op), a->name, a->channels, a->height, a->width, b->name, b->channels,
+                               b->height, b->width, what_agrees);
+    channels = op == AMP_OP_ADD ? a->channels : a->channels + b->channels;
+    return ampi_value_of(m, ampi_layer_add(m, op, x, y, channels, a->height, a->width));
 }
-
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
+    return ampi_pair(m, AMP_OP_ADD, a, b, "they");
+}
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
-    const ampi_node *x = ampi_node_of(m, a, "concat"), *y = ampi_node_of(m, b, "concat");
-    if (!x || !y) return ampi_no_value();
-    if (x->layer.height != y->layer.height || x->layer.width != y->layer.width
-        || x->layer.channels > 0x7fffffff - y->layer.channels
-        || !ampi_shape_fits(m, x->layer.channels + y->layer.channels, x->layer.height, x->layer.width))
-        return ampi_build_fail(m, AMP_ERR_SHAPE,
-                               "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree", x->layer.name,
-                               x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels,
-                               y->layer.height, y->layer.width);
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, ampi_index_of(m, a), ampi_index_of(m, b),
-                                             x->layer.channels + y->layer.channels, x->layer.height,
-                                             x->layer.width));
+    return ampi_pair(m, AMP_OP_CONCAT, a, b, "height and width");
 }
 
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
+    const char *what = amp_op_name(op), *name;
+    const ampi_node* in = ampi_node_of(m, x, what);
+    const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     amp_loss_desc d;
-    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     ampi_node* n;
     if (!in) return ampi_no_value();
+    name = in->layer.name;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (m->loss_count == AMP_MAX_LOSSES)
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
-    if (op == AMP_OP_SOFTMAX_CROSS_ENTROPY && (in->layer.height > 1 || in->layer.width > 1))
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "softmax_cross_entropy on '%s': %dx%dx%d has more than one pixel per "
-                               "label; amp_flatten makes each element a class", in->layer.name, in->layer.channels,
-                               in->layer.height, in->layer.width);
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what, AMP_MAX_LOSSES);
+    if (has_labels && (in->layer.height > 1 || in->layer.width > 1))
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten "
+                               "makes each element a class", what, name, in->layer.channels, in->layer.height,
+                               in->layer.width);
     if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op),
-                               in->layer.name, (double)d.smoothing);
-    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f)
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only",
-                               amp_op_name(op), in->layer.name, (double)d.smoothing);
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", what, name,
+                               (double)d.smoothing);
+    if (!has_labels && d.smoothing != 0.0f)
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only", what,
+                               name, (double)d.smoothing);
     if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative",
-                               amp_op_name(op), in->layer.name, (double)d.weight);
-    n = ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, 1, 1, 1);
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", what, name,
+                               (double)d.weight);
+    n = ampi_layer_add(m, op, in, NULL, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;
     n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;
     n->smoothing = d.smoothing;
     m->losses[m->loss_count++] = m->node_count - 1;
-    return ampi_last_value(m, n);
+    return ampi_value_of(m, n);
 }
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
     return ampi_loss_add(m, AMP_OP_SOFTMAX_CROSS_ENTROPY, logits, desc);
@@ -15371,11 +15326,9 @@ AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
     if (dtype != AMP_DTYPE_DEFAULT && !ampi_is_compute_dtype(dtype))
-        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in",
-                        amp_dtype_name(dtype));
+        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
     else if (m->region_count == AMP_MAX_REGIONS)
-        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d",
-                        AMP_MAX_REGIONS);
+        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
     else m->regions[m->region_count++] = dtype;
 }
 AMP_DEF void amp_autocast_pop(amp_model* m) {
@@ -15400,32 +15353,26 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
 
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
-    int i;
+    int i, taken = 0;
     if (!n) return;
-    if (!name || !*name || strlen(name) >= sizeof n->layer.name) {
+    for (i = 0; name && i < m->node_count; i++)
+        if (&m->nodes[i] != n && strcmp(m->nodes[i].layer.name, name) == 0) taken = 1;
+    if (!name || !*name || strlen(name) >= sizeof n->layer.name)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
                         (int)sizeof n->layer.name - 1);
-        return;
-    }
-    if (!ampi_is_utf8(name)) {
+    else if (!ampi_is_utf8(name))
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
-        return;
-    }
-    for (i = 0; i < m->node_count; i++)
-        if (&m->nodes[i] != n && strcmp(m->nodes[i].layer.name, name) == 0) {
-            ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
-            return;
-        }
-    strcpy(n->layer.name, name);
+    else if (taken) ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
+    else strcpy(n->layer.name, name);
 }
 
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
-    int groups = m ? (m->desc.optimizer.group_count > 0 ? m->desc.optimizer.group_count : 1) : 0;
+    int groups;
     if (!n) return;
+    groups = ampi_or(m->desc.optimizer.group_count, 1);
     if (group < 0 || group >= groups)
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name,
-                        group, groups);
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
     else n->group = group;
 }
 
@@ -15445,7 +15392,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->reason = m->policy.reasons[l->op];
     l->compute_dtype = m->policy.low_dtype;
     if (forced != AMP_DTYPE_DEFAULT) l->reason = AMP_REASON_PIN;
-    else if (n->has_region && !ampi_op_is_data(l->op) && !ampi_op_is_loss(l->op)) {
+    else if (n->region_dtype != AMP_DTYPE_DEFAULT && !ampi_op_is_data(l->op) && !ampi_op_is_loss(l->op)) {
         forced = n->region_dtype;
         l->reason = AMP_REASON_REGION;
     }
@@ -15473,12 +15420,10 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     ampi_resolve_leads(m);
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
-        amp_dtype first, second;
-        first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
-        second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
+        const amp_dtype first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
+        const amp_dtype second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
         if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
-        else if (n->layer.rule == AMP_RULE_PROMOTE)
-            n->layer.compute_dtype = first == second ? first : AMP_F32;
+        else if (n->layer.rule == AMP_RULE_PROMOTE) n->layer.compute_dtype = first == second ? first : AMP_F32;
         else if (n->layer.rule == AMP_RULE_FP32
                  || (n->layer.rule == AMP_RULE_GRAY && !(n->leads && (first != AMP_F32 || second != AMP_F32))))
             n->layer.compute_dtype = AMP_F32;
@@ -15487,40 +15432,36 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     }
 }
 
-/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those
-   of an FP32 result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16
-   bits. */
+/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those of an FP32
+   result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    int i, j, k;
+    int i, j;
+    for (i = 0; i < m->layer_count; i++) m->nodes[i].wanted = AMP_DTYPE_DEFAULT;
+    for (i = 0; i < m->layer_count; i++) {
+        const ampi_node* user = &m->nodes[i];
+        for (j = 0; j < user->input_count && user->layer.op != AMP_OP_FLATTEN; j++) {
+            ampi_node* n = &m->nodes[ampi_source(m, user->inputs[j])];
+            const int agree = n->wanted == AMP_DTYPE_DEFAULT || n->wanted == user->layer.compute_dtype;
+            n->wanted = agree ? user->layer.compute_dtype : AMP_F32;
+        }
+    }
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
-        amp_dtype wanted = AMP_DTYPE_DEFAULT;
-        int agree = 1;
-        n->layer.storage_dtype = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
-        if (n->layer.storage_dtype != AMP_F32 || n->layer.op == AMP_OP_FLATTEN) continue;
-        for (k = i + 1; k < m->layer_count; k++) {
-            const ampi_node* user = &m->nodes[k];
-            for (j = 0; j < user->input_count; j++) {
-                if (user->layer.op == AMP_OP_FLATTEN || ampi_source(m, user->inputs[j]) != i) continue;
-                if (wanted != AMP_DTYPE_DEFAULT && wanted != user->layer.compute_dtype) agree = 0;
-                wanted = user->layer.compute_dtype;
-            }
-        }
-        if (agree && wanted != AMP_DTYPE_DEFAULT) n->layer.storage_dtype = wanted;
+        amp_dtype* t = &n->layer.storage_dtype;
+        *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
+        if (n->layer.op == AMP_OP_FLATTEN) *t = m->nodes[ampi_source(m, i)].layer.storage_dtype;
+        else if (*t == AMP_F32 && n->wanted != AMP_DTYPE_DEFAULT) *t = n->wanted;
     }
-    for (i = 0; i < m->layer_count; i++)
-        if (m->nodes[i].layer.op == AMP_OP_FLATTEN)
-            m->nodes[i].layer.storage_dtype = m->nodes[ampi_source(m, i)].layer.storage_dtype;
 }
 
 /* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
 AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
-    const amp_layer* from = &m->nodes[source].layer;
+    const amp_layer from = m->nodes[source].layer;
     ampi_node* cast;
     int i;
     for (i = m->layer_count; i < m->node_count; i++)
         if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
-    cast = ampi_node_add(m, AMPI_OP_CAST, from->channels, from->height, from->width);
+    cast = ampi_node_add(m, AMPI_OP_CAST, from.channels, from.height, from.width);
     if (!cast) return AMPI_NONE;
     cast->input_count = 1;
     cast->inputs[0] = cast->reads[0] = source;
@@ -15534,14 +15475,14 @@ AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed)
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     int i, j, placed = 0;
     for (i = 0; i < m->layer_count; i++) {
-        int casts_before = m->node_count;
+        const amp_dtype wanted = m->nodes[i].layer.compute_dtype;
+        const int casts_before = m->node_count;
         for (j = 0; j < m->nodes[i].input_count; j++) {
             int source = ampi_source(m, m->nodes[i].inputs[j]);
-            amp_dtype has = m->nodes[source].layer.storage_dtype, wanted = m->nodes[i].layer.compute_dtype;
-            if (m->nodes[i].layer.op != AMP_OP_FLATTEN && wanted != AMP_F32 && wanted != has) {
+            if (m->nodes[i].layer.op != AMP_OP_FLATTEN && wanted != AMP_F32
+                && wanted != m->nodes[source].layer.storage_dtype)
                 source = ampi_cast_of(m, source, wanted, &placed);
-                if (source == AMPI_NONE) return AMP_ERR_MEMORY;
-            }
+            if (source == AMPI_NONE) return AMP_ERR_MEMORY;
             m->nodes[i].reads[j] = source;
         }
         m->nodes[i].layer.casts = m->node_count - casts_before;
@@ -15555,6 +15496,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     int i, j;
+    for (i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
     for (i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->needs_grad = n->weight != AMPI_NONE;
@@ -15570,8 +15512,8 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     }
     for (i = 0; i < m->layer_count && m->loss_count > 0; i++)
         if (m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path)
-            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it",
-                                   i, m->nodes[i].layer.name);
+            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", i,
+                                   m->nodes[i].layer.name);
     return AMP_OK;
 }
 
@@ -15587,26 +15529,28 @@ AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
 }
 
 AMPI_FN void ampi_share_memory(amp_model* m) {
-    int i, node;
+    int i;
     for (i = 0; i < m->node_count; i++) {
-        ampi_node* n = &m->nodes[node = m->order[i]];
-        n->data_root = node;
-        if (n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
-        else if (ampi_can_share(m, n, AMPI_SHARES_BOTH)) {
-            n->data_root = m->nodes[n->reads[0]].data_root;
-            n->layer.in_place = 1;
-        }
+        ampi_node* n = &m->nodes[m->order[i]];
+        n->layer.in_place = ampi_can_share(m, n, AMPI_SHARES_BOTH);
+        n->data_root = n->grad_root = m->order[i];
+        if (n->layer.in_place || n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
     }
-    for (i = m->node_count - 1; i >= 0; i--) m->nodes[m->order[i]].grad_root = m->order[i];
     for (i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_can_share(m, n, AMPI_SHARES_GRAD)) m->nodes[n->reads[0]].grad_root = n->grad_root;
     }
 }
 
-/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time
-   i, of the backward pass 2*steps-1-i. */
-typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
+/* Where leases stand: of the value of n, of its gradient, and of a second contribution of n to the gradient of its
+   input j, which is formed apart and then added. */
+AMPI_FN ampi_lease* ampi_lease_data(const amp_model* m, const ampi_node* n) { return &m->leases[n->data_root]; }
+AMPI_FN ampi_lease* ampi_lease_grad(const amp_model* m, const ampi_node* n) {
+    return &m->leases[m->node_count + n->grad_root];
+}
+AMPI_FN ampi_lease* ampi_lease_part(const amp_model* m, const ampi_node* n, int j) {
+    return &m->leases[2 * (m->node_count + (int)(n - m->nodes)) + j];
+}
 
 AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
     if (l->first > time) l->first = time;
@@ -15622,191 +15566,147 @@ AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
     return n->on_loss_path && n->layer.op != AMP_OP_FLATTEN && m->nodes[n->reads[j]].needs_grad;
 }
 
-/* leases: node_count for data, then node_count for gradients, then 2*node_count for second contributions
-   to a gradient, which are formed apart and added. */
-AMPI_FN void ampi_lease_times(amp_model* m, ampi_lease* leases) {
-    int i, j, count = m->node_count, end = 2 * count - 1;
-    for (i = 0; i < 4 * count; i++) {
-        leases[i].first = end + 1;
-        leases[i].last = -1;
-        leases[i].bytes = leases[i].offset = 0;
-    }
-    for (i = count - 1; i >= 0; i--) {
-        int node = m->order[i];
-        ampi_node* n = &m->nodes[node];
-        ampi_lease* own = &leases[n->data_root];
-        if (ampi_op_is_loss(n->layer.op)) own = NULL;
-        if (own) ampi_lease_use(own, n->input_count ? i : 0);   /* inputs are filled before the first layer runs */
-        if (own && n->data_root == node) own->bytes = ampi_value_bytes(m, n);
-        if (own && n->on_loss_path && n->needs_grad && ampi_op(n->layer.op)->reads == AMPI_READS_OUTPUT)
-            ampi_lease_use(own, end - i);
+/* How large each lease is, and when it is in use. */
+AMPI_FN void ampi_lease_times(amp_model* m) {
+    const int end = 2 * m->node_count - 1;
+    int i, j;
+    for (i = 0; i < 4 * m->node_count; i++) { m->leases[i].first = end + 1; m->leases[i].last = -1; }
+    for (i = m->node_count - 1; i >= 0; i--) m->nodes[i].grad_written = 0;
+    for (i = m->node_count - 1; i >= 0; i--) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        const int reads = n->on_loss_path && n->needs_grad ? ampi_op(n->layer.op)->reads : AMPI_READS_NONE;
+        if (!ampi_op_is_loss(n->layer.op)) {
+            ampi_lease* own = ampi_lease_data(m, n);
+            if (n->data_root == m->order[i]) own->bytes = ampi_value_bytes(m, n);
+            ampi_lease_use(own, n->input_count ? i : 0);        /* inputs are filled before the first layer runs */
+            if (reads == AMPI_READS_OUTPUT) ampi_lease_use(own, end - i);
+        }
         for (j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
             ampi_node* in = &m->nodes[n->reads[j]];
-            ampi_lease_use(&leases[in->data_root], i);
-            if (n->on_loss_path && n->needs_grad && ampi_op(n->layer.op)->reads == AMPI_READS_INPUT)
-                ampi_lease_use(&leases[in->data_root], end - i);
+            ampi_lease_use(ampi_lease_data(m, in), i);
+            if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(m, in), end - i);
             if (!ampi_gives_gradient(m, n, j)) continue;
-            ampi_lease_use(&leases[count + in->grad_root], end - i);
-            ampi_lease_use(&leases[count + in->grad_root], end - in->order);
-            leases[count + in->grad_root].bytes = ampi_value_bytes(m, in);
-            n->needs_temp[j] = in->grad_written;
+            ampi_lease_grad(m, in)->bytes = ampi_value_bytes(m, in);
+            ampi_lease_use(ampi_lease_grad(m, in), end - i);
+            ampi_lease_use(ampi_lease_grad(m, in), end - in->order);
+            if (in->grad_written) {
+                ampi_lease_part(m, n, j)->bytes = ampi_value_bytes(m, in);
+                ampi_lease_use(ampi_lease_part(m, n, j), end - i);
+            }
             in->grad_written = 1;
-            if (!n->needs_temp[j]) continue;
-            ampi_lease_use(&leases[2 * count + 2 * node + j], end - i);
-            leases[2 * count + 2 * node + j].bytes = ampi_value_bytes(m, in);
         }
     }
 }
 
-/* Largest first, each at the lowest place that no lease of the same time holds: close to optimal for
-   such graphs. Returns the bytes needed in all; SIZE_MAX if they cannot be counted. */
+/* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
+AMPI_FN size_t ampi_lease_place(const ampi_lease* leases, int count, const ampi_lease* l) {
+    size_t offset = 0;
+    int i, moved;
+    do {
+        moved = 0;
+        for (i = 0; i < count; i++) {
+            const ampi_lease* o = &leases[i];
+            if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
+            if (offset < o->offset + o->bytes && o->offset < offset + l->bytes) {
+                offset = o->offset + o->bytes;
+                moved = 1;
+            }
+            if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
+        }
+    } while (moved);
+    return offset;
+}
+
+/* Largest first, which is close to optimal for such graphs. Returns the bytes needed in all. */
 AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
     size_t total = 0;
-    int placed, i;
-    for (placed = 0; placed < count; placed++) {
+    int i;
+    for (i = 0; i < count; i++) leases[i].offset = leases[i].bytes ? SIZE_MAX : 0;         /* not placed yet */
+    for (;;) {
         ampi_lease* best = NULL;
-        size_t offset = 0;
-        int moved = 1;
         for (i = 0; i < count; i++)
-            if (leases[i].bytes && leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes))
-                best = &leases[i];
-        if (!best) break;
-        while (moved) {
-            moved = 0;
-            for (i = 0; i < count; i++) {
-                const ampi_lease* o = &leases[i];
-                if (!o->bytes || o->offset == SIZE_MAX || o->last < best->first || o->first > best->last)
-                    continue;
-                if (offset < o->offset + o->bytes && o->offset < offset + best->bytes) {
-                    offset = o->offset + o->bytes;
-                    moved = 1;
-                }
-                if (offset > SIZE_MAX - best->bytes) return SIZE_MAX;
-            }
-        }
-        best->offset = offset;
-        if (total < offset + best->bytes) total = offset + best->bytes;
+            if (leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes)) best = &leases[i];
+        if (!best) return total;
+        best->offset = ampi_lease_place(leases, count, best);
+        if (best->offset == SIZE_MAX) return SIZE_MAX;
+        if (total < best->offset + best->bytes) total = best->offset + best->bytes;
     }
-    return total;
 }
 
-AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* arena_bytes) {
-    int i, count = m->node_count;
-    ampi_lease* leases = (ampi_lease*)ampi_alloc(&m->desc.allocator, 4 * (size_t)count * sizeof *leases);
-    if (!leases) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory while planning");
-    ampi_lease_times(m, leases);
-    for (i = 0; i < 4 * count; i++) leases[i].offset = SIZE_MAX;
-    *arena_bytes = ampi_place_leases(leases, 4 * count);
-    for (i = 0; i < 4 * count; i++) if (!leases[i].bytes) leases[i].offset = 0;
-    for (i = 0; i < count; i++) {
-        ampi_node* n = &m->nodes[i];
-        n->data_offset = leases[n->data_root].offset;
-        n->grad_offset = leases[count + n->grad_root].offset;
-        n->temp_offset[0] = leases[2 * count + 2 * i].offset;
-        n->temp_offset[1] = leases[2 * count + 2 * i + 1].offset;
-        n->layer.activation_bytes = n->data_root == i && !ampi_op_is_loss(n->layer.op) ? leases[i].bytes : 0;
-    }
-    ampi_free(&m->desc.allocator, leases);
+AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* bytes) {
+    const int count = 4 * m->node_count;
+    amp_result r = ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases);
+    int i;
+    if (r != AMP_OK) return r;
+    m->leases = (ampi_lease*)(void*)m->blocks[AMPI_BLOCK_LEASES].base;
+    ampi_lease_times(m);
+    bytes[AMPI_BLOCK_ARENA] = ampi_place_leases(m->leases, count);
+    for (i = 0; i < m->layer_count; i++) m->nodes[i].layer.activation_bytes = m->leases[i].bytes;
     return AMP_OK;
 }
 
 /* --- finalize, 4: parameters ---------------------------------------------------------------- */
 
-AMPI_FN size_t ampi_weight_count(const ampi_node* n) {
-    if (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR) return (size_t)n->layer.channels * n->fan_in;
-    return n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels : ampi_features(n);
-}
-AMPI_FN size_t ampi_bias_count(const ampi_node* n) {
-    return n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n) : (size_t)n->layer.channels;
-}
-AMPI_FN int ampi_is_norm(const ampi_node* n) {
-    return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM;
+AMPI_FN int ampi_is_norm(const ampi_node* n) { return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM; }
+
+/* Elements of the weights, or of the bias. */
+AMPI_FN size_t ampi_param_count(const ampi_node* n, int is_bias) {
+    const size_t channels = (size_t)n->layer.channels;
+    if (!ampi_is_norm(n)) return is_bias ? channels : channels * n->fan_in;
+    return n->layer.op == AMP_OP_BATCH_NORM ? channels : ampi_features(n);
 }
 
-/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no
-   masters at all. */
+/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
 AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
     if (ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW)) return AMP_F32;
     return n->layer.compute_dtype;
 }
 
-/* Counts parameters, and where each buffer goes in its block. */
-typedef struct ampi_param_plan { size_t masters, low, grads, moments; } ampi_param_plan;
-
-/* A sum, of bytes or elements, that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
-AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
-    if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
+#define AMPI_PARAM_NAME 48
+/* Gives the next parameter its place in each block, from at[] on; before there are blocks, sizes are counted. */
+AMPI_FN void ampi_place_param(amp_model* m, const ampi_node* n, int is_bias, int moments, size_t* at) {
+    const int index = m->param_count++, is_low = n->layer.param_dtype != AMP_F32;
+    const size_t count = ampi_param_count(n, is_bias);
+    amp_param p;
+    char* name;
+    memset(&p, 0, sizeof p);
+    p.count = count;
+    p.group = n->group;
+    p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
+    if (!is_low || m->policy.master_weights) p.master = (float*)ampi_block_take(m, AMPI_BLOCK_MASTERS, count * 4, at);
+    if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, count * 2, at);
+    if (is_low) p.low_dtype = n->layer.param_dtype;
+    p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, count * ampi_type_size(p.grad_dtype), at);
+    if (moments > 0) p.m = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
+    if (moments > 1) p.v = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
+    if (!m->params) return;
+    p.name = name = m->blocks[AMPI_BLOCK_NAMES].base + (size_t)index * AMPI_PARAM_NAME;
+    snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
+    m->params[index] = p;
+    m->grad_list[index].data = p.grad;
+    m->grad_list[index].dtype = p.grad_dtype;
+    m->grad_list[index].count = count;
+    m->grad_list[index].name = name;
 }
 
-AMPI_FN void ampi_param_bytes(const amp_model* m, const ampi_node* n, size_t count, int moments,
-                              ampi_param_plan* at) {
-    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights)
-        ampi_count_bytes(&at->masters, ampi_align(count * 4));
-    if (n->layer.param_dtype != AMP_F32) ampi_count_bytes(&at->low, ampi_align(count * 2));
-    ampi_count_bytes(&at->grads, ampi_align(count * ampi_type_size(m->desc.grad_dtype)));
-    ampi_count_bytes(&at->moments, ampi_align(count * 4) * (size_t)moments);
-}
-
-/* First pass: numbers and sums. */
-AMPI_FN void ampi_plan_params(amp_model* m, int moments, ampi_param_plan* sum) {
+AMPI_FN void ampi_place_params(amp_model* m, int moments, size_t* at) {
     int i;
-    memset(sum, 0, sizeof *sum);
+    m->param_count = 0;
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
         if (n->weight == AMPI_NONE) continue;
         n->layer.param_dtype = ampi_param_dtype(m, n);
-        n->weight = m->param_count++;
-        n->layer.parameters = ampi_weight_count(n);
-        ampi_param_bytes(m, n, ampi_weight_count(n), moments, sum);
+        n->layer.parameters = ampi_param_count(n, 0) + (n->bias == AMPI_NONE ? 0 : ampi_param_count(n, 1));
+        n->weight = m->param_count;
+        ampi_place_param(m, n, 0, moments, at);
         if (n->bias == AMPI_NONE) continue;
-        n->bias = m->param_count++;
-        n->layer.parameters += ampi_bias_count(n);
-        ampi_param_bytes(m, n, ampi_bias_count(n), moments, sum);
+        n->bias = m->param_count;
+        ampi_place_param(m, n, 1, moments, at);
     }
 }
 
-#define AMPI_PARAM_NAME 48
-/* Second pass: pointers. */
-AMPI_FN void ampi_bind_param(amp_model* m, const ampi_node* n, int index, size_t count, const char* suffix,
-                             int moments, ampi_param_plan* at) {
-    amp_param* p = &m->params[index];
-    char* name = m->blocks[AMPI_BLOCK_NAMES].base + (size_t)index * AMPI_PARAM_NAME;
-    snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, suffix);
-    p->name = name;
-    p->count = count;
-    p->group = n->group;
-    p->grad_dtype = ampi_dtype(m->desc.grad_dtype);
-    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights)
-        p->master = (float*)(void*)(m->blocks[AMPI_BLOCK_MASTERS].base + at->masters);
-    if (n->layer.param_dtype != AMP_F32) {
-        p->low = m->blocks[AMPI_BLOCK_LOW].base + at->low;
-        p->low_dtype = n->layer.param_dtype;
-    }
-    p->grad = m->blocks[AMPI_BLOCK_GRADS].base + at->grads;
-    if (moments > 0) p->m = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments);
-    if (moments > 1)
-        p->v = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments + ampi_align(count * 4));
-    m->grad_list[index].data = p->grad;
-    m->grad_list[index].dtype = p->grad_dtype;
-    m->grad_list[index].count = count;
-    m->grad_list[index].name = name;
-    ampi_param_bytes(m, n, count, moments, at);
-}
-
-AMPI_FN void ampi_bind_params(amp_model* m, int moments) {
-    ampi_param_plan at;
-    int i;
-    memset(&at, 0, sizeof at);
-    for (i = 0; i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
-        if (n->weight != AMPI_NONE)
-            ampi_bind_param(m, n, n->weight, ampi_weight_count(n), "weight", moments, &at);
-        if (n->bias != AMPI_NONE) ampi_bind_param(m, n, n->bias, ampi_bias_count(n), "bias", moments, &at);
-    }
-}
-
-/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of
-   building the rest. */
+/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the
+   rest. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     float u;
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
@@ -15817,8 +15717,8 @@ AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed
     return u / sqrtf((float)n->fan_in);
 }
 
-/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so
-   that near seeds are far apart). */
+/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so that near
+   seeds are far apart). */
 AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     uint64_t x = m->desc.seed + 0x9E3779B97F4A7C15u * (uint64_t)(number + 1);
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
@@ -15830,24 +15730,22 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
     const amp_param* p = &m->params[index];
     const amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
     char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
+    amp_result r = AMP_OK;
     float values[CHUNK];
-    size_t at, i;
-    for (at = 0; at < p->count; at += CHUNK) {
-        size_t count = ampi_min_size(p->count - at, CHUNK);
-        amp_result r;
-        for (i = 0; i < count; i++)
-            values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
+    size_t at, i, count;
+    for (at = 0; at < p->count && r == AMP_OK; at += count) {
+        count = ampi_min_size(p->count - at, CHUNK);
+        for (i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
         r = m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec);
-        if (r != AMP_OK) return r;
     }
-    return AMP_OK;
+    return r;
 }
 
 /* --- finalize, 5: the rest ------------------------------------------------------------------ */
 
-/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one
-   stretch), then in the same order the statistics of the batch; after them come those of layer norm's rows. */
-AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
+/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one stretch), then in the
+   same order the statistics of the batch; after them come those of layer norm's rows. */
+AMPI_FN void ampi_plan_stats(amp_model* m, size_t* bytes) {
     size_t at = 0;
     int i;
     for (i = 0; i < m->layer_count; i++) {
@@ -15855,130 +15753,89 @@ AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
         m->nodes[i].stats_offset = at;
         ampi_count_bytes(&at, 2 * (size_t)m->nodes[i].layer.channels);
     }
-    *running = at;
+    bytes[AMPI_BLOCK_STATS_SAVED] = ampi_area(at, 4);
     ampi_count_bytes(&at, at);
     for (i = 0; i < m->layer_count; i++) {
         if (m->nodes[i].layer.op != AMP_OP_LAYER_NORM) continue;
         m->nodes[i].stats_offset = at;
         ampi_count_bytes(&at, 2 * (size_t)m->desc.batch);
     }
-    return at;
+    bytes[AMPI_BLOCK_STATS] = ampi_area(at, 4);
 }
 
-/* Bytes of the targets of loss i for n samples: labels, or floats. */
-AMPI_FN size_t ampi_target_bytes(const amp_model* m, int i, int n) {
-    const ampi_node* loss = &m->nodes[m->losses[i]];
-    const int is_labels = loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    return (is_labels ? 1 : ampi_features(&m->nodes[loss->reads[0]])) * (size_t)n * 4;
+/* Scratch memory of a layer's operators. */
+AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
+    const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
+    size_t forward, dx, dw;
+    if (n->layer.op == AMP_OP_CONV2D) return m->backend->conv2d_workspace(&n->conv);
+    if (n->layer.op == AMP_OP_LAYER_NORM) return m->backend->layer_norm_workspace(batch, ampi_features(n));
+    if (n->layer.op != AMP_OP_LINEAR) return 0;
+    forward = m->backend->gemm_workspace(batch, out, in);
+    dx = m->backend->gemm_workspace(batch, in, out);
+    dw = m->backend->gemm_workspace(out, in, batch);
+    return ampi_max_size(forward, ampi_max_size(dx, dw));
 }
 
-AMPI_FN size_t ampi_plan_targets(amp_model* m) {
-    size_t at = 0;
-    int i;
-    for (i = 0; i < m->loss_count; i++) {
-        m->target_offset[i] = at;
-        ampi_count_bytes(&at, ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
-    }
-    return at;
+AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
+/* What a loss is taken of. */
+AMPI_FN const ampi_node* ampi_loss_input(const amp_model* m, int loss) {
+    return &m->nodes[m->nodes[m->losses[loss]].reads[0]];
 }
 
-/* Floats that the inputs are normalised with. */
-AMPI_FN size_t ampi_plan_constants(amp_model* m) {
-    size_t at = 0;
-    int i;
-    for (i = 0; i < m->input_count; i++) {
-        ampi_node* n = &m->nodes[m->inputs[i]];
-        n->stats_offset = at;
-        if (n->reading.constants) at += 2 * n->reading.channels;
-    }
-    return at;
-}
-
-AMPI_FN size_t ampi_plan_workspace(const amp_model* m) {
-    size_t most = 0, batch = (size_t)m->desc.batch;
-    int i;
-    for (i = 0; i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
-        size_t bytes = 0, other;
-        if (n->layer.op == AMP_OP_CONV2D) bytes = m->backend->conv2d_workspace(&n->conv);
-        if (n->layer.op == AMP_OP_LAYER_NORM) bytes = m->backend->layer_norm_workspace(batch, ampi_features(n));
-        if (n->layer.op == AMP_OP_LINEAR) {
-            size_t in = n->fan_in, out = (size_t)n->layer.channels;
-            bytes = m->backend->gemm_workspace(batch, out, in);
-            other = m->backend->gemm_workspace(batch, in, out);
-            if (bytes < other) bytes = other;
-            other = m->backend->gemm_workspace(out, in, batch);
-            if (bytes < other) bytes = other;
-        }
-        if (most < bytes) most = bytes;
-    }
-    return most;
+/* Bytes of the targets of a loss for n samples: labels, or floats. */
+AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
+    const size_t each = ampi_has_labels(&m->nodes[m->losses[loss]]) ? 1 : ampi_features(ampi_loss_input(m, loss));
+    return each * (size_t)n * 4;
 }
 
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Room for such rows and their labels. */
-AMPI_FN size_t ampi_plan_row(const amp_model* m) {
-    size_t most = 0;
-    int i;
-    for (i = 0; i < m->loss_count; i++) {
-        const ampi_node* x = &m->nodes[m->nodes[m->losses[i]].reads[0]];
-        size_t classes = ampi_features(x), room = ampi_rows_at_once(classes) * (classes + 1) * sizeof(float);
-        if (m->nodes[m->losses[i]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && most < room) most = room;
-    }
-    return most;
-}
-
-AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats,
-                                     size_t running) {
+/* The bytes of all blocks that are not planned yet. */
+AMPI_FN void ampi_plan_blocks(amp_model* m, size_t* bytes) {
     const size_t params = (size_t)m->param_count;
-    amp_result r = ampi_block_alloc(m, AMPI_BLOCK_ARENA, arena, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MASTERS, p->masters, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOW, p->low, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRADS, p->grads, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MOMENTS, p->moments, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS, ampi_area(stats, 4), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, ampi_area(running, 4), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_CONSTANTS, ampi_plan_constants(m) * sizeof(float), 0);
-    if (r == AMP_OK)
-        r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 2) * sizeof(float), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_PARAMS, params * sizeof(amp_param), 1);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_NAMES, params * AMPI_PARAM_NAME, 1);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRAD_LIST, params * sizeof(amp_tensor), 1);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_ROW, ampi_plan_row(m), 1);
-    return r;
+    size_t constants = 0;
+    int i;
+    ampi_plan_stats(m, bytes);
+    for (i = 0; i < m->layer_count; i++)
+        bytes[AMPI_BLOCK_WORKSPACE] = ampi_max_size(bytes[AMPI_BLOCK_WORKSPACE], ampi_workspace_of(m, &m->nodes[i]));
+    for (i = 0; i < m->loss_count; i++) {
+        const size_t classes = ampi_features(ampi_loss_input(m, i));
+        m->target_offset[i] = bytes[AMPI_BLOCK_TARGETS];
+        ampi_count_bytes(&bytes[AMPI_BLOCK_TARGETS], ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
+        if (!ampi_has_labels(&m->nodes[m->losses[i]])) continue;       /* rows of logits, and their labels */
+        bytes[AMPI_BLOCK_ROW] = ampi_max_size(bytes[AMPI_BLOCK_ROW], ampi_rows_at_once(classes) * (classes + 1) * 4);
+    }
+    for (i = 0; i < m->input_count; i++) {
+        ampi_node* n = &m->nodes[m->inputs[i]];
+        n->stats_offset = constants;
+        if (n->constants) constants += 2 * n->reading.channels;
+    }
+    bytes[AMPI_BLOCK_CONSTANTS] = constants * sizeof(float);
+    bytes[AMPI_BLOCK_LOSSES] = (size_t)(m->loss_count + 2) * sizeof(float);          /* and two flags of training */
+    bytes[AMPI_BLOCK_PARAMS] = params * sizeof(amp_param);
+    bytes[AMPI_BLOCK_NAMES] = params * AMPI_PARAM_NAME;
+    bytes[AMPI_BLOCK_GRAD_LIST] = params * sizeof(amp_tensor);
 }
 
 AMPI_FN float* ampi_running(const amp_model* m, const ampi_node* n) {
-    return (float*)(void*)m->blocks[AMPI_BLOCK_STATS].base + n->stats_offset;
+    return ampi_block_float(m, AMPI_BLOCK_STATS, n->stats_offset);
 }
-/* Statistics of the batch: behind all running ones for batch norm. */
-AMPI_FN float* ampi_batch_stats(const amp_model* m, const ampi_node* n) {
-    size_t running = n->layer.op == AMP_OP_BATCH_NORM ? m->blocks[AMPI_BLOCK_STATS_SAVED].bytes / 4 : 0;
-    return ampi_running(m, n) + running;
-}
-
 /* The constants of an input in the backend's memory. */
 AMPI_FN float* ampi_constants(const amp_model* m, const ampi_node* n) {
-    return (float*)(void*)m->blocks[AMPI_BLOCK_CONSTANTS].base + n->stats_offset;
+    return ampi_block_float(m, AMPI_BLOCK_CONSTANTS, n->stats_offset);
 }
 
 AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     const float one = 1.0f;
     amp_result r = AMP_OK;
     int i, c;
-    for (i = 0; i < m->input_count && r == AMP_OK; i++) {
-        const ampi_node* n = &m->nodes[m->inputs[i]];
-        if (n->reading.constants)
-            r = m->backend->copy_in(ampi_constants(m, n), n->reading.constants,
-                                    2 * n->reading.channels * sizeof(float), &m->exec);
-    }
     for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[i];
-        if (n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
+        if (n->constants)
+            r = m->backend->copy_in(ampi_constants(m, n), n->constants, 2 * n->reading.channels * sizeof *n->constants,
+                                    &m->exec);
+        if (r == AMP_OK && n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
         if (r == AMP_OK && n->bias != AMPI_NONE) r = ampi_init_param(m, n, n->bias, 1);
         for (c = 0; n->layer.op == AMP_OP_BATCH_NORM && r == AMP_OK && c < n->layer.channels; c++)
             r = m->backend->copy_in(ampi_running(m, n) + n->layer.channels + c, &one, sizeof one, &m->exec);
@@ -15986,8 +15843,7 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     return r;
 }
 
-/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise
-   scale 1. */
+/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
     const ampi_style_row* style = ampi_style(m->policy.style);
@@ -15995,11 +15851,9 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
     for (i = 0; i < m->layer_count && level != AMP_O3; i++) dynamic |= m->nodes[i].layer.compute_dtype == AMP_F16;
+    d.preset = !dynamic ? AMP_SCALER_STATIC : level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
+    if (!dynamic) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
-    else if (!dynamic) {
-        d.preset = AMP_SCALER_STATIC;
-        d.init_scale = 1.0f;
-    } else d.preset = level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
     d.logger = &m->op_logger;
     return amp_scaler_init(&m->training.scaler, &d);
 }
@@ -16021,33 +15875,33 @@ AMPI_FN amp_result ampi_check_graph(amp_model* m) {
 /* Everything that finalize does; on failure the caller takes it all back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
     amp_optimizer_desc od = m->desc.optimizer;
-    ampi_param_plan plan;
-    size_t arena = 0, stats, running = 0;
+    size_t bytes[AMPI_BLOCK_COUNT], at[AMPI_BLOCK_COUNT];
     amp_result r;
-    int moments;
+    int i, moments;
+    memset(bytes, 0, sizeof bytes);
+    memset(at, 0, sizeof at);
     od.logger = &m->op_logger;
     moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
     ampi_resolve_types(m);
     if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
     ampi_resolve_storage(m);
-    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int), 1);    /* each with two casts */
+    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int));       /* each with two casts */
     if (r != AMP_OK) return r;
     m->order = (int*)(void*)m->blocks[AMPI_BLOCK_ORDER].base;
     if ((r = ampi_place_casts(m)) != AMP_OK || (r = ampi_mark_paths(m)) != AMP_OK) return r;
     ampi_share_memory(m);
-    if ((r = ampi_plan_arena(m, &arena)) != AMP_OK) return r;
-    ampi_plan_params(m, moments, &plan);
-    stats = ampi_plan_stats(m, &running);
-    m->stats_floats = running;
-    if ((r = ampi_alloc_blocks(m, arena, &plan, stats, running)) != AMP_OK) return r;
+    if ((r = ampi_plan_arena(m, bytes)) != AMP_OK) return r;
+    ampi_place_params(m, moments, bytes);
+    ampi_plan_blocks(m, bytes);
+    for (i = 0; i < AMPI_BLOCK_COUNT; i++)
+        if ((r = ampi_block_alloc(m, i, bytes[i])) != AMP_OK) return r;
     m->params = (amp_param*)(void*)m->blocks[AMPI_BLOCK_PARAMS].base;
     m->grad_list = (amp_tensor*)(void*)m->blocks[AMPI_BLOCK_GRAD_LIST].base;
     m->exec.workspace = m->blocks[AMPI_BLOCK_WORKSPACE].base;
     m->exec.workspace_size = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
-    ampi_bind_params(m, moments);
-    if ((r = ampi_init_weights(m)) != AMP_OK) return r;
-    if (m->param_count == 0) return AMP_OK;
+    ampi_place_params(m, moments, at);
+    if ((r = ampi_init_weights(m)) != AMP_OK || m->param_count == 0) return r;
     r = m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec);
     m->training_open = r == AMP_OK;
     return r;
@@ -16059,33 +15913,12 @@ AMPI_FN void ampi_tell_doubts(amp_model* m) {
     int i;
     for (i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = &m->nodes[m->losses[i]], *x = &m->nodes[ampi_source(m, loss->inputs[0])];
-        if (loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && x->layer.op == AMP_OP_SOFTMAX)
+        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                         loss->layer.name, x->layer.name);
     }
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
         ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
-}
-
-/* Back to the graph as it was built. */
-AMPI_FN void ampi_unfinalize(amp_model* m) {
-    int i;
-    ampi_close_training(m);
-    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
-    m->node_count = m->layer_count;
-    m->param_count = 0;
-    m->params = NULL;
-    m->grad_list = NULL;
-    m->order = NULL;
-    m->exec.workspace = NULL;
-    m->exec.workspace_size = 0;
-    for (i = 0; i < m->layer_count; i++) {
-        ampi_node* n = &m->nodes[i];
-        n->users = n->on_loss_path = n->needs_grad = n->layer.in_place = 0;
-        n->grad_written = n->needs_temp[0] = n->needs_temp[1] = 0;
-        if (n->weight != AMPI_NONE) n->weight = 0;
-        if (n->bias != AMPI_NONE) n->bias = 0;
-    }
 }
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
@@ -16108,15 +15941,13 @@ AMP_DEF int amp_model_layer_count(const amp_model* m) { return m && m->finalized
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
     return m && m->finalized && i >= 0 && i < m->layer_count ? &m->nodes[i].layer : NULL;
 }
-AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
-    return m ? ampi_index_of(m, v) : AMPI_NONE;
-}
+AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) { return m ? ampi_index_of(m, v) : AMPI_NONE; }
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
+    amp_result r = ampi_check_finalized(m, "amp_model_memory");
     int i;
-    if (!m) return AMP_ERR_ARGUMENT;
+    if (r != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_memory: the model is not finalized");
     memset(out, 0, sizeof *out);
     out->activation_bytes = m->blocks[AMPI_BLOCK_ARENA].bytes;
     out->parameter_bytes = m->blocks[AMPI_BLOCK_MASTERS].bytes;
@@ -16142,9 +15973,9 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 }
 
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
+    amp_result r = ampi_check_finalized(m, what);
     int i;
-    if (!m) return AMP_ERR_ARGUMENT;
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+    if (r != AMP_OK) return r;
     if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
     for (i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
@@ -16175,29 +16006,22 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
 
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     amp_result r = ampi_check_param(m, p, values, "write param");
-    if (r == AMP_OK && p->master)
-        r = m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec);
+    if (r == AMP_OK && p->master) r = m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec);
     if (r == AMP_OK && p->low) r = ampi_model_write_low(m, p, values);
     return r;
 }
 
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
-    amp_result r = AMP_OK;
+    amp_result r = ampi_check_finalized(m, "amp_model_sync_params");
     int i;
-    if (!m) return AMP_ERR_ARGUMENT;
-    if (!m->finalized)
-        return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_sync_params: the model is not finalized");
-    for (i = 0; i < m->param_count && r == AMP_OK; i++) {
-        const amp_param* p = &m->params[i];
-        if (p->master && p->low) r = ampi_model_write_low(m, p, NULL);
-    }
+    for (i = 0; r == AMP_OK && i < m->param_count; i++)
+        if (m->params[i].master && m->params[i].low) r = ampi_model_write_low(m, &m->params[i], NULL);
     return r;
 }
 
 /* Brings the training state up to date with what the backend has. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
-    amp_result r = AMP_OK;
-    if (m->stale) r = m->backend->training_read(&m->training, &m->exec);
+    amp_result r = m->stale ? m->backend->training_read(&m->training, &m->exec) : AMP_OK;
     m->stale = 0;
     return r;
 }
@@ -16337,17 +16161,17 @@ AMP_DEF const char* amp_outcome_name(amp_outcome o) {
 
 /* --- where things are ----------------------------------------------------------------------- */
 
-AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) {
-    return m->blocks[AMPI_BLOCK_ARENA].base + n->data_offset;
+AMPI_FN void* ampi_arena(const amp_model* m, const ampi_lease* l) {
+    return m->blocks[AMPI_BLOCK_ARENA].base + l->offset;
 }
-AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) {
-    return m->blocks[AMPI_BLOCK_ARENA].base + n->grad_offset;
-}
+AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_data(m, n)); }
+AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_grad(m, n)); }
 AMPI_FN void* ampi_target(const amp_model* m, int loss) {
     return m->blocks[AMPI_BLOCK_TARGETS].base + m->target_offset[loss];
 }
+/* Behind the losses are two flags: a gradient is not finite, and the loss is not. */
 AMPI_FN float* ampi_loss_value(const amp_model* m, int loss) {
-    return (float*)(void*)m->blocks[AMPI_BLOCK_LOSSES].base + loss;
+    return ampi_block_float(m, AMPI_BLOCK_LOSSES, (size_t)loss);
 }
 /* The weights as a layer reads them. */
 AMPI_FN const void* ampi_layer_weights(const amp_model* m, const ampi_node* n, int param) {
@@ -16367,7 +16191,78 @@ typedef struct ampi_pass {
     int accumulate;            /* add to the weight gradients */
 } ampi_pass;
 
-/* --- forward ---------------------------------------------------------------------------------- */
+/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
+   written there before, a buffer apart. NULL if nobody wants it. */
+AMPI_FN void* ampi_grad_out(const amp_model* m, const ampi_node* n, int j) {
+    const ampi_lease* part = ampi_lease_part(m, n, j);
+    if (!ampi_gives_gradient(m, n, j) || !m->nodes[n->reads[j]].wants_grad) return NULL;
+    return part->bytes ? ampi_arena(m, part) : ampi_grad(m, &m->nodes[n->reads[j]]);
+}
+
+/* What the operator of a node reads and writes: x is one of its inputs and y its output, both in the forward pass. */
+typedef struct ampi_operands {
+    const void *x, *w, *b, *target;
+    void* y;
+    amp_dtype xt, yt, wt;
+    size_t rows, in, out, count;       /* samples; elements of a sample of x, and of y; elements of all of y */
+    float *mean, *variance, *running;  /* norms: statistics of the batch, and the running mean and variance */
+    amp_conv2d_shape conv;
+    amp_pool2d_shape pool;
+    amp_batch_norm_shape norm;
+} ampi_operands;
+
+AMPI_FN void ampi_norm_operands(const amp_model* m, const ampi_node* n, const ampi_pass* p, ampi_operands* o) {
+    const int batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
+    o->running = ampi_running(m, n);
+    o->mean = o->running + (batch_norm ? m->blocks[AMPI_BLOCK_STATS_SAVED].bytes / sizeof(float) : 0);
+    o->variance = o->mean + (batch_norm ? n->layer.channels : m->desc.batch);
+    o->norm.n = p->n;
+    o->norm.channels = n->layer.channels;
+    o->norm.spatial = n->layer.height * n->layer.width;
+    o->norm.eps = n->eps;
+    o->norm.momentum = p->keep_running ? (float)AMP_ZERO : n->momentum;
+    o->norm.frozen = n->frozen;
+}
+AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
+    const ampi_node* x = &m->nodes[n->reads[j]];
+    ampi_operands o;
+    memset(&o, 0, sizeof o);
+    if (n->input_count) o.x = ampi_data(m, x);
+    o.xt = x->layer.storage_dtype;
+    o.y = ampi_data(m, n);
+    o.yt = n->layer.storage_dtype;
+    o.w = ampi_layer_weights(m, n, n->weight);
+    o.b = ampi_layer_weights(m, n, n->bias);
+    o.wt = n->layer.param_dtype;
+    o.rows = (size_t)p->n;
+    o.in = ampi_features(x);
+    o.out = ampi_features(n);
+    o.count = o.rows * o.out;
+    o.conv = n->conv;
+    o.pool = n->pool;
+    o.conv.n = o.pool.n = p->n;
+    if (ampi_is_norm(n)) ampi_norm_operands(m, n, p, &o);
+    if (ampi_op_is_loss(n->layer.op)) o.target = ampi_target(m, n->index);
+    return o;
+}
+
+/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k
+   micro-batches, or k ranks, draw what one batch of k times the size would draw. */
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
+                                    amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
+    const size_t count = (size_t)p->n * ampi_features(n);
+    const amp_training* training = &m->training;
+    const uint64_t each = (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
+    uint64_t stride = each * (uint64_t)m->comm.size, offset = each * (uint64_t)m->comm.rank;
+    if (!training->position) offset += training->passes * stride;
+    if (!p->training) {
+        if (from == to) return AMP_OK;
+        return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
+    }
+    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p,
+                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, training->position, stride,
+                                       &m->exec);
+}
 
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     if (op == AMP_OP_GELU) return AMP_GELU;
@@ -16375,20 +16270,8 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     return op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
 
-/* relu: and what the ReLU behind it does in its place. */
-AMPI_FN amp_result ampi_forward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p, int relu) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const amp_backend* f = m->backend;
-    const void *w = ampi_layer_weights(m, n, n->weight), *b = ampi_layer_weights(m, n, n->bias);
-    amp_dtype wt = n->layer.param_dtype, xt = x->layer.storage_dtype, yt = n->layer.storage_dtype;
-    amp_conv2d_shape s = n->conv;
-    void* y = ampi_data(m, n);
-    if (n->layer.op == AMP_OP_LINEAR)
-        return (relu ? f->linear_relu_forward : f->linear_forward)(
-            ampi_data(m, x), xt, w, wt, b, wt, y, yt, (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
-    s.n = p->n;
-    return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&s, ampi_data(m, x), xt, w, wt, b, wt, y, yt, &m->exec);
-}
+/* --- forward ---------------------------------------------------------------------------------- */
+
 /* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
    has to be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_node* next) {
@@ -16399,284 +16282,155 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_n
            && &m->nodes[next->reads[0]] == n;
 }
 
-AMPI_FN amp_batch_norm_shape ampi_batch_norm_shape_of(const ampi_node* n, const ampi_pass* p) {
-    amp_batch_norm_shape s;
-    s.n = p->n;
-    s.channels = n->layer.channels;
-    s.spatial = n->layer.height * n->layer.width;
-    s.eps = n->eps;
-    s.momentum = p->keep_running ? (float)AMP_ZERO : n->momentum;
-    s.frozen = n->frozen;
-    return s;
-}
-
-AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void *gamma = ampi_layer_weights(m, n, n->weight), *beta = ampi_layer_weights(m, n, n->bias);
-    float *stats = ampi_batch_stats(m, n), *running = ampi_running(m, n);
-    amp_batch_norm_shape s;
-    if (n->layer.op == AMP_OP_LAYER_NORM)
-        return m->backend->layer_norm_forward(ampi_data(m, x), x->layer.storage_dtype, gamma, beta,
-                                              n->layer.param_dtype, n->eps, stats, stats + m->desc.batch,
-                                              ampi_data(m, n), n->layer.storage_dtype, (size_t)p->n,
-                                              ampi_features(n), &m->exec);
-    s = ampi_batch_norm_shape_of(n, p);
-    return m->backend->batch_norm_forward(&s, p->training, ampi_data(m, x), x->layer.storage_dtype, gamma,
-                                          beta, n->layer.param_dtype, running, running + s.channels, stats,
-                                          stats + s.channels, ampi_data(m, n), n->layer.storage_dtype,
-                                          &m->exec);
-}
-
-AMPI_FN amp_result ampi_forward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void *data = ampi_data(m, x), *target = ampi_target(m, n->index);
-    size_t features = ampi_features(x), rows = (size_t)p->n;
-    amp_dtype t = x->layer.storage_dtype;
-    float* out = ampi_loss_value(m, n->index);
-    if (n->layer.op == AMP_OP_MSE)
-        return m->backend->mse_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
-    if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
-        return m->backend->bce_with_logits_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
-    return m->backend->softmax_cross_entropy_forward(data, t, (const int32_t*)target, n->smoothing, out,
-                                                     rows, features, &m->exec);
-}
-
-/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k
-   micro-batches, or k ranks, draw what one batch of k times the size would draw. */
-AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
-                                    amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
-    size_t count = (size_t)p->n * ampi_features(n);
-    const amp_training* training = &m->training;
-    uint64_t each = (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
-    uint64_t stride = each * (uint64_t)m->comm.size, offset = each * (uint64_t)m->comm.rank;
-    if (!training->position) offset += training->passes * stride;
-    if (!p->training) {
-        if (from == to) return AMP_OK;
-        return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
-    }
-    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p,
-                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, training->position,
-                                       stride, &m->exec);
-}
-
-AMPI_FN amp_result ampi_forward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node *a = &m->nodes[n->reads[0]], *b = &m->nodes[n->reads[1]];
-    size_t rows = (size_t)p->n, fa = ampi_features(a), fb = ampi_features(b);
-    amp_dtype t = n->layer.storage_dtype;
+/* relu: of a matrix product, and what the ReLU behind it does in its place. */
+AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const ampi_pass* p, int relu) {
+    const ampi_operands o = ampi_operands_of(m, n, p, 0);
+    const ampi_node* second = n->input_count == 2 ? &m->nodes[n->reads[1]] : NULL;
+    const amp_backend* f = m->backend;
+    const amp_exec* e = &m->exec;
     amp_result r;
-    if (n->layer.op == AMP_OP_ADD)
-        return m->backend->add_forward(ampi_data(m, a), a->layer.storage_dtype, ampi_data(m, b),
-                                       b->layer.storage_dtype, ampi_data(m, n), t, rows * fa, &m->exec);
-    r = m->backend->concat_forward(ampi_data(m, a), a->layer.storage_dtype, fa, ampi_data(m, n), t, fa + fb,
-                                   0, rows, &m->exec);
-    if (r != AMP_OK) return r;
-    return m->backend->concat_forward(ampi_data(m, b), b->layer.storage_dtype, fb, ampi_data(m, n), t,
-                                      fa + fb, fa, rows, &m->exec);
-}
-
-AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void* from = n->input_count ? ampi_data(m, x) : NULL;
-    amp_dtype ft = x->layer.storage_dtype, t = n->layer.storage_dtype;
-    void* to = ampi_op_is_loss(n->layer.op) ? NULL : ampi_data(m, n);
-    size_t count = (size_t)p->n * ampi_features(n);
-    amp_pool2d_shape pool = n->pool;
-    pool.n = p->n;
     switch (n->layer.op) {
-        case AMPI_OP_CAST: return m->backend->convert(to, t, from, ft, count, &m->exec);
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
-        case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p, 0);
-        case AMP_OP_MAX_POOL2D:
-        case AMP_OP_AVG_POOL2D: return m->backend->pool2d_forward(&pool, from, ft, to, t, &m->exec);
-        case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: return ampi_forward_norm(m, n, p);
+        case AMPI_OP_CAST: return f->convert(o.y, o.yt, o.x, o.xt, o.count, e);
+        case AMP_OP_CONV2D:
+            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&o.conv, o.x, o.xt, o.w, o.wt, o.b, o.wt, o.y,
+                                                                       o.yt, e);
+        case AMP_OP_LINEAR:
+            return (relu ? f->linear_relu_forward : f->linear_forward)(o.x, o.xt, o.w, o.wt, o.b, o.wt, o.y, o.yt,
+                                                                       o.rows, o.in, o.out, e);
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&o.pool, o.x, o.xt, o.y, o.yt, e);
+        case AMP_OP_BATCH_NORM:
+            return f->batch_norm_forward(&o.norm, p->training, o.x, o.xt, o.w, o.b, o.wt, o.running,
+                                         o.running + o.norm.channels, o.mean, o.variance, o.y, o.yt, e);
+        case AMP_OP_LAYER_NORM:
+            return f->layer_norm_forward(o.x, o.xt, o.w, o.b, o.wt, n->eps, o.mean, o.variance, o.y, o.yt, o.rows,
+                                         o.out, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return m->backend->activation_forward(ampi_activation_of(n->layer.op), from, ft, to, t, count,
-                                                  &m->exec);
-        case AMP_OP_SOFTMAX:
-            return m->backend->softmax_forward(from, ft, to, t, (size_t)p->n, ampi_features(n), &m->exec);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, from, ft, to, t);
-        case AMP_OP_ADD: case AMP_OP_CONCAT: return ampi_forward_pair(m, n, p);
+            return f->activation_forward(ampi_activation_of(n->layer.op), o.x, o.xt, o.y, o.yt, o.count, e);
+        case AMP_OP_SOFTMAX: return f->softmax_forward(o.x, o.xt, o.y, o.yt, o.rows, o.out, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, o.x, o.xt, o.y, o.yt);
+        case AMP_OP_ADD:
+            return f->add_forward(o.x, o.xt, ampi_data(m, second), second->layer.storage_dtype, o.y, o.yt, o.count, e);
+        case AMP_OP_CONCAT:
+            r = f->concat_forward(o.x, o.xt, o.in, o.y, o.yt, o.out, 0, o.rows, e);
+            if (r != AMP_OK) return r;
+            return f->concat_forward(ampi_data(m, second), second->layer.storage_dtype, o.out - o.in, o.y, o.yt, o.out,
+                                     o.in, o.rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
+            return f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
+                                                    ampi_loss_value(m, n->index), o.rows, o.in, e);
         case AMP_OP_MSE:
-        case AMP_OP_BCE_WITH_LOGITS: return ampi_forward_loss(m, n, p);
+            return f->mse_forward(o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in, e);
+        case AMP_OP_BCE_WITH_LOGITS:
+            return f->bce_with_logits_forward(o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in,
+                                              e);
         case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
 }
 
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
+/* While amp_model_stats looks: of what a layer makes, losses aside. */
+AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, const ampi_pass* p, int is_gradient) {
+    amp_layer_stats* to = m->observed ? &m->observed[n - m->nodes] : NULL;
+    if (!to || n->layer.op == AMPI_OP_CAST || ampi_op_is_loss(n->layer.op)) return AMP_OK;
+    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output,
+                        is_gradient ? ampi_grad(m, n) : ampi_data(m, n), n->layer.storage_dtype,
+                        (size_t)p->n * ampi_features(n));
+}
 
 /* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
 AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->observed; }
 
-/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the
-   losses. */
+/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
+    amp_result r = AMP_OK;
     int i;
-    for (i = 0; i <= last; i++) {
+    for (i = 0; i <= last && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
-        amp_result r;
+        int relu;
         if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        if (i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]])) {
-            r = ampi_forward_matrix(m, n, p, 1);
-            i++;
-        } else {
-            r = ampi_forward_node(m, n, p);
-        }
-        if (r == AMP_OK && m->observed && n->layer.op != AMPI_OP_CAST && !ampi_op_is_loss(n->layer.op))
-            r = ampi_collect(m, &m->observed[m->order[i]].output, ampi_data(m, n), n->layer.storage_dtype,
-                             (size_t)p->n * ampi_features(n));
-        if (r != AMP_OK) return r;
+        relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
+        r = ampi_forward_node(m, n, p, relu);
+        if (r == AMP_OK) r = ampi_observe(m, n, p, 0);
+        i += relu;
     }
-    return AMP_OK;
+    return r;
 }
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another
-   consumer has written there before, a buffer apart. NULL if nobody wants it. */
-AMPI_FN void* ampi_grad_out(amp_model* m, const ampi_node* n, int j) {
-    if (!ampi_gives_gradient(m, n, j) || !m->nodes[n->reads[j]].wants_grad) return NULL;
-    return n->needs_temp[j] ? (void*)(m->blocks[AMPI_BLOCK_ARENA].base + n->temp_offset[j])
-                            : ampi_grad(m, &m->nodes[n->reads[j]]);
-}
-
-/* Adds the contribution that was formed apart. */
-AMPI_FN amp_result ampi_grad_done(amp_model* m, const ampi_node* n, int j, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[j]];
-    void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
-    amp_dtype t = x->layer.storage_dtype;
-    if (!part || !n->needs_temp[j]) return AMP_OK;
-    return m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec);
-}
-
-AMPI_FN amp_result ampi_backward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void *dy = ampi_grad(m, n), *w = ampi_layer_weights(m, n, n->weight);
-    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
-    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight),
-         *db = ampi_weight_grad(m, n->bias);
-    amp_conv2d_shape s = n->conv;
-    if (n->layer.op == AMP_OP_LINEAR)
-        return m->backend->linear_backward(dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw,
-                                           gt, db, gt, p->accumulate, (size_t)p->n, n->fan_in,
-                                           (size_t)n->layer.channels, &m->exec);
-    s.n = p->n;
-    return m->backend->conv2d_backward(&s, dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw,
-                                       gt, db, gt, p->accumulate, &m->exec);
-}
-
-AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const float* stats = ampi_batch_stats(m, n);
-    const void *dy = ampi_grad(m, n), *gamma = ampi_layer_weights(m, n, n->weight);
-    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
-    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight),
-         *db = ampi_weight_grad(m, n->bias);
-    amp_batch_norm_shape s;
-    if (n->layer.op == AMP_OP_LAYER_NORM)
-        return m->backend->layer_norm_backward(dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype,
-                                               stats, stats + m->desc.batch, dx, xt, dw, db, gt,
-                                               p->accumulate, (size_t)p->n, ampi_features(n), &m->exec);
-    s = ampi_batch_norm_shape_of(n, p);
-    return m->backend->batch_norm_backward(&s, dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype,
-                                           stats, stats + s.channels, dx, xt, dw, db, gt, p->accumulate,
-                                           &m->exec);
-}
-
-AMPI_FN amp_result ampi_backward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void *data = ampi_data(m, x), *target = ampi_target(m, n->index);
-    size_t features = ampi_features(x), rows = (size_t)p->n;
-    amp_dtype t = x->layer.storage_dtype;
-    void* dx = ampi_grad_out(m, n, 0);
-    float weight = n->loss_weight * p->grad_factor;
-    if (!dx) return AMP_OK;
-    if (n->layer.op == AMP_OP_MSE)
-        return m->backend->mse_backward(data, t, target, AMP_F32, m->training.loss_scale, weight, dx, t,
-                                        rows * features, &m->exec);
-    if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
-        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, m->training.loss_scale, weight, dx, t,
-                                                    rows * features, &m->exec);
-    return m->backend->softmax_cross_entropy_backward(data, t, (const int32_t*)target, n->smoothing,
-                                                      m->training.loss_scale, weight, dx, t, rows, features,
-                                                      &m->exec);
-}
-
-AMPI_FN amp_result ampi_backward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const size_t total = ampi_features(n), rows = (size_t)p->n;
-    size_t column = 0;
-    int j;
-    for (j = 0; j < 2; j++) {
-        const ampi_node* x = &m->nodes[n->reads[j]];
-        size_t features = ampi_features(x);
-        void* dx = ampi_grad_out(m, n, j);
-        amp_result r = AMP_OK;
-        if (dx && n->layer.op == AMP_OP_ADD)
-            r = m->backend->convert(dx, x->layer.storage_dtype, ampi_grad(m, n), n->layer.storage_dtype,
-                                    rows * total, &m->exec);
-        else if (dx)
-            r = m->backend->concat_backward(ampi_grad(m, n), n->layer.storage_dtype, total, column, dx,
-                                            x->layer.storage_dtype, features, rows, 0, &m->exec);
-        if (r == AMP_OK) r = ampi_grad_done(m, n, j, p);
-        if (r != AMP_OK) return r;
-        column += features;
-    }
-    return AMP_OK;
-}
-
-/* Operators with one input and no parameters. */
-AMPI_FN amp_result ampi_backward_simple(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    const ampi_node* x = &m->nodes[n->reads[0]];
-    const void *dy = ampi_grad(m, n), *saved = ampi_data(m, n->layer.op == AMP_OP_GELU ? x : n);
-    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype;
-    size_t count = (size_t)p->n * ampi_features(n);
-    void* dx = ampi_grad_out(m, n, 0);
-    amp_pool2d_shape pool = n->pool;
-    pool.n = p->n;
-    if (!dx) return AMP_OK;
+/* The gradient of input j, and of the weights. */
+AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
+    const ampi_operands o = ampi_operands_of(m, n, p, j);
+    const int reads = ampi_op(n->layer.op)->reads;
+    const void* saved = reads == AMPI_READS_INPUT ? o.x : reads == AMPI_READS_OUTPUT ? o.y : NULL;
+    const void* dy = ampi_grad(m, n);
+    const amp_dtype st = reads == AMPI_READS_INPUT ? o.xt : o.yt, gt = ampi_dtype(m->desc.grad_dtype);
+    const float *scale = m->training.loss_scale, weight = n->loss_weight * p->grad_factor;
+    void *dx = ampi_grad_out(m, n, j), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    const amp_backend* f = m->backend;
+    const amp_exec* e = &m->exec;
+    if (!dx && n->weight == AMPI_NONE) return AMP_OK;
     switch (n->layer.op) {
-        case AMPI_OP_CAST: return m->backend->convert(dx, xt, dy, t, count, &m->exec);
+        case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, o.xt, dy, o.yt, o.count, e);
+        case AMP_OP_CONV2D:
+            return f->conv2d_backward(&o.conv, dy, o.yt, saved, st, o.w, o.wt, dx, o.xt, dw, gt, db, gt, p->accumulate,
+                                      e);
+        case AMP_OP_LINEAR:
+            return f->linear_backward(dy, o.yt, saved, st, o.w, o.wt, dx, o.xt, dw, gt, db, gt, p->accumulate, o.rows,
+                                      o.in, o.out, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
-            return m->backend->pool2d_backward(&pool, dy, t,
-                                               n->layer.op == AMP_OP_MAX_POOL2D ? ampi_data(m, x) : NULL,
-                                               xt, dx, xt, &m->exec);
-        case AMP_OP_SOFTMAX:
-            return m->backend->softmax_backward(dy, t, saved, t, dx, xt, (size_t)p->n, ampi_features(n),
-                                                &m->exec);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, dy, t, dx, xt);
-        default:
-            return m->backend->activation_backward(ampi_activation_of(n->layer.op), dy, t, saved,
-                                                   n->layer.op == AMP_OP_GELU ? xt : t, dx, xt, count,
-                                                   &m->exec);
+            return f->pool2d_backward(&o.pool, dy, o.yt, saved, o.xt, dx, o.xt, e);
+        case AMP_OP_BATCH_NORM:
+            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, o.mean, o.variance, dx, o.xt, dw, db,
+                                          gt, p->accumulate, e);
+        case AMP_OP_LAYER_NORM:
+            return f->layer_norm_backward(dy, o.yt, saved, st, o.w, o.wt, o.mean, o.variance, dx, o.xt, dw, db, gt,
+                                          p->accumulate, o.rows, o.out, e);
+        case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
+            return f->activation_backward(ampi_activation_of(n->layer.op), dy, o.yt, saved, st, dx, o.xt, o.count, e);
+        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, o.yt, saved, st, dx, o.xt, o.rows, o.out, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, dy, o.yt, dx, o.xt);
+        case AMP_OP_CONCAT:
+            return f->concat_backward(dy, o.yt, o.out, j ? o.out - o.in : 0, dx, o.xt, o.in, o.rows, 0, e);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY:
+            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)o.target, n->smoothing, scale, weight,
+                                                     dx, o.xt, o.rows, o.in, e);
+        case AMP_OP_MSE:
+            return f->mse_backward(saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
+        case AMP_OP_BCE_WITH_LOGITS:
+            return f->bce_with_logits_backward(saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMPI_OP_MAX: break;
     }
+    return AMP_ERR_UNSUPPORTED;
 }
 
+/* The gradients of all inputs; a contribution that was formed apart is added. */
 AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    amp_result r;
-    if (n->layer.op == AMP_OP_FLATTEN || n->input_count == 0) return AMP_OK;
-    if (n->input_count == 2) return ampi_backward_pair(m, n, p);
-    if (ampi_op(n->layer.op)->kind == AMPI_KIND_MATRIX) r = ampi_backward_matrix(m, n, p);
-    else if (ampi_is_norm(n)) r = ampi_backward_norm(m, n, p);
-    else if (ampi_op_is_loss(n->layer.op)) r = ampi_backward_loss(m, n, p);
-    else r = ampi_backward_simple(m, n, p);
-    return r == AMP_OK ? ampi_grad_done(m, n, 0, p) : r;
+    amp_result r = AMP_OK;
+    int j;
+    for (j = 0; j < n->input_count && r == AMP_OK; j++) {
+        const ampi_node* x = &m->nodes[n->reads[j]];
+        const amp_dtype t = x->layer.storage_dtype;
+        void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
+        r = ampi_backward_input(m, n, p, j);
+        if (r == AMP_OK && part && part != sum)
+            r = m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec);
+    }
+    return r;
 }
 
 AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
+    amp_result r = AMP_OK;
     int i;
-    for (i = m->node_count - 1; i >= 0; i--) {
+    for (i = m->node_count - 1; i >= 0 && r == AMP_OK; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
-        amp_result r = AMP_OK;
-        if (!n->on_loss_path || !n->wants_grad) continue;
-        if (m->observed && n->layer.op != AMPI_OP_CAST && n->layer.op != AMP_OP_FLATTEN
-            && !ampi_op_is_loss(n->layer.op))
-            r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n),
-                             n->layer.storage_dtype, (size_t)p->n * ampi_features(n));
+        if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
+        r = ampi_observe(m, n, p, 1);
         if (r == AMP_OK) r = ampi_backward_node(m, n, p);
-        if (r != AMP_OK) return r;
     }
-    return AMP_OK;
+    return r;
 }
 
 /* --- data --------------------------------------------------------------------------------------- */
@@ -16697,9 +16451,8 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         n = ampi_min_int(b->n - at, CHUNK);
         if (b->on_device) r = m->backend->copy_out(copy, some, (size_t)n * size, &m->exec);
         if (r != AMP_OK) return r;
-        if (b->on_device) some = copy;
         for (i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(some, t, (size_t)i);
+            const int64_t label = ampi_label_at(b->on_device ? copy : some, t, (size_t)i);
             if (label < 0 || label >= classes)
                 return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is outside 0..%d",
                                        loss->layer.name, (long long)label, at + i, classes - 1);
@@ -16708,12 +16461,19 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
-AMPI_FN int ampi_batch_lies_right(const amp_model* m, const amp_batch* b, const void* p) {
-    return !b->on_device || !m->backend->reaches || m->backend->reaches(p);
+/* An array of a batch, which must be there and where the backend can read it. */
+AMPI_FN amp_result ampi_check_array(amp_model* m, const amp_batch* b, const char* what, const char* array, int i,
+                                    const void* data) {
+    if (!data) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i);
+    if (!b->on_device || !m->backend->reaches || m->backend->reaches(data)) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %s[%d] is not memory of the backend '%s'", what, array, i,
+                           m->backend->name);
 }
+
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
+    amp_result r = ampi_check_finalized(m, what);
     int i;
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+    if (r != AMP_OK) return r;
     if (!b) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     if (b->n < 1 || b->n > m->desc.batch)
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
@@ -16724,24 +16484,13 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     if (with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8)
         return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
                                amp_dtype_name(b->label_dtype), (int)b->label_dtype);
-    for (i = 0; i < m->input_count; i++)
-        if (!b->inputs[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is NULL", what, i);
-        else if (!ampi_batch_lies_right(m, b, b->inputs[i]))
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is not memory of the backend '%s'", what, i,
-                                   m->backend->name);
-    for (i = 0; with_targets && i < m->loss_count; i++) {
+    for (i = 0; i < m->input_count && r == AMP_OK; i++) r = ampi_check_array(m, b, what, "inputs", i, b->inputs[i]);
+    for (i = 0; with_targets && i < m->loss_count && r == AMP_OK; i++) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
-        amp_result r;
-        if (!b->targets[i])
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i,
-                                   loss->layer.name);
-        if (!ampi_batch_lies_right(m, b, b->targets[i]))
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] is not memory of the backend '%s'", what, i,
-                                   m->backend->name);
-        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
-        if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
+        r = ampi_check_array(m, b, what, "targets", i, b->targets[i]);
+        if (r == AMP_OK && ampi_has_labels(loss)) r = ampi_batch_labels(m, b, loss);
     }
-    return AMP_OK;
+    return r;
 }
 
 AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
@@ -16762,11 +16511,11 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
     return r;
 }
 
-AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
-    amp_result r = AMP_OK;
+AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
+    amp_result r = ampi_load_inputs(m, b);
     int i;
     for (i = 0; i < m->loss_count && r == AMP_OK; i++)
-        if (m->nodes[m->losses[i]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && ampi_label_dtype(b) != AMP_I32)
+        if (ampi_has_labels(&m->nodes[m->losses[i]]) && ampi_label_dtype(b) != AMP_I32)
             r = m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n, !b->on_device,
                                  NULL, &m->exec);
         else
@@ -16775,21 +16524,15 @@ AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
     return r;
 }
 
-AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
-    amp_result r = ampi_load_inputs(m, b);
-    return r == AMP_OK ? ampi_load_targets(m, b) : r;
-}
-
 /* Weighted sum of the losses of the last forward pass. */
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
+    float values[AMP_MAX_LOSSES];
     double sum = 0.0;
+    amp_result r = AMP_OK;
     int i;
-    for (i = 0; i < m->loss_count; i++) {
-        float value = 0.0f;
-        amp_result r = m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec);
-        if (r != AMP_OK) return r;
-        sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;
-    }
+    if (m->loss_count) r = m->backend->copy_out(values, ampi_loss_value(m, 0), (size_t)m->loss_count * 4, &m->exec);
+    if (r != AMP_OK) return r;
+    for (i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -16801,9 +16544,10 @@ AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
 }
 
-/* A frozen parameter has no gradient as long as others have one. */
-AMPI_FN void ampi_freeze_params(amp_model* m) {
-    int i, frozen = 0;
+/* Before the first backward pass of a step: what is frozen, and which values lead from other parameters to a loss. A
+   frozen parameter has no gradient as long as others have one. */
+AMPI_FN void ampi_freeze(amp_model* m) {
+    int i, j, frozen = 0;
     for (i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
     for (i = 0; i < m->param_count; i++) {
         amp_param* p = &m->params[i];
@@ -16811,12 +16555,6 @@ AMPI_FN void ampi_freeze_params(amp_model* m) {
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-}
-
-/* Before the first backward pass of a step: what is frozen, and which values lead from other parameters to a loss. */
-AMPI_FN void ampi_freeze(amp_model* m) {
-    int i, j;
-    ampi_freeze_params(m);
     for (i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
@@ -16824,38 +16562,26 @@ AMPI_FN void ampi_freeze(amp_model* m) {
     }
 }
 
-/* A step without the gradients of some micro-batches would go the wrong way. */
-AMPI_FN amp_result ampi_check_thawed(amp_model* m, const char* what) {
-    int i;
-    for (i = 0; m->micro && i < m->param_count; i++)
-        if (!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]))
-            return ampi_model_fail(m, AMP_ERR_STATE, "%s: '%s' was frozen when this step began; unfreeze group %d "
-                                   "before the first micro-batch of a step", what, m->params[i].name,
-                                   m->params[i].group);
-    return AMP_OK;
-}
-
-/* --- the step ------------------------------------------------------------------------------------- */
+/* --- why a step was skipped ----------------------------------------------------------------------- */
 
 /* Batch norm's running statistics, so that a skipped step can put them back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
-    char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
-    if (m->stats_floats == 0) return AMP_OK;
-    return m->backend->copy(restore ? now : saved, restore ? saved : now, m->stats_floats * sizeof(float),
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_STATS], *saved = &m->blocks[AMPI_BLOCK_STATS_SAVED];
+    if (saved->bytes == 0) return AMP_OK;
+    return m->backend->copy(restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes,
                             &m->exec);
 }
 
 /* Whether a value holds inf or NaN; where the first one is, and which. */
 AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
     enum { CHUNK = 2048 };
+    const size_t count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
     float values[CHUNK];
-    size_t at, i, count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
+    size_t at, i;
     for (at = 0; at < count; at += CHUNK) {
-        size_t k = ampi_min_size(count - at, CHUNK);
-        if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size,
-                                 n->layer.storage_dtype, k, &m->exec)
-            != AMP_OK)
-            return 0;
+        const size_t k = ampi_min_size(count - at, CHUNK);
+        const char* from = (const char*)ampi_data(m, n) + at * size;
+        if (m->backend->download(values, AMP_F32, from, n->layer.storage_dtype, k, &m->exec) != AMP_OK) return 0;
         for (i = 0; i < k; i++) {
             if (amp_float_is_finite(&values[i])) continue;
             *index = at + i;
@@ -16867,25 +16593,23 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
 }
 
 /* Where inf or NaN began: the sentence is kept for amp_step_info, and the logger hears of each layer once. */
-AMPI_FN void ampi_blame(amp_model* m, ampi_node* n, const char* sentence) {
-    snprintf(m->trouble, sizeof m->trouble, "%s", sentence);
-    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", sentence);
+AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
+    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
     n->blamed = 1;
+    return 1;
 }
 
 /* The losses of a pass, where all that leads to them is finite. */
 AMPI_FN int ampi_diagnose_losses(amp_model* m) {
-    char sentence[sizeof m->trouble];
     int i;
     for (i = 0; i < m->loss_count; i++) {
         ampi_node* n = &m->nodes[m->losses[i]];
         float value = 0.0f;
         if (m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec) != AMP_OK) return 0;
         if (amp_float_is_finite(&value)) continue;
-        snprintf(sentence, sizeof sentence, "the loss '%s' is %s although every layer's output is finite: look at the "
-                 "targets", n->layer.name, amp_float_is_nan(&value) ? "nan" : "inf");
-        ampi_blame(m, n, sentence);
-        return 1;
+        snprintf(m->trouble, sizeof m->trouble, "the loss '%s' is %s although every layer's output is finite: look at "
+                 "the targets", n->layer.name, amp_float_is_nan(&value) ? "nan" : "inf");
+        return ampi_blame(m, n);
     }
     return 0;
 }
@@ -16894,7 +16618,6 @@ AMPI_FN int ampi_diagnose_losses(amp_model* m) {
    Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward values
    afterwards. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
-    char sentence[sizeof m->trouble];
     ampi_pass p = *pass;
     int i;
     p.keep_running = 1;
@@ -16902,63 +16625,64 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
     for (i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         const int is_cast = n->layer.op == AMPI_OP_CAST;
-        const char *what = "", *name = is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name;
+        const char* what = "";
         size_t index = 0;
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
-        if (n->input_count && ampi_forward_node(m, n, &p) != AMP_OK) return 0;
+        if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
         if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
-        snprintf(sentence, sizeof sentence, "the model produces %s: first in the %s of '%s', element %llu; a lower "
-                 "loss scale does not help", what, is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
-        ampi_blame(m, n, sentence);
-        return 1;
+        snprintf(m->trouble, sizeof m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower "
+                 "loss scale does not help", what, is_cast ? "16-bit copy" : "output",
+                 is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)index);
+        return ampi_blame(m, n);
     }
     return ampi_diagnose_losses(m);
 }
 
-AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message,
-                                    size_t size) {
+AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
-    int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
-    int spread = o->last_tensor != o->first_tensor;
+    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
+    const double scale = (double)info->scale_before;
+    char* message = info->message;
+    const size_t size = sizeof info->message;
     if (!ampi_scale_usable(&info->scale_before))
         snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
-                 "max_scale keep it in range", (double)info->scale_before);
+                 "max_scale keep it in range", scale);
     else if (o->unsound)
         snprintf(message, size, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
-                 "not help", m->comm.size > 1 ? ", here or on another rank" : "");
-    else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)
+                 "not help", alone ? "" : ", here or on another rank");
+    else if (o->inf_count + o->nan_count == 0 && alone)
         snprintf(message, size, "amp_scaler_report_overflow was called");
     else if (o->inf_count + o->nan_count == 0)
-        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g",
-                 (double)info->scale_before);
+        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g", scale);
     else
         snprintf(message, size,
                  "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss scale %.17g%s",
-                 o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
-                 (ampi_ull)o->inf_count, (ampi_ull)o->nan_count,
-                 spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", (double)info->scale_before,
-                 rule->is_static ? "; the scale is static"
-                 : at_floor      ? "; the scale is at its floor"
-                                 : "");
+                 o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index, (ampi_ull)o->inf_count,
+                 (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", scale,
+                 rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 
 /* What an applied step could not do; "" if nothing. */
-AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, char* message, size_t size) {
+AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, amp_step_info* info) {
     const char* name = o->update_name[0] ? o->update_name : "?";
     if (o->update_overflows > 0)
-        snprintf(message, size, "the update overflows: %llu weights stay as they were, their moments too; the first "
-                 "of %s is element %llu of '%s'", (ampi_ull)o->update_overflows,
+        snprintf(info->message, sizeof info->message, "the update overflows: %llu weights stay as they were, their "
+                 "moments too; the first of %s is element %llu of '%s'", (ampi_ull)o->update_overflows,
                  o->saturated ? "them and of saturated copies" : "them", (ampi_ull)o->update_index, name);
     else if (o->saturated > 0)
-        snprintf(message, size, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
-                 "first is element %llu of '%s'", (ampi_ull)o->saturated, (ampi_ull)o->update_index, name);
+        snprintf(info->message, sizeof info->message, "%llu weights are too large for 16 bits, where they are the "
+                 "largest finite value; the first is element %llu of '%s'", (ampi_ull)o->saturated,
+                 (ampi_ull)o->update_index, name);
 }
 
-/* Sums flags in the backend's memory over the ranks. */
-AMPI_FN amp_result ampi_sum_flags(amp_model* m, float* flags, size_t count) {
-    if (m->comm.all_reduce_sum(flags, AMP_F32, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+/* --- ranks ------------------------------------------------------------------------------------------ */
+
+/* Sums values in the backend's memory over the ranks. */
+AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
+    if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
 }
 
 /* *flag = 1 if it is not 0 on any rank. */
@@ -16967,7 +16691,7 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     amp_result r = AMP_OK;
     if (m->comm.size == 1) return AMP_OK;
     r = m->backend->copy_in(sum, &found, sizeof found, &m->exec);
-    if (r == AMP_OK) r = ampi_sum_flags(m, sum, 1);
+    if (r == AMP_OK) r = ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag");
     if (r == AMP_OK) r = m->backend->copy_out(&found, sum, sizeof found, &m->exec);
     if (r == AMP_OK) *flag = found != 0.0f;
     return r;
@@ -16976,19 +16700,16 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
 /* Sums gradients over the ranks, in one call for neighbours that are not frozen. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
-    const amp_comm* comm = &m->comm;
-    amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    const amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    amp_result r = AMP_OK;
     int i, end;
-    for (i = 0; i < m->param_count; i = end) {
+    for (i = 0; i < m->param_count && r == AMP_OK; i = end + 1) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
         for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
         if (end < m->param_count) to = (char*)m->grad_list[end].data;
-        if (end == i) { end++; continue; }
-        if (comm->all_reduce_sum(from, t, (size_t)(to - from) / ampi_type_size(t), m->exec.stream, comm->user_data)
-            != AMP_OK)
-            return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
+        if (end > i) r = ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t), "the gradients");
     }
-    return AMP_OK;
+    return r;
 }
 
 /* Where the gradients' check is no wait: is the model to blame for what it found? The scale has not moved yet. */
@@ -17009,9 +16730,11 @@ AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass*
     if (m->comm.size > 1) r = ampi_sum_gradients(m);
     if (r == AMP_OK) r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec);
     if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m, b, p, flags);
-    if (r == AMP_OK && m->comm.size > 1) r = ampi_sum_flags(m, flags, 2);
+    if (r == AMP_OK && m->comm.size > 1) r = ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag");
     return r == AMP_OK ? m->backend->training_agree(&m->training, flags, &m->exec) : r;
 }
+
+/* --- the step ------------------------------------------------------------------------------------- */
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     ampi_pass p;
@@ -17025,33 +16748,33 @@ AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
 
 /* Says why a step was skipped. Where the model was not looked at before the scale moved it is now; then the ranks agree
    once more, so that they repeat the batch together or not at all. */
-AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p,
-                                     amp_step_info* info) {
-    int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
-    size_t told = strlen(info->message);
+AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+    const size_t told = strlen(info->message);
     amp_result r = AMP_OK;
+    int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
     if (m->backend->asynchronous) {
         if (m->trouble[0] || ampi_diagnose_forward(m, b, p)) any = 1;
         r = ampi_any_rank(m, &any);
     }
-    if (!any && m->desc.accumulate > 1)
-        snprintf(info->message + told, sizeof info->message - told,
-                 "; or the model made it in an earlier micro-batch");
-    if (!any) return r;
-    info->outcome = AMP_STEP_SKIPPED_MODEL;
-    if (m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (m->comm.size > 1)
+    if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
+    if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
+    else if (any && m->comm.size > 1)
         snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+    else if (!any && m->desc.accumulate > 1)
+        snprintf(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
     return r;
 }
 
-/* What the last step did, from the training state as read. */
-AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
+/* What the last step, or micro-batch, did, from the training state as read. */
+AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
-    info->scale_before = t->scale_used;
-    info->scale_after = t->scaler.state.scale;
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
+    info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
+    info->scale_after = t->scaler.state.scale;
+    info->outcome = AMP_STEP_ACCUMULATED;
+    ampi_overflow_clear(&info->overflow);
+    if (!is_whole) return;
     info->lr = t->last.lr;
     info->overflow = t->last.overflow;
     info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(AMPI_INF64);
@@ -17061,14 +16784,14 @@ AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
     info->update_overflows = t->last.update_overflows;
     info->saturated = t->last.saturated;
     info->message[0] = 0;
-    if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
-    else ampi_describe_update(&t->last, info->message, sizeof info->message);
+    if (!t->last.applied) ampi_describe_overflow(m, info);
+    else ampi_describe_update(&t->last, info);
 }
 
 /* The logger hears once of weights that stay as they were, and once of saturated copies. */
 AMPI_FN void ampi_log_update(amp_model* m, const amp_step_info* info) {
     const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
-    if (causes & ~m->told_update) ampi_fail(&m->op_logger, AMP_OK, "train step: %s", info->message);
+    if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
 }
 
@@ -17082,10 +16805,10 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     return why;
 }
 
-/* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the
-   window: all-reduce, check, step or skip, move the scale. */
+/* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the window:
+   all-reduce, check, step or skip, move the scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_STATS], *saved = &m->blocks[AMPI_BLOCK_STATS_SAVED];
     amp_result r = AMP_OK;
     if (m->backend->training_pass) r = m->backend->training_pass(&m->training, &m->exec);
     if (r == AMP_OK && !p->accumulate) r = ampi_copy_running(m, 0);
@@ -17096,19 +16819,17 @@ AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pa
     if (r != AMP_OK || m->micro < m->desc.accumulate) return r;
     r = ampi_agree(m, b, p);
     if (r != AMP_OK) return r;
-    return m->backend->training_step(&m->training, now, saved, m->stats_floats * sizeof(float), &m->exec);
+    return m->backend->training_step(&m->training, now->base, saved->base, saved->bytes, &m->exec);
 }
 
 /* The same, or a replay of its record. What differs between calls is in the key. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
+    const uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    amp_result r;
-    if (m->backend->record) {
-        r = m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec);
-        if (r == AMP_OK && mode == AMP_RECORD_REPLAYED) m->saved = 1;
-        if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
-    }
+    amp_result r = AMP_OK;
+    if (m->backend->record) r = m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec);
+    if (r == AMP_OK && mode == AMP_RECORD_REPLAYED) m->saved = 1;
+    if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
     r = ampi_run_step(m, b, p);
     if (mode != AMP_RECORD_ON) return r;
     r = m->backend->record_end(&m->training, r, &m->exec);
@@ -17116,27 +16837,18 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi
     return r;
 }
 
-/* What there is to tell before the step has ended. */
-AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
-    info->outcome = AMP_STEP_ACCUMULATED;
-    info->step = m->training.optimizer.state.step;
-    info->skipped = m->training.scaler.state.skipped;
-    info->scale_before = info->scale_after = m->training.scaler.state.scale;
-    ampi_overflow_clear(&info->overflow);
-}
 /* Reads what the caller wants to know; of a skipped step, why. */
-AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
-                                    amp_step_info* info) {
+AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+    const int is_whole = m->micro == m->desc.accumulate;
     amp_result r = ampi_total_loss(m, &info->loss);
     AMPI_FORGET(&info->loss);      /* its bits will be tested */
     if (r == AMP_OK) r = ampi_refresh(m);
     if (r != AMP_OK) return r;
-    if (m->micro == m->desc.accumulate) {
-        ampi_tell_step(m, info);
+    ampi_tell_step(m, is_whole, info);
+    if (is_whole) {
         ampi_log_update(m, info);
         return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
     }
-    ampi_tell_micro_batch(m, info);
     /* This batch will be gone when the step ends. */
     if (!m->trouble[0] && !amp_float_is_finite(&info->loss)) ampi_diagnose_forward(m, b, p);
     return AMP_OK;
@@ -17144,8 +16856,8 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
 
 /* info is NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
-    ampi_pass p = ampi_training_pass(m, b->n);
-    int last = m->micro + 1 == m->desc.accumulate;
+    const ampi_pass p = ampi_training_pass(m, b->n);
+    const int last = m->micro + 1 == m->desc.accumulate;
     amp_result r;
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
@@ -17175,21 +16887,24 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     return refused ? ampi_model_fail(m, AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
-/* What must hold for a training pass beyond what evaluation needs. */
+/* What must hold for a training pass beyond what evaluation needs. A step without the gradients of some micro-batches
+   would go the wrong way. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     int i;
     if (m->loss_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no loss", what);
-    if (m->param_count == 0)
-        return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
+    if (m->param_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
     for (i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
         if (l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1)
-            return ampi_model_fail(
-                m, AMP_ERR_ARGUMENT,
-                "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what,
-                l->name);
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the "
+                                   "batch has 1 sample", what, l->name);
     }
-    return ampi_check_thawed(m, what);
+    for (i = 0; m->micro && i < m->param_count; i++)
+        if (!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]))
+            return ampi_model_fail(m, AMP_ERR_STATE, "%s: '%s' was frozen when this step began; unfreeze group %d "
+                                   "before the first micro-batch of a step", what, m->params[i].name,
+                                   m->params[i].group);
+    return AMP_OK;
 }
 
 /* Was a step made that there is something to tell about? A limit of the scaler is told after it. */
@@ -17198,18 +16913,14 @@ AMPI_FN int ampi_step_was_made(amp_result r) { return r == AMP_OK || r == AMP_ER
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info told;
     fenv_t floats;
-    amp_result r;
-    if (!m) return AMP_ERR_ARGUMENT;
-    r = ampi_check_batch(m, batch, "train step", 1);
-    if (!m->finalized) return r;
+    amp_result r = ampi_check_batch(m, batch, "train step", 1);
+    if (!m || !m->finalized) return r;
     if (r == AMP_OK) r = ampi_check_training(m, batch, "train step");
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     if ((r = ampi_agree_on_batch(m, r)) != AMP_OK) return r;
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
-    told.step = m->training.optimizer.state.step;
-    told.skipped = m->training.scaler.state.skipped;
-    ampi_overflow_clear(&told.overflow);
+    ampi_tell_step(m, 0, &told);
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
@@ -17223,41 +16934,37 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
-    amp_result r;
-    if (!m) return AMP_ERR_ARGUMENT;
+    amp_result r = ampi_check_finalized(m, "train read");
+    if (r != AMP_OK) return r;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "train read: the model is not finalized");
     if (!m->stepped && m->micro == 0) return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
     memset(&told, 0, sizeof told);
     r = ampi_total_loss(m, &told.loss);
     if (r == AMP_OK) r = ampi_refresh(m);
     if (r != AMP_OK) return r;
     told.attempts = 1;
-    if (m->micro > 0) ampi_tell_micro_batch(m, &told);
-    else ampi_tell_step(m, &told);
+    ampi_tell_step(m, m->micro == 0, &told);
     *info = told;
     return m->micro > 0 ? AMP_OK : m->training.limit;
 }
 
 /* --- evaluation ------------------------------------------------------------------------------------ */
 
-/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax
-   elsewhere. */
+/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. */
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
     const ampi_node* x = &m->nodes[loss->reads[0]];
     const size_t classes = ampi_features(x), size = ampi_type_size(x->layer.storage_dtype);
     const size_t most = ampi_rows_at_once(classes);
-    float* rows = (float*)(void*)m->blocks[AMPI_BLOCK_ROW].base;
+    float* rows = ampi_block_float(m, AMPI_BLOCK_ROW, 0);
     int32_t* labels = (int32_t*)(void*)(rows + most * classes);
     size_t i, j, n;
     for (i = 0; i < (size_t)b->n; i += n) {
+        const char* from = (const char*)ampi_data(m, x) + i * classes * size;
+        const int32_t* target = (const int32_t*)ampi_target(m, loss->index) + i;
         amp_result r;
         n = ampi_min_size((size_t)b->n - i, most);
-        r = m->backend->download(rows, AMP_F32, (const char*)ampi_data(m, x) + i * classes * size,
-                                 x->layer.storage_dtype, n * classes, &m->exec);
-        if (r == AMP_OK)
-            r = m->backend->copy_out(labels, (const int32_t*)ampi_target(m, loss->index) + i,
-                                     n * sizeof *labels, &m->exec);
+        r = m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec);
+        if (r == AMP_OK) r = m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec);
         if (r != AMP_OK) return r;
         for (j = 0; j < n; j++) {
             const float* row = rows + j * classes;
@@ -17287,9 +16994,8 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     for (i = 0; i < m->node_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_is_idle(m, n)) continue;
-        r = ampi_forward_node(m, n, &p);
-        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
-            r = ampi_count_correct(m, batch, n, &told.correct);
+        r = ampi_forward_node(m, n, &p, 0);
+        if (r == AMP_OK && ampi_has_labels(n)) r = ampi_count_correct(m, batch, n, &told.correct);
     }
     if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
@@ -17301,10 +17007,9 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     const ampi_node* n;
     ampi_pass p;
     fenv_t floats;
-    amp_result r;
+    amp_result r = ampi_check_batch(m, batch, "predict", 0);
     int i;
-    if (!m) return AMP_ERR_ARGUMENT;
-    if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
+    if (r != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
     if ((i = ampi_index_of(m, v)) == AMPI_NONE)
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
@@ -17325,57 +17030,56 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 
 /* --- data sets --------------------------------------------------------------------------------------- */
 
-/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. */
-enum { AMPI_FEED_BUFFERS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
+/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. An array is known by a
+   number: inputs come first, then targets. */
+enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
+#define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
 typedef struct ampi_feed {
     amp_model* m;
     const amp_data* data;
+    const char* what;                 /* the call, for messages */
     int64_t* order;
-    void* buffers[AMPI_FEED_BUFFERS];
-    size_t bytes[AMPI_FEED_BUFFERS];        /* of a sample; 0 = not gathered */
+    void* buffers[AMPI_ARRAYS];
+    size_t bytes[AMPI_ARRAYS];        /* of a sample; 0 = the model or the data has no such array */
 } ampi_feed;
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
     int i;
-    for (i = 0; i < AMPI_FEED_BUFFERS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
-    ampi_free(&f->m->desc.allocator, f->order);
+    for (i = 0; f->m && i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
+    if (f->m) ampi_free(&f->m->desc.allocator, f->order);
 }
 
-AMPI_FN amp_result ampi_feed_check(amp_model* m, const amp_data* data, const char* what) {
-    int i;
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
-    if (!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
-    for (i = 0; !data->read && i < m->input_count + m->loss_count; i++)
-        if (!(i < m->input_count ? data->inputs[i] : data->targets[i - m->input_count]))
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
-                                   i < m->input_count ? "inputs" : "targets",
-                                   i < m->input_count ? i : i - m->input_count);
-    return AMP_OK;
-}
-
-/* Bytes of a sample of the loss's targets. */
-AMPI_FN size_t ampi_feed_target_bytes(const amp_model* m, const amp_data* data, int loss) {
-    const int labels = m->nodes[m->losses[loss]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    return labels && data->label_dtype ? amp_dtype_size(data->label_dtype) : ampi_target_bytes(m, loss, 1);
+/* Bytes of a sample in array i of the data; 0 where the model needs none. */
+AMPI_FN size_t ampi_sample_bytes(const amp_model* m, const amp_data* data, int i) {
+    const int loss = i - AMP_MAX_INPUTS;
+    if (loss < 0)
+        return i < m->input_count ? ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype) : 0;
+    if (loss >= m->loss_count) return 0;
+    if (data->label_dtype && ampi_has_labels(&m->nodes[m->losses[loss]])) return amp_dtype_size(data->label_dtype);
+    return ampi_target_bytes(m, loss, 1);
 }
 
 /* To be closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
     const amp_allocator* a = &m->desc.allocator;
-    amp_result r = ampi_feed_check(m, data, what);
+    amp_result r = ampi_check_finalized(m, what);
     int i, missing;
     memset(f, 0, sizeof *f);
     f->m = m;
     f->data = data;
+    f->what = what;
     if (r != AMP_OK) return r;
-    for (i = 0; !data->read && i < m->input_count; i++)
-        f->bytes[i] = ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype);
-    for (i = 0; !data->read && i < m->loss_count; i++)
-        f->bytes[AMP_MAX_INPUTS + i] = ampi_feed_target_bytes(m, data, i);
+    if (!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
+    for (i = 0; !data->read && i < AMPI_ARRAYS; i++) {
+        f->bytes[i] = ampi_sample_bytes(m, data, i);
+        if (f->bytes[i] && !AMPI_ARRAY(data, i))
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
+                                   i < AMP_MAX_INPUTS ? "inputs" : "targets", i % AMP_MAX_INPUTS);
+    }
     f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
     missing = !f->order;
-    for (i = 0; i < AMPI_FEED_BUFFERS; i++) {
+    for (i = 0; i < AMPI_ARRAYS; i++) {
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
@@ -17400,33 +17104,32 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
 }
 
 /* The batch of n samples from place `at` of the order on. */
-AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b, const char* what) {
+AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = f->data;
+    amp_result r;
     int i, k;
     memset(b, 0, sizeof *b);
     b->n = n;
-    if (d->read) {
-        amp_result r = d->read(b, f->order + at, d->user_data);
-        b->n = n;
-        if (r == AMP_OK) return r;
-        return ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place %lld on", what,
-                               amp_result_string(r), n, (long long)at);
-    }
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
-    for (i = 0; i < AMPI_FEED_BUFFERS; i++) {
-        const int target = i - AMP_MAX_INPUTS;
-        const char* from = (const char*)(target < 0 ? d->inputs[i] : d->targets[target]);
+    for (i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
         for (k = 0; bytes && k < n; k++)
-            memcpy((char*)f->buffers[i] + (size_t)k * bytes, from + (size_t)f->order[at + k] * bytes, bytes);
-        *(target < 0 ? &b->inputs[i] : &b->targets[target]) = f->buffers[i];
+            memcpy((char*)f->buffers[i] + (size_t)k * bytes,
+                   (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
+        AMPI_ARRAY(b, i) = f->buffers[i];
     }
-    return AMP_OK;
+    if (!d->read) return AMP_OK;
+    b->input_dtype = b->label_dtype = AMP_DTYPE_DEFAULT;
+    r = d->read(b, f->order + at, d->user_data);
+    b->n = n;
+    if (r == AMP_OK) return r;
+    return ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place %lld on", f->what,
+                           amp_result_string(r), n, (long long)at);
 }
 
 /* Weighs each batch by its samples. */
-AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info, const char* what) {
+AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
     int64_t at;
     int n;
@@ -17437,7 +17140,7 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info, const c
         amp_batch b;
         amp_result r;
         n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
-        r = ampi_feed_read(f, at, n, &b, what);
+        r = ampi_feed_read(f, at, n, &b);
         if (r == AMP_OK) r = amp_evaluate(f->m, &b, &part);
         if (r != AMP_OK) return r;
         sum += (double)part.loss * (double)n;
@@ -17448,14 +17151,13 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info, const c
 }
 
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info) {
-    static const char what[] = "evaluate data";
     amp_eval_info told;
     ampi_feed f;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: info is NULL", what);
-    r = ampi_feed_open(&f, m, data, what);
-    if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told, what);
+    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate data: info is NULL");
+    r = ampi_feed_open(&f, m, data, "evaluate data");
+    if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told);
     ampi_feed_close(&f);
     if (r == AMP_OK) *info = told;
     return r;
@@ -17521,7 +17223,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     amp_step_info step;
     amp_batch b;
     int done;
-    amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b, "fit");
+    amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b);
     if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);
     if ((r = amp_train_step(f->m, &b, &step)) != AMP_OK) return r;
     done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
@@ -17584,7 +17286,7 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     f->now.epoch = epoch + 1;
     r = ampi_fit_pass(f);
     if (r == AMP_OK && f->d.evaluation) {
-        r = ampi_feed_evaluate(&f->evaluation, &told, "fit: evaluation");
+        r = ampi_feed_evaluate(&f->evaluation, &told);
         f->now.eval_loss = r == AMP_OK ? told.loss : 0.0f;
         f->now.accuracy = r == AMP_OK ? (double)told.correct / (double)f->d.evaluation->count : 0.0;
     }
@@ -17625,7 +17327,6 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     if (!m) return AMP_ERR_ARGUMENT;
     memset(&f, 0, sizeof f);
     f.m = m;
-    f.evaluation.m = m;
     if (desc) f.d = *desc;
     if (f.d.epochs == 0) f.d.epochs = 1;
     r = ampi_feed_open(&f.train, m, data, "fit");
