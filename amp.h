@@ -16069,15 +16069,6 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     return h;
 }
 
-/* State tensor i: for each parameter its weights, m and v; then the running statistics of each batch norm. */
-AMPI_FN int ampi_param_state_count(const amp_param* p) { return 1 + (p->m != NULL) + (p->v != NULL); }
-AMPI_FN int ampi_model_state_count(const amp_model* m) {
-    int i, count = 0;
-    for (i = 0; i < m->param_count; i++) count += ampi_param_state_count(&m->params[i]);
-    for (i = 0; i < m->layer_count; i++) count += m->nodes[i].layer.op == AMP_OP_BATCH_NORM ? 2 : 0;
-    return count;
-}
-
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], everything else [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     int i;
@@ -16098,49 +16089,6 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
             shape[2] = (size_t)n->conv.kernel_h;
             shape[3] = (size_t)n->conv.kernel_w;
         }
-    }
-}
-
-AMPI_FN void ampi_param_state(const amp_param* p, int which, char name[80], amp_dtype* dtype, void** data) {
-    static const char* const suffix[] = { "", ".m", ".v" };
-    if (which == 1 && !p->m) which = 2;
-    snprintf(name, 80, "%s%s", p->name, suffix[which]);
-    *dtype = which == 0 && !p->master ? p->low_dtype : AMP_F32;
-    *data = which == 0 ? (p->master ? (void*)p->master : p->low) : (void*)(which == 1 ? p->m : p->v);
-}
-
-AMPI_FN int ampi_model_state_is_moment(const amp_model* m, int i) {
-    int k, own;
-    for (k = 0; k < m->param_count; k++, i -= own)
-        if (i < (own = ampi_param_state_count(&m->params[k]))) return i > 0;
-    return 0;
-}
-
-AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank,
-                                     size_t shape[4], void** data) {
-    int k;
-    *rank = 0;
-    for (k = 0; k < m->param_count; k++) {
-        int own = ampi_param_state_count(&m->params[k]);
-        if (i < own) {
-            ampi_param_shape(m, k, rank, shape);
-            ampi_param_state(&m->params[k], i, name, dtype, data);
-            return;
-        }
-        i -= own;
-    }
-    for (k = 0; k < m->layer_count; k++) {
-        const ampi_node* n = &m->nodes[k];
-        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
-        if (i < 2) {
-            snprintf(name, 80, "%s.running_%s", n->layer.name, i ? "var" : "mean");
-            *dtype = AMP_F32;
-            *rank = 1;
-            shape[0] = (size_t)n->layer.channels;
-            *data = ampi_running(m, n) + i * n->layer.channels;
-            return;
-        }
-        i -= 2;
     }
 }
 
@@ -17372,38 +17320,20 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 #define AMPI_CRC_KEY "amp.crc32."
 #define AMPI_CRC_KEY_LENGTH (sizeof AMPI_CRC_KEY - 1)
 
-/* Every type of the format, because tensors that nobody asked for must be measured too. The first four are
-   ours. */
-typedef struct ampi_file_type { const char* name; amp_dtype dtype; unsigned bits; } ampi_file_type;
-static const ampi_file_type ampi_file_types[] = {
-    { "F32", AMP_F32, 32 }, { "F16", AMP_F16, 16 }, { "BF16", AMP_BF16, 16 }, { "F64", AMP_F64, 64 },
-    { "BOOL", AMP_DTYPE_DEFAULT, 8 }, { "U8", AMP_DTYPE_DEFAULT, 8 }, { "I8", AMP_DTYPE_DEFAULT, 8 },
-    { "I16", AMP_DTYPE_DEFAULT, 16 }, { "U16", AMP_DTYPE_DEFAULT, 16 }, { "I32", AMP_DTYPE_DEFAULT, 32 },
-    { "U32", AMP_DTYPE_DEFAULT, 32 }, { "I64", AMP_DTYPE_DEFAULT, 64 }, { "U64", AMP_DTYPE_DEFAULT, 64 },
-    { "C64", AMP_DTYPE_DEFAULT, 64 }, { "F4", AMP_DTYPE_DEFAULT, 4 }, { "F6_E2M3", AMP_DTYPE_DEFAULT, 6 },
-    { "F6_E3M2", AMP_DTYPE_DEFAULT, 6 }, { "F8_E4M3", AMP_DTYPE_DEFAULT, 8 },
-    { "F8_E5M2", AMP_DTYPE_DEFAULT, 8 }, { "F8_E8M0", AMP_DTYPE_DEFAULT, 8 },
-    { "F8_E4M3FNUZ", AMP_DTYPE_DEFAULT, 8 }, { "F8_E5M2FNUZ", AMP_DTYPE_DEFAULT, 8 }
+/* Every type of the format, because tensors that nobody asked for must be measured too. Ours come first, in the order
+   of amp_dtype. The number in a name is how many bits an element has; BOOL has 8. */
+static const char* const ampi_file_types[] = {
+    "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
+    "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 };
-#define AMPI_FILE_TYPE_COUNT (sizeof ampi_file_types / sizeof ampi_file_types[0])
-
-/* The format's name for one of our types; NULL if it is not an amp_dtype. */
-AMPI_FN const ampi_file_type* ampi_file_type_of(amp_dtype t) {
-    size_t i;
-    for (i = 0; i < 4; i++)
-        if (ampi_file_types[i].dtype == ampi_dtype(t)) return &ampi_file_types[i];
-    return NULL;
-}
+enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0] };
 
 /* --- sorting and searching records that begin with their name ---------------------------- */
 
 typedef int (*ampi_less)(const void* a, const void* b);
 
-/* The name that a record begins with. */
 AMPI_FN const char* ampi_name_of(const void* record) { return *(const char* const*)record; }
-AMPI_FN int ampi_name_less(const void* a, const void* b) {
-    return strcmp(ampi_name_of(a), ampi_name_of(b)) < 0;
-}
+AMPI_FN int ampi_name_less(const void* a, const void* b) { return strcmp(ampi_name_of(a), ampi_name_of(b)) < 0; }
 
 /* Exchanges two records byte by byte: they may be of any size and alignment. */
 AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
@@ -17411,25 +17341,18 @@ AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) 
     for (i = 0; i < size; i++) { unsigned char t = a[i]; a[i] = b[i]; b[i] = t; }
 }
 
-/* Lets the record at `root` sink until no child is larger: children of i are 2i+1 and 2i+2. */
-AMPI_FN void ampi_sift_down(unsigned char* base, size_t root, size_t n, size_t size, ampi_less less) {
-    size_t child;
-    while ((child = 2 * root + 1) < n) {
-        if (child + 1 < n && less(base + child * size, base + (child + 1) * size)) child++;
-        if (!less(base + root * size, base + child * size)) return;
-        ampi_swap_records(base + root * size, base + child * size, size);
-        root = child;
-    }
-}
-
 /* Heap sort: in place, and n log n for every input. qsort promises neither, and a hostile file would ask. */
 AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_less less) {
     unsigned char* base = (unsigned char*)records;
-    size_t i;
-    for (i = n / 2; i-- > 0;) ampi_sift_down(base, i, n, size, less);
-    for (i = n; i-- > 1;) {
-        ampi_swap_records(base, base + i * size, size);
-        ampi_sift_down(base, 0, i, size, less);
+    size_t root, child, first = n / 2;
+    while (n > 1) {
+        if (first > 0) first--;                                         /* the heap grows from its last parent down */
+        else ampi_swap_records(base, base + --n * size, size);          /* the largest goes behind what is left */
+        for (root = first; (child = 2 * root + 1) < n; root = child) {  /* the root sinks until no child is larger */
+            if (child + 1 < n && less(base + child * size, base + (child + 1) * size)) child++;
+            if (!less(base + root * size, base + child * size)) break;
+            ampi_swap_records(base + root * size, base + child * size, size);
+        }
     }
 }
 
@@ -17439,8 +17362,7 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
     size_t i;
     ampi_sort(records, n, size, ampi_name_less);
     for (i = 1; i < n; i++)
-        if (strcmp(ampi_name_of(base + (i - 1) * size), ampi_name_of(base + i * size)) == 0)
-            return ampi_name_of(base + i * size);
+        if (!ampi_name_less(base + (i - 1) * size, base + i * size)) return ampi_name_of(base + i * size);
     return NULL;
 }
 
@@ -17449,37 +17371,35 @@ AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* n
     unsigned char* base = (unsigned char*)records;
     size_t low = 0, high = n;
     while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(ampi_name_of(base + middle * size), name);
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(ampi_name_of(base + middle * size), name);
         if (order == 0) return base + middle * size;
         if (order < 0) low = middle + 1; else high = middle;
     }
     return NULL;
 }
 
-/* --- texts and bytes ------------------------------------------------------------------- */
+/* --- texts ------------------------------------------------------------------------------ */
 
-/* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes, which no character of UTF-8
-   lies across. */
-#define AMPI_SHOWN 64
-AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) {
-    size_t i, n = strlen(name), kept = n > 60 ? 57 : n;
-    while (kept > 0 && ((unsigned char)name[kept] & 0xc0) == 0x80) kept--;
-    for (i = 0; i < kept; i++) out[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i];
-    memcpy(out + kept, n > 60 ? "..." : "", n > 60 ? 4 : 1);
+/* Is it a byte of a character in UTF-8, but not its first one? */
+AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
+
+/* A text made fit for a sentence: without control characters, and of more than `longest` bytes only the first `head`
+   and the last `tail` ones, where no character is cut. */
+AMPI_FN const char* ampi_show_ends(const char* text, size_t longest, size_t head, size_t tail, char* out) {
+    size_t i, n = strlen(text);
+    if (n <= longest) { head = n; tail = 0; }
+    while (head > 0 && ampi_is_inside(text[head])) head--;
+    while (tail > 0 && ampi_is_inside(text[n - tail])) tail--;
+    for (i = 0; i < head; i++) out[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
+    snprintf(out + head, tail + 4, "%s%s", n > longest ? "..." : "", text + n - tail);
     return out;
 }
-
-/* A path, of a long one the two ends: the reason behind it must fit too. */
+#define AMPI_SHOWN 64
+AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) { return ampi_show_ends(name, 60, 57, 0, out); }
 #define AMPI_SHOWN_PATH 200
 AMPI_FN const char* ampi_show_path(const char* path, char out[AMPI_SHOWN_PATH]) {
-    size_t n = strlen(path), head = n, tail = n;
-    if (n >= AMPI_SHOWN_PATH) {
-        for (head = 60; head > 40 && ((unsigned char)path[head] & 0xc0) == 0x80;) head--;
-        for (tail = n - 130; ((unsigned char)path[tail] & 0xc0) == 0x80;) tail++;
-    }
-    snprintf(out, AMPI_SHOWN_PATH, "%.*s%s%s", (int)head, path, head < n ? "..." : "", path + tail);
-    return out;
+    return ampi_show_ends(path, AMPI_SHOWN_PATH - 1, 60, 130, out);
 }
 
 /* "[6,1,5,5]"; of more than four dimensions the first four. */
@@ -17490,59 +17410,21 @@ AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char o
     out[at++] = '[';
     for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
         at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
-    memcpy(out + at, i < rank ? ",...]" : "]", i < rank ? 6 : 2);
+    strcpy(out + at, i < rank ? ",...]" : "]");
     return out;
 }
 
-/* Bytes as text and back. */
-AMPI_FN void ampi_hex_encode(const unsigned char* bytes, size_t n, char* out) {
-    size_t i;
-    for (i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-}
-AMPI_FN int ampi_hex_decode(const char* text, unsigned char* bytes, size_t n) {
-    static const char digits[] = "0123456789abcdef";
-    size_t i;
-    if (strlen(text) != 2 * n) return 0;
-    for (i = 0; i < 2 * n; i++) {
-        const char* d = strchr(digits, text[i]);
-        if (!d) return 0;
-        bytes[i / 2] = (unsigned char)(i % 2 ? bytes[i / 2] << 4 | (d - digits) : d - digits);
-    }
-    return 1;
-}
-/* A number of exactly eight digits. */
-AMPI_FN int ampi_hex_number(const char* text, uint32_t* out) {
-    unsigned char b[4];
-    if (!ampi_hex_decode(text, b, 4)) return 0;
-    *out = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
-    return 1;
-}
-
-/* A CRC-32 as text. */
-#define AMPI_CRC_TEXT 9
-AMPI_FN const char* ampi_show_crc(uint32_t crc, char out[AMPI_CRC_TEXT]) {
-    snprintf(out, AMPI_CRC_TEXT, "%08lx", (unsigned long)crc);
+/* A number as a text of a file: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. Both are exact,
+   and a number has one text alone. */
+#define AMPI_NUMBER 24
+AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
+    snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
     return out;
 }
-
-/* The byte order of this machine; compilers fold this to a constant. */
-AMPI_FN int ampi_is_little_endian(void) {
-    const uint16_t one = 1;
-    unsigned char first;
-    memcpy(&first, &one, 1);
-    return first == 1;
-}
-
-/* Between the file's byte order and the host's: nothing to do on most machines. */
-AMPI_FN void ampi_swap_endian(void* data, size_t bytes, size_t element) {
-    unsigned char* p = (unsigned char*)data;
-    size_t i, k;
-    for (i = 0; i < bytes; i += element)
-        for (k = 0; k < element / 2; k++) {
-            unsigned char t = p[i + k];
-            p[i + k] = p[i + element - 1 - k];
-            p[i + element - 1 - k] = t;
-        }
+AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
+    char again[AMPI_NUMBER];
+    *n = strtoull(text, NULL, as_bits ? 16 : 10);
+    return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
 /* --- what the caller hands in ------------------------------------------------------------ */
@@ -17554,8 +17436,13 @@ AMPI_FN amp_result ampi_file_check_desc(const amp_file_desc* d) {
 }
 
 /* Bytes of a tensor whose count was checked. */
-AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) {
-    return t->tensor.count * ampi_type_size(t->tensor.dtype);
+AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
+
+/* The shape as files have it. */
+AMPI_FN const uint64_t* ampi_file_shape(const amp_file_tensor* t, uint64_t shape[AMPI_FILE_MAX_RANK]) {
+    int k;
+    for (k = 0; k < AMPI_FILE_MAX_RANK; k++) shape[k] = k < t->rank ? t->shape[k] : 0;
+    return shape;
 }
 
 /* One tensor of the caller: its name can be written, its type is known, and its shape, count and bytes agree
@@ -17564,26 +17451,19 @@ AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, c
     const char* name = t->tensor.name;
     char shown[AMPI_SHOWN];
     size_t count = 1, bytes;
-    int k, fits = 1;
-    if (!name || !ampi_is_utf8(name))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d has no name in UTF-8", index);
-    if (strcmp(name, "__metadata__") == 0)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d: the name __metadata__ is reserved",
-                         index);
-    if (!ampi_file_type_of(t->tensor.dtype))
-        return ampi_fail(log, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type",
-                         ampi_show(name, shown), (int)t->tensor.dtype);
-    if (t->rank < 0 || t->rank > AMPI_FILE_MAX_RANK)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': rank %d is not 0 to %d",
-                         ampi_show(name, shown), t->rank, AMPI_FILE_MAX_RANK);
-    for (k = 0; k < t->rank; k++) fits = fits && ampi_mul_size(count, t->shape[k], &count);
+    int k, fits = t->rank >= 0;
+    if (!name || !ampi_is_utf8(name) || strcmp(name, "__metadata__") == 0)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d has no name in UTF-8, or a reserved one", index);
+    ampi_show(name, shown);
+    if (ampi_type_size(t->tensor.dtype) == 0)
+        return ampi_fail(log, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", shown,
+                         (int)t->tensor.dtype);
+    for (k = 0; k < t->rank && fits; k++) fits = k < AMPI_FILE_MAX_RANK && ampi_mul_size(count, t->shape[k], &count);
     if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
-        return ampi_fail(log, AMP_ERR_ARGUMENT,
-                         "checkpoint: tensor '%s': its shape does not have %llu elements",
-                         ampi_show(name, shown), (ampi_ull)t->tensor.count);
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': its shape (rank %d) has not %llu elements",
+                         shown, t->rank, (ampi_ull)t->tensor.count);
     if (count > 0 && !t->tensor.data)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': data is NULL",
-                         ampi_show(name, shown));
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': data is NULL", shown);
     return AMP_OK;
 }
 
@@ -17594,8 +17474,7 @@ AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tens
     int i;
     if (!path || !path[0]) return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
     if (count < 0 || (count > 0 && !t))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d tensors at %s", count,
-                         t ? "a pointer" : "NULL");
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d tensors at %s", count, t ? "a pointer" : "NULL");
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_check_tensor(&t[i], i, log);
     return r;
 }
@@ -17604,8 +17483,7 @@ AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tens
 AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, const amp_logger* log) {
     int i;
     if (count < 0 || (count > 0 && !texts))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d texts at %s", count,
-                         texts ? "a pointer" : "NULL");
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d texts at %s", count, texts ? "a pointer" : "NULL");
     for (i = 0; i < count; i++)
         if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
             return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d has no key or value in UTF-8", i);
@@ -17618,11 +17496,12 @@ AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, 
 
 /* What C's streams lack: a file created where there is none, a file on the disk, a file replaced in one step. POSIX and
    Windows have it, under nearly the same names; elsewhere C's own functions come nearest. */
-#define AMPI_NOT_A_FILE (-1)      /* an errno: it is a directory, a pipe, a device */
 #if defined(_POSIX_VERSION)
   #define AMPI_OS(name) name
   #define AMPI_OS64(name) name
   #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
+  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* a file system that cannot is taken as is */
+  #define AMPI_OS_WAIT(tries) 0
   #if defined(O_CLOEXEC)
     #define AMPI_OS_FLAGS (O_NONBLOCK | O_CLOEXEC)     /* a pipe without a writer must not stop open */
   #else
@@ -17638,17 +17517,23 @@ extern int (fchmod)(int, mode_t);
   #define AMPI_OS64(name) _##name##64
   #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
   #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
+  #define AMPI_OS_SYNC(f) (_commit(_fileno(f)) == 0)
+/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
+  #define AMPI_OS_WAIT(tries) (++(tries) <= 200 ? (Sleep(5), 1) : 0)
 /* As windows.h, which may stand before or behind, declares them. */
 __declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
+#else
+  #define AMPI_OS_SYNC(f) 1
 #endif
 
 /* What errno says; some C libraries leave it at 0. */
+enum { AMPI_NOT_A_FILE = -1 /* a directory, a pipe, a device */, AMPI_NO_CAUSE = -2 };
 AMPI_FN const char* ampi_error_text(int error_number) {
     if (error_number == AMPI_NOT_A_FILE) return "it is not a regular file";
-    return error_number ? strerror(error_number) : "unknown cause";
+    return error_number > 0 ? strerror(error_number) : "unknown cause";
 }
 
 /* Names a temporary file beside path: its name, cut to 200 bytes, and a number that no other process or thread is
@@ -17659,7 +17544,7 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     size_t i, name = 0, n;
     for (i = 0; path[i]; i++) if (path[i] == '/' || path[i] == '\\') name = i + 1;
     n = ampi_min_size(i, name + 200);
-    while (n > name && ((unsigned char)path[n] & 0xc0) == 0x80) n--;
+    while (n > name && ampi_is_inside(path[n])) n--;
 #if defined(AMPI_OS)
     seed ^= (uint64_t)AMPI_OS(getpid)() << 40;
 #endif
@@ -17667,92 +17552,47 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
 }
 
+/* Opens the regular file at path to be read. With room for its name creates a temporary one to be written, under a name
+   that was free and with the mode of the file at path. NULL, and errno, if that fails. */
+AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary) {
 #if defined(AMPI_OS)
-/* A stream on a regular file; what is none, or has none, is closed. */
-AMPI_FN FILE* ampi_stream_of(int fd, const char* mode) {
     struct AMPI_OS64(stat) st;
+    const int is_there = AMPI_OS64(stat)(path, &st) == 0;
+    const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
+    const int write_new = AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) | AMPI_OS_FLAGS;
+    int fd, error_number, tries = 0;
     FILE* stream = NULL;
-    int error_number;
+    if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return NULL; }
+    do {
+        if (temporary) ampi_name_temporary(path, tries, temporary);
+        fd = temporary ? AMPI_OS(open)(temporary, write_new, mode)
+                       : AMPI_OS(open)(path, AMPI_OS(O_RDONLY) | AMPI_OS_FLAGS);
+    } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES && AMPI_OS_WAIT(tries)));
     if (fd < 0) return NULL;
 #if defined(_POSIX_VERSION)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, 0);                                           /* O_NONBLOCK off */
+    if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
 #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
-    else stream = AMPI_OS(fdopen)(fd, mode);
+    else stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
+    if (stream) return stream;
     error_number = errno;
-    if (!stream) AMPI_OS(close)(fd);
+    AMPI_OS(close)(fd);
+    if (temporary) remove(temporary);
     errno = error_number;
-    return stream;
-}
-
-/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
-AMPI_FN int ampi_wait(int* tries) {
-#if defined(_WIN32)
-    if (++*tries > 200) return 0;
-    Sleep(5);
-    return 1;
+    return NULL;
 #else
-    (void)tries;
-    return 0;
-#endif
-}
-
-/* Opens a regular file for reading. */
-AMPI_FN FILE* ampi_open_to_read(const char* path) {
-    struct AMPI_OS64(stat) st;
-    int fd, tries = 0;
-    if (AMPI_OS64(stat)(path, &st) == 0 && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return NULL; }
-    do fd = AMPI_OS(open)(path, AMPI_OS(O_RDONLY) | AMPI_OS_FLAGS);
-    while (fd < 0 && errno == EACCES && ampi_wait(&tries));
-    return ampi_stream_of(fd, "rb");
-}
-
-/* Creates a file under a name that was free, for its owner and others as the file at path, and writes the name. */
-AMPI_FN FILE* ampi_create_temporary(const char* path, char* temporary) {
-    struct AMPI_OS64(stat) old;
-    const int kept = AMPI_OS64(stat)(path, &old) == 0;
-    int fd, draw = 0;
-    FILE* stream;
-    if (kept && !AMPI_OS_IS_FILE(old)) { errno = AMPI_NOT_A_FILE; return NULL; }
-    do {
-        ampi_name_temporary(path, draw, temporary);
-        fd = AMPI_OS(open)(temporary, AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) | AMPI_OS_FLAGS,
-                           kept ? old.st_mode & 0777u : 0666u);
-    } while (fd < 0 && errno == EEXIST && ++draw < 100);
-#if defined(_POSIX_VERSION)
-    if (fd >= 0 && kept) (void)fchmod(fd, old.st_mode & 0777u);      /* what the umask took; less does no harm */
-#endif
-    stream = ampi_stream_of(fd, "wb");
-    if (fd >= 0 && !stream) remove(temporary);
-    return stream;
-}
-#else
-AMPI_FN FILE* ampi_open_to_read(const char* path) { return fopen(path, "rb"); }
-AMPI_FN FILE* ampi_create_temporary(const char* path, char* temporary) {
-    ampi_name_temporary(path, 0, temporary);
-    return fopen(temporary, "wb");
-}
-#endif
-
-/* Has a file on the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. A
-   file system that cannot (EINVAL) is taken as is. */
-AMPI_FN int ampi_sync_stream(FILE* f) {
-#if defined(_POSIX_VERSION)
-    return fsync(fileno(f)) == 0 || errno == EINVAL;
-#elif defined(_WIN32)
-    return _commit(_fileno(f)) == 0;
-#else
-    (void)f;
-    return 1;
+    if (temporary) ampi_name_temporary(path, 0, temporary);
+    return temporary ? fopen(temporary, "wb") : fopen(path, "rb");
 #endif
 }
 
 /* Moves the finished file over the old one in one step, and has the directory on the disk: 1, or 0 if nothing changed,
    or -1 if the disk failed after that. May overwrite `from`. On Windows fopen reads names by the locale where that is
    UTF-8, but the call for narrow names does not. */
-#if defined(_WIN32)
 AMPI_FN int ampi_replace_file(char* from, const char* to) {
+#if defined(_WIN32)
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, NO_FILE = 2, NO_DIRECTORY = 3, DENIED = 5, IN_USE = 32 };
     wchar_t a[ROOM], b[ROOM];
     int tries = 0, utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
@@ -17764,83 +17604,61 @@ AMPI_FN int ampi_replace_file(char* from, const char* to) {
             if (MoveFileExW(a, b, REPLACE_AND_FLUSH)) return 1;
             error = GetLastError();
         }
-    } while ((error == DENIED || error == IN_USE) && ampi_wait(&tries));
+    } while ((error == DENIED || error == IN_USE) && AMPI_OS_WAIT(tries));
     errno = error == DENIED || error == IN_USE ? EACCES : EIO;
     return 0;
-}
 #else
-AMPI_FN int ampi_replace_file(char* from, const char* to) {
     if (rename(from, to) != 0) return 0;
 #if defined(_POSIX_VERSION)
     {
         char* slash = strrchr(from, '/');
         int fd, ok;
-        memcpy(slash ? slash + 1 : from, slash ? "" : ".", slash ? 1 : 2);
+        strcpy(slash ? slash + 1 : from, slash ? "" : ".");
         fd = open(from, O_RDONLY | AMPI_OS_FLAGS);
         ok = fd < 0 || fsync(fd) == 0 || errno != EIO;      /* not every file system flushes directories */
         if (fd >= 0) close(fd);
-        return ok ? 1 : -1;
+        if (!ok) return -1;
     }
-#else
+#endif
     return 1;
 #endif
 }
-#endif
 
 /* --- writing --------------------------------------------------------------------------- */
 
-/* Where bytes go. Without a stream they are only counted: the header is written twice, first to learn its
-   length. */
-typedef struct ampi_sink { FILE* stream; uint64_t bytes; int failed, error_number; } ampi_sink;
-
-/* Writes, or only counts. After the first failure nothing more is written, and its errno is the one told. */
+/* Where bytes go. Without a stream they are only counted: the header is written first to learn its length. error: the
+   first errno, after which nothing more is written; 0 = none. */
+typedef struct ampi_sink { FILE* stream; uint64_t bytes; int error; } ampi_sink;
+AMPI_FN void ampi_sink_check(ampi_sink* s, int ok) {
+    if (!ok && !s->error) s->error = errno ? errno : AMPI_NO_CAUSE;
+    errno = 0;
+}
 AMPI_FN void ampi_sink_put(ampi_sink* s, const void* data, size_t n) {
     s->bytes += n;
-    if (!s->stream || s->failed || n == 0) return;
-    errno = 0;
-    if (fwrite(data, 1, n, s->stream) == n) return;
-    s->failed = 1;
-    s->error_number = errno;
+    if (s->stream && !s->error && n > 0) ampi_sink_check(s, fwrite(data, 1, n, s->stream) == n);
 }
 AMPI_FN void ampi_sink_text(ampi_sink* s, const char* text) { ampi_sink_put(s, text, strlen(text)); }
-AMPI_FN void ampi_sink_number(ampi_sink* s, uint64_t n) {
-    char digits[24];
-    ampi_sink_put(s, digits, (size_t)snprintf(digits, sizeof digits, "%llu", (ampi_ull)n));
-}
 
-/* What JSON does not allow to stand for itself in a string. */
-AMPI_FN int ampi_needs_escape(char c) { return c == '"' || c == '\\' || (unsigned char)c < 0x20; }
-
-/* A string in quotes, of two parts: runs of plain characters as they are, the others as \u00XX, which is always
-   allowed. */
-AMPI_FN void ampi_put_json_part(ampi_sink* s, const char* text) {
+/* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
+AMPI_FN void ampi_put_string(ampi_sink* s, const char* prefix, const char* text) {
     char escape[8];
-    while (*text) {
-        size_t run = 0;
-        while (text[run] && !ampi_needs_escape(text[run])) run++;
-        ampi_sink_put(s, text, run);
-        text += run;
-        if (!*text) break;
-        snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text++);
-        ampi_sink_put(s, escape, 6);
-    }
-}
-AMPI_FN void ampi_put_json_string(ampi_sink* s, const char* first, const char* second) {
     ampi_sink_text(s, "\"");
-    ampi_put_json_part(s, first);
-    ampi_put_json_part(s, second);
+    for (ampi_sink_text(s, prefix); *text; text++) {
+        const int plain = *text != '"' && *text != '\\' && (unsigned char)*text >= 0x20;
+        if (!plain) snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text);
+        ampi_sink_put(s, plain ? text : escape, plain ? 1 : 6);
+    }
     ampi_sink_text(s, "\"");
 }
 
-/* What a file is made of. fetch brings a tensor's data into host memory; NULL = it is there already. */
+/* What a file is made of. A model's tensors lie in the memory of its backend and come through a block of the host. */
 typedef struct ampi_file_content {
     const amp_file_tensor* tensors;
-    int count;
     const amp_file_text* texts;
-    int text_count;
+    int count, text_count;
+    amp_model* model;    /* NULL = the tensors are in memory of the host */
+    void* host;
     uint32_t* crcs;      /* of each tensor, known when its data has been written; 0 before */
-    amp_result (*fetch)(void* user_data, const amp_file_tensor* t, const void** host);
-    void* user_data;
 } ampi_file_content;
 
 /* The order in the file: large elements first, so that each tensor is aligned to its element. Starts with *i
@@ -17853,35 +17671,29 @@ AMPI_FN int ampi_next_tensor(const ampi_file_content* c, int* i, size_t* element
 }
 
 /* "name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]} */
-AMPI_FN void ampi_put_tensor_header(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
-    int k;
-    ampi_put_json_string(s, t->tensor.name, "");
-    ampi_sink_text(s, ":{\"dtype\":\"");
-    ampi_sink_text(s, ampi_file_type_of(t->tensor.dtype)->name);
-    ampi_sink_text(s, "\",\"shape\":[");
-    for (k = 0; k < t->rank; k++) {
-        if (k) ampi_sink_text(s, ",");
-        ampi_sink_number(s, t->shape[k]);
-    }
-    ampi_sink_text(s, "],\"data_offsets\":[");
-    ampi_sink_number(s, begin);
-    ampi_sink_text(s, ",");
-    ampi_sink_number(s, begin + ampi_file_bytes(t));
-    ampi_sink_text(s, "]}");
+AMPI_FN void ampi_put_tensor(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
+    char text[256], shown[AMPI_SHOWN_SHAPE];
+    uint64_t shape[AMPI_FILE_MAX_RANK];
+    ampi_put_string(s, "", t->tensor.name);
+    snprintf(text, sizeof text, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
+             ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
+             ampi_show_shape((uint64_t)t->rank, ampi_file_shape(t, shape), shown), (ampi_ull)begin,
+             (ampi_ull)(begin + ampi_file_bytes(t)));
+    ampi_sink_text(s, text);
 }
 
 /* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...} */
 AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
-    char crc[AMPI_CRC_TEXT];
+    char crc[AMPI_NUMBER];
     int i;
-    ampi_sink_text(s, "\"__metadata__\":{");
+    ampi_sink_text(s, "\"__metadata__\":");
     for (i = 0; i < c->text_count + c->count; i++) {
         const int tensor = i - c->text_count;
-        if (i) ampi_sink_text(s, ",");
-        if (tensor < 0) ampi_put_json_string(s, c->texts[i].key, "");
-        else ampi_put_json_string(s, AMPI_CRC_KEY, c->tensors[tensor].tensor.name);
+        ampi_sink_text(s, i ? "," : "{");
+        if (tensor < 0) ampi_put_string(s, "", c->texts[i].key);
+        else ampi_put_string(s, AMPI_CRC_KEY, c->tensors[tensor].tensor.name);
         ampi_sink_text(s, ":");
-        ampi_put_json_string(s, tensor < 0 ? c->texts[i].value : ampi_show_crc(c->crcs[tensor], crc), "");
+        ampi_put_string(s, "", tensor < 0 ? c->texts[i].value : ampi_show_number(c->crcs[tensor], 1, crc));
     }
     ampi_sink_text(s, "}");
 }
@@ -17890,49 +17702,50 @@ AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
 AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
     uint64_t begin = 0, start = s->bytes;
     size_t element = 8;
-    int i = -1, first = c->text_count == 0 && c->count == 0;
+    int i = -1;
     ampi_sink_text(s, "{");
-    if (!first) ampi_put_texts(s, c);
+    if (c->text_count + c->count > 0) ampi_put_texts(s, c);
     while (ampi_next_tensor(c, &i, &element)) {
-        if (!first) ampi_sink_text(s, ",");
-        first = 0;
-        ampi_put_tensor_header(s, &c->tensors[i], begin);
+        ampi_sink_text(s, ",");
+        ampi_put_tensor(s, &c->tensors[i], begin);
         begin += ampi_file_bytes(&c->tensors[i]);
     }
     ampi_sink_text(s, "}");
     while ((s->bytes - start) % 8) ampi_sink_text(s, " ");
 }
 
+/* The byte order of this machine; compilers fold this to a constant. */
+AMPI_FN int ampi_is_little_endian(void) {
+    const uint16_t one = 1;
+    return *(const unsigned char*)&one == 1;
+}
+
+/* Between the file's byte order and the host's: nothing to do on most machines. */
+AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
+    size_t i, k;
+    if (ampi_is_little_endian()) return;
+    for (i = 0; i < bytes; i += element)
+        for (k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
+}
+
 /* The elements in the file's byte order, and their CRC-32; on a big-endian machine by way of a small buffer, since
    the caller's data is not ours to change. */
 AMPI_FN uint32_t ampi_put_data(ampi_sink* s, const void* data, size_t bytes, size_t element) {
     const unsigned char* p = (const unsigned char*)data;
+    const int direct = ampi_is_little_endian();
     unsigned char chunk[4096];
     uint32_t crc = 0;
-    size_t i, n;
-    if (ampi_is_little_endian()) {
-        ampi_sink_put(s, data, bytes);
-        return ampi_crc32(0, data, bytes);
-    }
-    for (i = 0; i < bytes; i += n) {
-        n = ampi_min_size(bytes - i, sizeof chunk);
-        memcpy(chunk, p + i, n);
-        ampi_swap_endian(chunk, n, element);
-        ampi_sink_put(s, chunk, n);
-        crc = ampi_crc32(crc, chunk, n);
+    size_t n;
+    for (; bytes > 0; p += n, bytes -= n) {
+        n = direct ? bytes : ampi_min_size(bytes, sizeof chunk);
+        if (!direct) { memcpy(chunk, p, n); ampi_swap_endian(chunk, n, element); }
+        ampi_sink_put(s, direct ? p : chunk, n);
+        crc = ampi_crc32(crc, direct ? p : chunk, n);
     }
     return crc;
 }
 
-/* The header once more, now that the CRCs are known: it is as long as before. */
-AMPI_FN void ampi_put_header_again(ampi_sink* s, const ampi_file_content* c) {
-    errno = 0;
-    if (s->failed || fseek(s->stream, 8, SEEK_SET) == 0) { ampi_put_header(s, c); return; }
-    s->failed = 1;
-    s->error_number = errno;
-}
-
-/* The whole file. A failed write is remembered in the sink. */
+/* The whole file; its header once more when the CRCs are known, which make it no longer. */
 AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint64_t header_bytes) {
     unsigned char length[8];
     size_t element = 8;
@@ -17940,47 +17753,37 @@ AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint6
     ampi_put64(length, header_bytes);
     ampi_sink_put(s, length, 8);
     ampi_put_header(s, c);
-    for (i = -1; ampi_next_tensor(c, &i, &element) && !s->failed;) {
-        const void* host = c->tensors[i].tensor.data;
-        if (c->fetch) {
-            amp_result r = c->fetch(c->user_data, &c->tensors[i], &host);
-            if (r != AMP_OK) return r;
-        }
-        c->crcs[i] = ampi_put_data(s, host, ampi_file_bytes(&c->tensors[i]), element);
+    for (i = -1; ampi_next_tensor(c, &i, &element) && !s->error;) {
+        const amp_file_tensor* t = &c->tensors[i];
+        const size_t bytes = ampi_file_bytes(t);
+        amp_result r = AMP_OK;
+        if (c->model && bytes > 0) r = c->model->backend->copy_out(c->host, t->tensor.data, bytes, &c->model->exec);
+        if (r != AMP_OK) return r;
+        c->crcs[i] = ampi_put_data(s, c->model ? c->host : t->tensor.data, bytes, element);
     }
-    ampi_put_header_again(s, c);
+    ampi_sink_check(s, s->error || fseek(s->stream, 8, SEEK_SET) == 0);
+    ampi_put_header(s, c);
     return AMP_OK;
 }
 
-/* Flush, sync, close; each can be the one that finds the disk full. */
-AMPI_FN void ampi_sink_close(ampi_sink* s) {
-    errno = 0;
-    if (!s->failed && (fflush(s->stream) != 0 || !ampi_sync_stream(s->stream))) {
-        s->failed = 1;
-        s->error_number = errno;
-    }
-    errno = 0;
-    if (fclose(s->stream) != 0 && !s->failed) { s->failed = 1; s->error_number = errno; }
-}
-
 /* Everything from the creation of the temporary file to its new name. Whatever goes wrong, the temporary file goes. */
-AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi_file_content* c,
-                                   uint64_t header_bytes, const amp_logger* log) {
-    ampi_sink s = { NULL, 0, 0, 0 };
+AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi_file_content* c, uint64_t header_bytes,
+                                   const amp_logger* log) {
+    ampi_sink s = { NULL, 0, 0 };
     char shown[AMPI_SHOWN_PATH];
     int replaced = 0;
     amp_result r;
     ampi_show_path(path, shown);
     errno = 0;
-    s.stream = ampi_create_temporary(path, temporary);
+    s.stream = ampi_stream_open(path, temporary);
     if (!s.stream)
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown,
-                         ampi_error_text(errno));
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown, ampi_error_text(errno));
     r = ampi_put_file(&s, c, header_bytes);
-    ampi_sink_close(&s);
-    if (r == AMP_OK && s.failed)
-        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", shown, ampi_error_text(s.error_number));
-    errno = 0;
+    /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
+    ampi_sink_check(&s, s.error || (fflush(s.stream) == 0 && AMPI_OS_SYNC(s.stream)));
+    ampi_sink_check(&s, fclose(s.stream) == 0);
+    if (r == AMP_OK && s.error)
+        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", shown, ampi_error_text(s.error));
     if (r == AMP_OK && (replaced = ampi_replace_file(temporary, path)) != 1)
         r = ampi_fail(log, AMP_ERR_IO, replaced ? "checkpoint: '%s' is new, but its directory cannot be flushed: %s"
                                                 : "checkpoint: cannot replace '%s': %s", shown, ampi_error_text(errno));
@@ -17988,157 +17791,130 @@ AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi
     return r;
 }
 
-/* No tensor name and no text key may occur twice. */
-AMPI_FN amp_result ampi_file_check_names(const ampi_file_content* c, const amp_allocator* a,
-                                         const amp_logger* log) {
-    size_t bytes, i, tensors = (size_t)c->count, texts = (size_t)c->text_count;
-    const char** names;
+/* A name that two tensors have, or a key that two texts have; NULL if there is none. `names` has room for all. */
+AMPI_FN const char* ampi_file_name_twice(const ampi_file_content* c, const char** names) {
     const char* twice;
-    char shown[AMPI_SHOWN];
-    names = ampi_mul_size(tensors + texts, sizeof *names, &bytes) ? (const char**)ampi_alloc(a, bytes) : NULL;
-    if (!names)
-        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names",
-                         (ampi_ull)(tensors + texts));
-    for (i = 0; i < tensors; i++) names[i] = c->tensors[i].tensor.name;
-    for (i = 0; i < texts; i++) names[tensors + i] = c->texts[i].key;
-    twice = ampi_sort_names(names, tensors, sizeof *names);
-    if (!twice) twice = ampi_sort_names(names + tensors, texts, sizeof *names);
-    ampi_free(a, names);
-    if (!twice) return AMP_OK;
-    return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: the name '%s' is used twice",
-                     ampi_show(twice, shown));
+    int i;
+    for (i = 0; i < c->count; i++) names[i] = c->tensors[i].tensor.name;
+    twice = ampi_sort_names(names, (size_t)c->count, sizeof *names);
+    for (i = 0; i < c->text_count; i++) names[i] = c->texts[i].key;
+    return twice ? twice : ampi_sort_names(names, (size_t)c->text_count, sizeof *names);
 }
 
-/* All checks first, then the length of the header, then the file. */
+/* All checks first, then the length of the header, then the file. Names, checksums and the name of the temporary file
+   share a block. */
 AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const amp_allocator* a,
                                   const amp_logger* log) {
-    ampi_sink measure = { NULL, 0, 0, 0 };
+    ampi_sink measure = { NULL, 0, 0 };
+    char shown[AMPI_SHOWN];
+    const char *twice, **names;
+    size_t bytes, most;
     amp_result r = ampi_file_check_tensors(path, c->tensors, c->count, log);
-    size_t count = (size_t)c->count;
     if (r == AMP_OK) r = ampi_file_check_texts(c->texts, c->text_count, log);
-    if (r == AMP_OK) r = ampi_file_check_names(c, a, log);
     if (r != AMP_OK) return r;
-    c->crcs = (uint32_t*)ampi_alloc(a, count * sizeof *c->crcs + strlen(path) + AMPI_SUFFIX);
-    if (!c->crcs)
-        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for checksums and the name of a temporary file");
-    memset(c->crcs, 0, count * sizeof *c->crcs);
-    ampi_put_header(&measure, c);
-    if (measure.bytes <= AMPI_FILE_MAX_HEADER)
-        r = ampi_file_write(path, (char*)(c->crcs + count), c, measure.bytes, log);
-    else r = ampi_fail(log, AMP_ERR_ARGUMENT,
-                       "checkpoint: names and texts make a header of %llu bytes; %u are allowed",
-                       (ampi_ull)measure.bytes, AMPI_FILE_MAX_HEADER);
-    ampi_free(a, c->crcs);
+    most = (size_t)(c->count > c->text_count ? c->count : c->text_count);
+    names = ampi_mul_size(most, sizeof *names, &bytes) && ampi_add_size(bytes, strlen(path) + AMPI_SUFFIX, &bytes)
+            ? (const char**)ampi_alloc(a, bytes) : NULL;
+    if (!names)
+        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names", (ampi_ull)most);
+    twice = ampi_file_name_twice(c, names);
+    c->crcs = (uint32_t*)(void*)names;                               /* the names are done with */
+    memset(c->crcs, 0, (size_t)c->count * sizeof *c->crcs);
+    if (!twice) ampi_put_header(&measure, c);
+    if (twice)
+        r = ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: the name '%s' is used twice", ampi_show(twice, shown));
+    else if (measure.bytes <= AMPI_FILE_MAX_HEADER)
+        r = ampi_file_write(path, (char*)(names + most), c, measure.bytes, log);
+    else
+        r = ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: names and texts make a header of %llu bytes; %u are allowed",
+                      (ampi_ull)measure.bytes, AMPI_FILE_MAX_HEADER);
+    ampi_free(a, names);
     return r;
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
-    ampi_file_content c;
+    ampi_file_content c = { NULL, NULL, 0, 0, NULL, NULL, NULL };
     amp_result r = ampi_file_check_desc(desc);
-    if (r != AMP_OK) return r;
-    memset(&c, 0, sizeof c);
     c.tensors = tensors;
     c.count = count;
     c.texts = texts;
     c.text_count = text_count;
-    return ampi_file_save(path, &c, desc ? &desc->allocator : NULL, desc ? desc->logger : NULL);
+    return r != AMP_OK ? r : ampi_file_save(path, &c, desc ? &desc->allocator : NULL, desc ? desc->logger : NULL);
 }
 
 /* --- JSON, as much as a header may hold --------------------------------------------------- */
 
-/* A cursor. Strings are decoded where they stand: no escape is shorter than what it means, and the closing
-   quote leaves room for the final 0. Functions return 1, or 0 with the first error set. */
-typedef struct ampi_json { char* start; char* at; char* end; const char* error; } ampi_json;
+/* A cursor over a text that ends in a 0. Strings are decoded where they stand: no escape is shorter than what it means,
+   and the closing quote leaves room for the final 0. Functions return 1, or 0 with the first error set. */
+typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
-/* Remembers the first error and returns 0. */
 AMPI_FN int ampi_json_fail(ampi_json* j, const char* error) {
     if (!j->error) j->error = error;
     return 0;
 }
 
-/* The next character that is not white space, or 0 at the end. */
-AMPI_FN char ampi_json_peek(ampi_json* j) {
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
-    return j->at < j->end ? *j->at : '\0';
+/* Steps over white space. Is c next? */
+AMPI_FN int ampi_json_is(ampi_json* j, char c) {
+    j->at += strspn(j->at, " \t\n\r");
+    return *j->at == c;
 }
 
-/* Steps over one character that must come next. */
-AMPI_FN int ampi_json_expect(ampi_json* j, char c, const char* error) {
-    if (ampi_json_peek(j) != c) return ampi_json_fail(j, error);
-    j->at++;
-    return 1;
+/* Steps over a character that must come next. */
+AMPI_FN int ampi_json_expect(ampi_json* j, char c) {
+    if (ampi_json_is(j, c)) { j->at++; return 1; }
+    if (!j->error) snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
+    return ampi_json_fail(j, j->missing);
 }
 
 /* Before each member of a list: 1 if there is one more, 0 if the list is closed (or broken: see error). */
 AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
     if (j->error) return 0;
-    if (ampi_json_peek(j) == close) { j->at++; return 0; }
-    return first || ampi_json_expect(j, ',', "a comma or a closing bracket is missing");
+    if (ampi_json_is(j, close)) { j->at++; return 0; }
+    return first || ampi_json_expect(j, ',');
 }
 
 /* Exactly four hexadecimal digits, as they follow \u. */
 AMPI_FN int ampi_json_hex4(ampi_json* j, unsigned* out) {
-    unsigned value = 0;
+    static const char digits[] = "0123456789abcdefABCDEF";
     int i;
-    if (j->end - j->at < 4) return ampi_json_fail(j, "an escape is cut off");
-    for (i = 0; i < 4; i++) {
-        char c = *j->at++;
-        if (c >= '0' && c <= '9') value = value * 16 + (unsigned)(c - '0');
-        else if (c >= 'a' && c <= 'f') value = value * 16 + (unsigned)(c - 'a' + 10);
-        else if (c >= 'A' && c <= 'F') value = value * 16 + (unsigned)(c - 'A' + 10);
-        else return ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
+    for (*out = 0, i = 0; i < 4; i++) {
+        const char c = *j->at, *digit = c ? strchr(digits, c) : NULL;
+        if (!digit) return ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
+        *out = *out << 4 | (unsigned)(digit - digits - (digit - digits > 15 ? 6 : 0));
+        j->at++;
     }
-    *out = value;
     return 1;
 }
 
-/* The code point of an escape \u, two of them for one above U+FFFF. */
-AMPI_FN int ampi_json_code_point(ampi_json* j, unsigned* out) {
-    unsigned low;
-    if (!ampi_json_hex4(j, out)) return 0;
-    if (*out == 0) return ampi_json_fail(j, "a text holds a zero character");
-    if (*out < 0xd800 || *out > 0xdfff) return 1;
-    if (*out > 0xdbff || j->end - j->at < 2 || j->at[0] != '\\' || j->at[1] != 'u')
-        return ampi_json_fail(j, "an escape is half of a surrogate pair");
-    j->at += 2;
-    if (!ampi_json_hex4(j, &low)) return 0;
-    if (low < 0xdc00 || low > 0xdfff) return ampi_json_fail(j, "an escape is half of a surrogate pair");
-    *out = 0x10000 + ((*out - 0xd800) << 10) + (low - 0xdc00);
-    return 1;
-}
-
-/* Appends a code point of up to 21 bits in one to four bytes: 0xxxxxxx, 110xxxxx, 1110xxxx or 11110xxx, and
-   six bits in each byte that follows. */
-AMPI_FN char* ampi_utf8_encode(char* w, unsigned c) {
-    if (c < 0x80) { *w++ = (char)c; return w; }
-    if (c < 0x800) *w++ = (char)(0xc0 | c >> 6);
-    else {
-        if (c < 0x10000) *w++ = (char)(0xe0 | c >> 12);
-        else {
-            *w++ = (char)(0xf0 | c >> 18);
-            *w++ = (char)(0x80 | (c >> 12 & 0x3f));
+/* The code point of an escape \u, two of them for one above U+FFFF, to *w as one to four bytes: 0xxxxxxx, 110xxxxx,
+   1110xxxx or 11110xxx, and six bits in each byte that follows. */
+AMPI_FN int ampi_json_code_point(ampi_json* j, char** w) {
+    static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
+    unsigned c, low = 0;
+    int n;
+    if (!ampi_json_hex4(j, &c)) return 0;
+    if (c == 0) return ampi_json_fail(j, "a text holds a zero character");
+    if (c >= 0xd800 && c <= 0xdfff) {
+        if (c <= 0xdbff && strncmp(j->at, "\\u", 2) == 0) {
+            j->at += 2;
+            if (!ampi_json_hex4(j, &low)) return 0;
         }
-        *w++ = (char)(0x80 | (c >> 6 & 0x3f));
+        if (low < 0xdc00 || low > 0xdfff) return ampi_json_fail(j, "an escape is half of a surrogate pair");
+        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
     }
-    *w++ = (char)(0x80 | (c & 0x3f));
-    return w;
+    for (low = c, n = 0; low > (n ? 0x3fu >> n : 0x7fu); n++) low >>= 6;
+    *(*w)++ = (char)(heads[n] | low);
+    while (n-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * n & 0x3f));
+    return 1;
 }
 
 /* Decodes the escape behind a backslash to *w. */
 AMPI_FN int ampi_json_escape(ampi_json* j, char** w) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const char* found;
-    unsigned code;
-    char c;
-    if (j->at == j->end) return ampi_json_fail(j, "a text is not closed");
-    c = *j->at++;
-    if (c == 'u') {
-        if (!ampi_json_code_point(j, &code)) return 0;
-        *w = ampi_utf8_encode(*w, code);
-        return 1;
-    }
-    found = c ? strchr(letters, c) : NULL;
+    const char c = *j->at, *found = c ? strchr(letters, c) : NULL;
+    if (c) j->at++;
+    if (c == 'u') return ampi_json_code_point(j, w);
     if (!found) return ampi_json_fail(j, "an unknown escape");
     *(*w)++ = meanings[found - letters];
     return 1;
@@ -18147,37 +17923,48 @@ AMPI_FN int ampi_json_escape(ampi_json* j, char** w) {
 /* A string. Raw control characters and whatever is not UTF-8 are refused, so names mean one thing only. */
 AMPI_FN int ampi_json_string(ampi_json* j, const char** out) {
     char* w;
-    if (!ampi_json_expect(j, '"', "a text in quotes is missing")) return 0;
-    for (w = j->at, *out = w; j->at < j->end;) {
-        size_t n;
-        if (*j->at == '"') { j->at++; *w = '\0'; return 1; }
+    size_t n;
+    if (!ampi_json_expect(j, '"')) return 0;
+    for (w = j->at, *out = w; *j->at != '"';) {
         if (*j->at == '\\') {
             j->at++;
             if (!ampi_json_escape(j, &w)) return 0;
             continue;
         }
+        if (j->at == j->end) return ampi_json_fail(j, "a text is not closed");
+        if ((unsigned char)*j->at < 0x20) return ampi_json_fail(j, "a text holds a control character");
         n = ampi_utf8_length(j->at, (size_t)(j->end - j->at));
         if (n == 0) return ampi_json_fail(j, "a text is not UTF-8");
-        if ((unsigned char)*j->at < 0x20) return ampi_json_fail(j, "a text holds a control character");
         for (; n > 0; n--) *w++ = *j->at++;
     }
-    return ampi_json_fail(j, "a text is not closed");
+    j->at++;
+    *w = '\0';
+    return 1;
 }
 
 /* A whole number: digits without a sign, a leading zero, a fraction or an exponent. */
 AMPI_FN int ampi_json_number(ampi_json* j, uint64_t* out) {
-    uint64_t value = 0;
-    char c = ampi_json_peek(j);
+    const int zero = ampi_json_is(j, '0');
     const char* first = j->at;
-    if (c < '0' || c > '9') return ampi_json_fail(j, "a whole number is missing");
-    for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
-        unsigned digit = (unsigned)(*j->at - '0');
-        if (value > (UINT64_MAX - digit) / 10) return ampi_json_fail(j, "a number is too large");
-        value = value * 10 + digit;
+    for (*out = 0; *j->at >= '0' && *j->at <= '9'; j->at++) {
+        const unsigned digit = (unsigned)(*j->at - '0');
+        if (*out > (UINT64_MAX - digit) / 10) return ampi_json_fail(j, "a number is too large");
+        *out = *out * 10 + digit;
     }
-    if (c == '0' && j->at - first > 1) return ampi_json_fail(j, "a number begins with a zero");
-    *out = value;
-    return 1;
+    if (j->at == first) return ampi_json_fail(j, "a whole number is missing");
+    return zero && j->at - first > 1 ? ampi_json_fail(j, "a number begins with a zero") : 1;
+}
+
+/* What a pattern says: s is a string, n a number, any other character stands for itself. */
+AMPI_FN int ampi_json_scan(ampi_json* j, const char* pattern, ...) {
+    va_list out;
+    int ok = 1;
+    va_start(out, pattern);
+    for (; *pattern && ok; pattern++)
+        ok = *pattern == 's' ? ampi_json_string(j, va_arg(out, const char**))
+             : *pattern == 'n' ? ampi_json_number(j, va_arg(out, uint64_t*)) : ampi_json_expect(j, *pattern);
+    va_end(out);
+    return ok;
 }
 
 /* --- the header ------------------------------------------------------------------------ */
@@ -18185,13 +17972,13 @@ AMPI_FN int ampi_json_number(ampi_json* j, uint64_t* out) {
 /* One tensor of the file. name must be first: see ampi_name_of. */
 typedef struct ampi_file_entry {
     const char* name;
-    const ampi_file_type* type;
+    const char* type;
     uint64_t rank, shape[AMPI_FILE_MAX_RANK];   /* further dimensions only count in `count` */
     uint64_t count, begin, end;
-    int      wanted;                            /* 1 = to be read to offset `place` of the staging memory */
-    size_t   place;
-    int      has_crc;
+    size_t   place;                             /* of its data in what was read */
     uint32_t crc;
+    amp_dtype dtype;                            /* 0 = it is none of ours */
+    unsigned char bits, has_crc, wanted;        /* bits: of an element */
 } ampi_file_entry;
 
 /* An open file. */
@@ -18200,257 +17987,183 @@ typedef struct ampi_file {
     const amp_allocator* allocator;
     const amp_logger* logger;
     FILE* stream;
-    char* header;
-    size_t header_bytes;
-    ampi_file_entry* entries;                   /* sorted by name */
+    ampi_file_entry* entries;                   /* sorted by name; texts and the header are in the same block */
     amp_file_text* texts;                       /* likewise */
     size_t count, text_count;
     uint64_t data_bytes;
+    char* data;                                 /* of the wanted tensors */
 } ampi_file;
-
-/* "F32" and so on. */
-AMPI_FN int ampi_json_dtype(ampi_json* j, ampi_file_entry* e) {
-    const char* name;
-    size_t i;
-    if (!ampi_json_string(j, &name)) return 0;
-    for (i = 0; i < AMPI_FILE_TYPE_COUNT; i++)
-        if (strcmp(name, ampi_file_types[i].name) == 0) { e->type = &ampi_file_types[i]; return 1; }
-    return ampi_json_fail(j, "an unknown dtype");
-}
 
 /* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. */
 AMPI_FN int ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
     uint64_t size;
-    e->count = 1;
-    e->rank = 0;
-    if (!ampi_json_expect(j, '[', "a shape is not a list")) return 0;
-    while (ampi_json_more(j, ']', e->rank == 0)) {
+    if (!ampi_json_expect(j, '[')) return 0;
+    for (e->count = 1; ampi_json_more(j, ']', e->rank == 0); e->rank++) {
         if (!ampi_json_number(j, &size)) return 0;
-        if (size != 0 && e->count > UINT64_MAX / size)
-            return ampi_json_fail(j, "a shape has too many elements");
+        if (size != 0 && e->count > UINT64_MAX / size) return ampi_json_fail(j, "a shape has too many elements");
         e->count *= size;
         if (e->rank < AMPI_FILE_MAX_RANK) e->shape[e->rank] = size;
-        e->rank++;
     }
     return !j->error;
 }
 
-/* [begin,end] in bytes from the start of the data. */
-AMPI_FN int ampi_json_offsets(ampi_json* j, ampi_file_entry* e) {
-    static const char error[] = "data_offsets is not a list of two numbers";
-    return ampi_json_expect(j, '[', error) && ampi_json_number(j, &e->begin)
-        && ampi_json_expect(j, ',', error) && ampi_json_number(j, &e->end) && ampi_json_expect(j, ']', error);
-}
-
-/* One field of a tensor's description; its bit is set in *seen. */
-AMPI_FN int ampi_json_field(ampi_json* j, ampi_file_entry* e, unsigned* seen) {
-    static const char* const keys[3] = { "dtype", "shape", "data_offsets" };
-    const char* key;
-    unsigned i;
-    if (!ampi_json_string(j, &key) || !ampi_json_expect(j, ':', "a colon is missing")) return 0;
-    for (i = 0; i < 3 && strcmp(key, keys[i]) != 0; i++) { }
-    if (i == 3) return ampi_json_fail(j, "a tensor has an unknown field");
-    if (*seen >> i & 1u) return ampi_json_fail(j, "a tensor has a field twice");
-    *seen |= 1u << i;
-    if (i == 0) return ampi_json_dtype(j, e);
-    return i == 1 ? ampi_json_shape(j, e) : ampi_json_offsets(j, e);
-}
-
-/* The description of a tensor: each of the three fields once, in any order, and
-   end - begin = elements * bits of one / 8, without an overflow or a rest. */
+/* The description of a tensor: each of three fields once, in any order, and end - begin = elements * bits of one / 8,
+   without an overflow or a rest. */
 AMPI_FN int ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
-    unsigned seen = 0, first;
-    if (!ampi_json_expect(j, '{', "a tensor is not described by an object")) return 0;
-    for (first = 1; ampi_json_more(j, '}', (int)first); first = 0)
-        if (!ampi_json_field(j, e, &seen)) return 0;
+    static const char* const keys[] = { "dtype", "shape", "data_offsets" };
+    const char* key;
+    unsigned i, first = 1, found = 0;
+    if (!ampi_json_expect(j, '{')) return 0;
+    for (; ampi_json_more(j, '}', first != 0); first = 0) {
+        if (!ampi_json_scan(j, "s:", &key)) return 0;
+        for (i = 0; i < 3 && strcmp(key, keys[i]) != 0; i++) { }
+        if (i == 3 || (found >> i & 1u)) return ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
+        found |= 1u << i;
+        if (i == 1) ampi_json_shape(j, e);
+        if (i == 2) ampi_json_scan(j, "[n,n]", &e->begin, &e->end);
+        if (i > 0 || !ampi_json_string(j, &key)) continue;
+        while (i < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[i]) != 0) i++;
+        if (i == AMPI_FILE_TYPES) return ampi_json_fail(j, "an unknown dtype");
+        e->type = ampi_file_types[i];
+        e->dtype = i < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + i) : AMP_DTYPE_DEFAULT;
+        e->bits = (unsigned char)(strcmp(key, "BOOL") == 0 ? 8 : atoi(key + strcspn(key, "0123456789")));
+    }
     if (j->error) return 0;
-    if (seen != 7) return ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
-    if (e->count > UINT64_MAX / e->type->bits || e->count * e->type->bits % 8 != 0 || e->begin > e->end
-        || e->count * e->type->bits / 8 != e->end - e->begin)
+    if (found != 7) return ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
+    if (e->count > UINT64_MAX / e->bits || e->count * e->bits % 8 != 0 || e->begin > e->end
+        || e->count * e->bits / 8 != e->end - e->begin)
         return ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
     return 1;
 }
 
-/* How often c occurs: an upper bound for a table, found before it is allocated. */
-AMPI_FN size_t ampi_count_char(const char* at, const char* end, char c) {
-    size_t n = 0;
-    for (; at < end; at++) n += *at == c;
-    return n;
-}
-
-/* The metadata. A text takes four quotes, and at least six characters ("":"",). */
-AMPI_FN amp_result ampi_file_parse_texts(ampi_file* f, ampi_json* j) {
-    const size_t shortest = 6, left = (size_t)(j->end - j->at);
-    size_t capacity = ampi_count_char(j->at, j->end, '"') / 4 + 1, bytes;
-    int first;
-    if (capacity > left / shortest + 1) capacity = left / shortest + 1;
-    if (f->texts) { ampi_json_fail(j, "__metadata__ occurs twice"); return AMP_OK; }
-    if (ampi_mul_size(capacity, sizeof *f->texts, &bytes))
-        f->texts = (amp_file_text*)ampi_alloc(f->allocator, bytes);
-    if (!f->texts)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu texts", (ampi_ull)capacity);
-    if (!ampi_json_expect(j, '{', "__metadata__ is not an object")) return AMP_OK;
-    for (first = 1; ampi_json_more(j, '}', first); first = 0) {
-        amp_file_text* t = &f->texts[f->text_count];
-        if (!ampi_json_string(j, &t->key) || !ampi_json_expect(j, ':', "a colon is missing")
-            || !ampi_json_string(j, &t->value)) return AMP_OK;
-        f->text_count++;
-    }
-    return AMP_OK;
-}
-
-/* The top level; the list of entries is large enough. A syntax error is left in j. */
-AMPI_FN amp_result ampi_file_parse_members(ampi_file* f, ampi_json* j) {
+/* The whole header, to tables that are large enough. */
+AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
     const char* name;
-    int first;
-    if (*j->at++ != '{') { ampi_json_fail(j, "a header begins with {"); return AMP_OK; }
-    for (first = 1; ampi_json_more(j, '}', first); first = 0) {
-        if (!ampi_json_string(j, &name) || !ampi_json_expect(j, ':', "a colon is missing")) return AMP_OK;
-        if (strcmp(name, "__metadata__") == 0) {
-            amp_result r = ampi_file_parse_texts(f, j);
-            if (r != AMP_OK || j->error) return r;
-            continue;
-        }
-        memset(&f->entries[f->count], 0, sizeof *f->entries);
-        f->entries[f->count].name = name;
-        if (!ampi_json_tensor(j, &f->entries[f->count])) return AMP_OK;
-        f->count++;
+    int first, inner, has_texts = 0;
+    if (*j->at != '{') { ampi_json_fail(j, "a header begins with {"); return; }
+    j->at++;
+    for (first = 1; ampi_json_more(j, '}', first) && ampi_json_scan(j, "s:", &name); first = 0) {
+        ampi_file_entry* e = &f->entries[f->count];
+        if (strcmp(name, "__metadata__") != 0) {
+            memset(e, 0, sizeof *e);
+            e->name = name;
+            f->count += ampi_json_tensor(j, e) != 0;
+        } else if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
+        else if (ampi_json_expect(j, '{'))
+            for (inner = 1; ampi_json_more(j, '}', inner); inner = 0) {
+                amp_file_text* t = &f->texts[f->text_count];
+                f->text_count += ampi_json_scan(j, "s:s", &t->key, &t->value) != 0;
+            }
     }
-    if (!j->error) while (j->at < j->end && *j->at == ' ') j->at++;
+    if (!j->error) j->at += strspn(j->at, " ");
     if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
-    return AMP_OK;
-}
-
-/* A tensor takes one opening brace, and at least 48 characters
-   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}). */
-AMPI_FN amp_result ampi_file_parse(ampi_file* f) {
-    const size_t shortest = 48;
-    ampi_json j = { f->header, f->header, f->header + f->header_bytes, NULL };
-    size_t capacity = ampi_count_char(j.at, j.end, '{'), bytes;
-    amp_result r;
-    if (capacity > f->header_bytes / shortest + 1) capacity = f->header_bytes / shortest + 1;
-    if (ampi_mul_size(capacity + 1, sizeof *f->entries, &bytes))
-        f->entries = (ampi_file_entry*)ampi_alloc(f->allocator, bytes);
-    if (!f->entries)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a table of %llu tensors",
-                         (ampi_ull)capacity);
-    r = ampi_file_parse_members(f, &j);
-    if (r == AMP_OK && j.error)
-        r = ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s', byte %ld of the header: %s", f->path,
-                      (long)(j.at - j.start), j.error);
-    return r;
 }
 
 /* By offset; of two tensors that begin together the empty one comes first. */
 AMPI_FN int ampi_place_less(const void* a, const void* b) {
-    const ampi_file_entry* x = (const ampi_file_entry*)a;
-    const ampi_file_entry* y = (const ampi_file_entry*)b;
+    const ampi_file_entry *x = (const ampi_file_entry*)a, *y = (const ampi_file_entry*)b;
     return x->begin < y->begin || (x->begin == y->begin && x->end < y->end);
 }
 
-/* The texts that hold a CRC-32. Without its tensor such a text says nothing. */
-AMPI_FN amp_result ampi_file_take_crcs(ampi_file* f) {
-    char shown[AMPI_SHOWN];
-    size_t i;
-    for (i = 0; i < f->text_count; i++) {
-        const amp_file_text* t = &f->texts[i];
-        void* found;
-        ampi_file_entry* e;
-        if (strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) != 0) continue;
-        found = ampi_find_name(f->entries, f->count, sizeof *e, t->key + AMPI_CRC_KEY_LENGTH);
-        if (!found) continue;
-        e = (ampi_file_entry*)found;
-        e->has_crc = 1;
-        if (!ampi_hex_number(t->value, &e->crc))
-            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': text '%s' is not eight hexadecimal digits",
-                             f->path, ampi_show(t->key, shown));
-    }
-    return AMP_OK;
+/* The file's tensor of that name, or NULL. */
+AMPI_FN ampi_file_entry* ampi_file_find(const ampi_file* f, const char* name) {
+    return (ampi_file_entry*)ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
+}
+/* The text under a key, or NULL. */
+AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
+    const void* found = ampi_find_name(f->texts, f->text_count, sizeof *f->texts, key);
+    return found ? ((const amp_file_text*)found)->value : NULL;
 }
 
-/* Names and keys are unique; the tensors cover the data from 0 to data_bytes exactly once. Ends sorted by
-   name. */
+/* Names and keys are unique; the tensors cover the data from 0 to data_bytes exactly once. Ends sorted by name, with
+   the CRC-32s at their tensors; without a tensor such a text says nothing. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
-    const char* twice;
+    const char *twice, *texts_twice;
     char shown[AMPI_SHOWN];
     size_t i;
     ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
-    for (i = 0; i < f->count; i++) {
+    for (i = 0; i < f->count; f->data_bytes = f->entries[i++].end) {
         const ampi_file_entry* e = &f->entries[i];
         if (e->begin != f->data_bytes)
-            return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                             "checkpoint: '%s': tensor '%s' begins at %llu, %s %llu",
-                             f->path, ampi_show(e->name, shown), (ampi_ull)e->begin,
-                             e->begin < f->data_bytes ? "inside the one before it, which ends at"
-                                                      : "leaving a hole behind",
+            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': tensor '%s' begins at %llu, %s %llu",
+                             f->path, ampi_show(e->name, shown), (ampi_ull)e->begin, e->begin < f->data_bytes
+                             ? "inside the one before it, which ends at" : "leaving a hole behind",
                              (ampi_ull)f->data_bytes);
-        f->data_bytes = e->end;
     }
     twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
-    if (!twice && f->texts) twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
-    if (!twice) return ampi_file_take_crcs(f);
-    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': the name '%s' occurs twice", f->path,
-                     ampi_show(twice, shown));
+    texts_twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
+    if (twice || texts_twice)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': the name '%s' occurs twice", f->path,
+                         ampi_show(twice ? twice : texts_twice, shown));
+    for (i = 0; i < f->text_count; i++) {
+        const amp_file_text* t = &f->texts[i];
+        const int is_crc = strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0;
+        ampi_file_entry* e = is_crc ? ampi_file_find(f, t->key + AMPI_CRC_KEY_LENGTH) : NULL;
+        uint64_t crc;
+        if (!e) continue;
+        if (!ampi_read_number(t->value, 1, &crc))
+            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': text '%s' is not eight hexadecimal digits",
+                             f->path, ampi_show(t->key, shown));
+        e->has_crc = 1;
+        e->crc = (uint32_t)crc;
+    }
+    return AMP_OK;
 }
 
 /* --- reading --------------------------------------------------------------------------- */
 
-/* Says why there are fewer bytes than expected: the disk, or the file's end. */
-AMPI_FN amp_result ampi_file_short(ampi_file* f, const char* what) {
-    if (ferror(f->stream))
-        return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot read '%s': %s", f->path,
-                         ampi_error_text(errno));
-    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is truncated: it ends inside %s", f->path,
-                     what);
+AMPI_FN amp_result ampi_file_cannot_read(const ampi_file* f) {
+    return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot read '%s': %s", f->path, ampi_error_text(errno));
 }
 
-/* Exactly n bytes, or an error. */
-AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, size_t n, const char* what) {
-    errno = 0;
-    return fread(out, 1, n, f->stream) == n ? AMP_OK : ampi_file_short(f, what);
-}
-
-/* Steps over n bytes and makes sure that they exist, by reading the last byte of each step. */
-AMPI_FN amp_result ampi_file_skip(ampi_file* f, uint64_t n, const char* what) {
+/* Exactly n bytes to `out`. Where that is NULL, steps over them: reading the last byte of each step shows that they
+   exist. */
+AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n, const char* what) {
     const uint64_t longest = 0x40000000;
-    while (n > 0) {
-        uint64_t step = n < longest ? n : longest;
-        errno = 0;
-        if (fseek(f->stream, (long)(step - 1), SEEK_CUR) != 0)
-            return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot seek in '%s': %s", f->path,
-                             ampi_error_text(errno));
-        if (fgetc(f->stream) == EOF) return ampi_file_short(f, what);
-        n -= step;
+    int ok = 1, moved = 1;
+    uint64_t step;
+    errno = 0;
+    if (out) ok = fread(out, 1, (size_t)n, f->stream) == n;
+    else for (; n > 0 && ok; n -= step) {
+        step = n < longest ? n : longest;
+        moved = fseek(f->stream, (long)(step - 1), SEEK_CUR) == 0;
+        ok = moved && fgetc(f->stream) != EOF;
     }
-    return AMP_OK;
+    if (ok) return AMP_OK;
+    if (!moved || ferror(f->stream)) return ampi_file_cannot_read(f);
+    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is truncated: it ends inside %s", f->path, what);
 }
 
 /* The file must end here. */
 AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
     if (fgetc(f->stream) != EOF)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' goes on after its last tensor",
-                         f->path);
-    return ferror(f->stream) ? ampi_file_short(f, "its data") : AMP_OK;
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' goes on after its last tensor", f->path);
+    return ferror(f->stream) ? ampi_file_cannot_read(f) : AMP_OK;
 }
 
 /* What else weights are kept in, by its first bytes. */
 AMPI_FN const char* ampi_foreign_format(const unsigned char head[8]) {
-    static const struct { const char* magic; const char* what; } known[] = {
+    static const char* const known[][2] = {
         { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
         { "\200\002", "a pickle, as torch.save wrote" },
         { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
     };
     size_t i;
     for (i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (memcmp(head, known[i].magic, strlen(known[i].magic)) == 0) return known[i].what;
+        if (memcmp(head, known[i][0], strlen(known[i][0])) == 0) return known[i][1];
     return NULL;
 }
 
-/* Reads the header into f->header. Before memory is asked for, the file must show that it is that long. */
+/* Reads the header; before memory is asked for, the file must show that it is that long. A tensor takes at least 48
+   characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that many are large
+   enough. */
 AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
+    ampi_json j = { NULL, NULL, NULL, "" };
     unsigned char length[8];
     const char* foreign;
+    char* header;
     uint64_t n;
+    size_t bytes, tensors, texts;
     amp_result r = ampi_file_get(f, length, 8, "the length of its header");
     if (r != AMP_OK) return r;
     n = ampi_get64(length);
@@ -18459,124 +18172,126 @@ AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
         return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is %s; needed is a safetensors file, as "
                          "safetensors.torch.save_file writes", f->path, foreign);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
                          f->path, (ampi_ull)n, AMPI_FILE_MAX_HEADER);
-    r = ampi_file_skip(f, n, "its header");
+    r = ampi_file_get(f, NULL, n, "its header");
     if (r != AMP_OK) return r;
-    if (fseek(f->stream, 8, SEEK_SET) != 0)
-        return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot seek in '%s': %s", f->path,
-                         ampi_error_text(errno));
-    f->header_bytes = (size_t)n;
-    f->header = (char*)ampi_alloc(f->allocator, f->header_bytes);
-    if (!f->header)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %llu bytes",
-                         (ampi_ull)n);
-    return ampi_file_get(f, f->header, f->header_bytes, "its header");
+    bytes = (size_t)n;
+    tensors = bytes / 48 + 1;
+    texts = bytes / 6 + 1;
+    f->entries = (ampi_file_entry*)ampi_alloc(f->allocator, tensors * sizeof *f->entries + texts * sizeof *f->texts
+                                                            + bytes + 1);
+    if (!f->entries)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %llu bytes", (ampi_ull)n);
+    f->texts = (amp_file_text*)(void*)(f->entries + tensors);
+    j.at = header = (char*)(f->texts + texts);
+    j.end = header + bytes;
+    *j.end = '\0';
+    if (fseek(f->stream, 8, SEEK_SET) != 0) return ampi_file_cannot_read(f);
+    r = ampi_file_get(f, header, n, "its header");
+    if (r == AMP_OK) ampi_json_header(&j, f);
+    if (r == AMP_OK && j.error)
+        r = ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s', byte %ld of the header: %s", f->path,
+                      (long)(j.at - header), j.error);
+    return r;
 }
 
 /* Gives everything back, also of a file that was refused half way. */
 AMPI_FN void ampi_file_close(ampi_file* f) {
     if (f->stream) fclose(f->stream);
-    ampi_free(f->allocator, f->texts);
+    ampi_free(f->allocator, f->data);
     ampi_free(f->allocator, f->entries);
-    ampi_free(f->allocator, f->header);
 }
 
 /* Opens a file, reads its header and checks all of it. ampi_file_close is due in any case. */
-AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allocator* a,
-                                  const amp_logger* log) {
+AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allocator* a, const amp_logger* log) {
     amp_result r;
     memset(f, 0, sizeof *f);
     ampi_show_path(path, f->path);
     f->allocator = a;
     f->logger = log;
     errno = 0;
-    f->stream = ampi_open_to_read(path);
+    f->stream = ampi_stream_open(path, NULL);
     if (!f->stream)
         return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s': %s", f->path, ampi_error_text(errno));
     r = ampi_file_read_header(f);
-    if (r == AMP_OK) r = ampi_file_parse(f);
-    if (r == AMP_OK) r = ampi_file_check(f);
-    return r;
+    return r == AMP_OK ? ampi_file_check(f) : r;
 }
 
-/* Compares a tensor of the caller with the file's, and marks that one as wanted. `owner` says where the
-   caller's is. */
-AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, size_t place, const char* owner) {
-    ampi_file_entry* e = (ampi_file_entry*)ampi_find_name(f->entries, f->count, sizeof *e, t->tensor.name);
-    uint64_t shape[AMPI_FILE_MAX_RANK] = { 0, 0, 0, 0 };
+/* Compares a tensor of the caller with the file's, and marks that one as wanted. `owner` says where the caller's is;
+   with any_type the file's may have another of our types. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int any_type, const char* owner) {
+    ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
+    uint64_t shape[AMPI_FILE_MAX_RANK];
     char name[AMPI_SHOWN], theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
-    int k;
+    amp_dtype type;
     ampi_show(t->tensor.name, name);
+    ampi_file_shape(t, shape);
     if (!e) return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no tensor '%s'", f->path, name);
-    if (e->wanted)
-        return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s' is asked for twice", name);
-    if (e->type->dtype != ampi_dtype(t->tensor.dtype))
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is %s in the file, but %s in %s",
-                         name, e->type->dtype ? amp_dtype_name(e->type->dtype) : e->type->name,
-                         amp_dtype_name(t->tensor.dtype), owner);
-    for (k = 0; k < t->rank; k++) shape[k] = t->shape[k];
+    if (e->wanted) return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s' is asked for twice", name);
+    type = ampi_dtype(any_type ? e->dtype : t->tensor.dtype);
+    if (e->dtype != type)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is %s in the file, but %s in %s", name,
+                         e->dtype ? amp_dtype_name(e->dtype) : e->type, amp_dtype_name(type), owner);
     if (e->rank != (uint64_t)t->rank || memcmp(e->shape, shape, sizeof shape) != 0)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: tensor '%s' has the shape %s in the file, but %s in %s",
-                         name, ampi_show_shape(e->rank, e->shape, theirs),
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' has the shape %s in the file, but %s in "
+                         "%s", name, ampi_show_shape(e->rank, e->shape, theirs),
                          ampi_show_shape((uint64_t)t->rank, shape, ours), owner);
     e->wanted = 1;
-    e->place = place;
     return AMP_OK;
 }
 
-/* Reads one tensor; its bytes must be those that were written. */
-AMPI_FN amp_result ampi_file_read_tensor(ampi_file* f, const ampi_file_entry* e, char* place) {
-    size_t bytes = (size_t)(e->end - e->begin);
-    char shown[AMPI_SHOWN];
+/* Reads one tensor, whose bytes must be those that were written, or steps over it. */
+AMPI_FN amp_result ampi_file_read_tensor(ampi_file* f, const ampi_file_entry* e) {
+    const uint64_t bytes = e->end - e->begin;
+    char shown[AMPI_SHOWN], *data = e->wanted ? f->data + e->place : NULL;
+    amp_result r = ampi_file_get(f, data, bytes, ampi_show(e->name, shown));
+    const uint32_t crc = r == AMP_OK && data ? ampi_crc32(0, data, (size_t)bytes) : 0;
+    if (r != AMP_OK || !data) return r;
+    if (e->has_crc && crc != e->crc)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': tensor '%s' is damaged: its CRC-32 is %08lx, "
+                         "the file says %08lx", f->path, shown, (unsigned long)crc, (unsigned long)e->crc);
+    ampi_swap_endian((unsigned char*)data, (size_t)bytes, e->bits / 8u);
+    return AMP_OK;
+}
+
+/* Reads tensors into new memory, each to a place that is aligned for any type. */
+AMPI_FN amp_result ampi_file_read(ampi_file* f, const amp_file_tensor* t, int count, int any_type, const char* owner) {
+    size_t i, total = 0;
     amp_result r = AMP_OK;
-    uint32_t crc;
-    if (bytes > 0) r = ampi_file_get(f, place, bytes, ampi_show(e->name, shown));
+    int k;
+    for (k = 0; k < count && r == AMP_OK; k++) r = ampi_file_want(f, &t[k], any_type, owner);
     if (r != AMP_OK) return r;
-    if (e->has_crc && (crc = ampi_crc32(0, place, bytes)) != e->crc)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: '%s': tensor '%s' is damaged: its CRC-32 is %08lx, the file says %08lx", f->path,
-                         ampi_show(e->name, shown), (unsigned long)crc, (unsigned long)e->crc);
-    if (!ampi_is_little_endian()) ampi_swap_endian(place, bytes, e->type->bits / 8);
-    return AMP_OK;
-}
-
-/* Reads the wanted tensors to their places and steps over the others. */
-AMPI_FN amp_result ampi_file_read_data(ampi_file* f, char* staging) {
-    amp_result r = AMP_OK;
-    size_t i;
     ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
-    for (i = 0; i < f->count && r == AMP_OK; i++) {
-        const ampi_file_entry* e = &f->entries[i];
-        char shown[AMPI_SHOWN];
-        r = e->wanted ? ampi_file_read_tensor(f, e, staging + e->place)
-                      : ampi_file_skip(f, e->end - e->begin, ampi_show(e->name, shown));
+    for (i = 0; i < f->count; i++) {
+        ampi_file_entry* e = &f->entries[i];
+        if (!e->wanted) continue;
+        e->place = total;
+        if (e->end - e->begin > SIZE_MAX - 7 - total)
+            return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: the tensors are larger than the memory");
+        total = (total + (size_t)(e->end - e->begin) + 7) / 8 * 8;
     }
+    f->data = (char*)ampi_alloc(f->allocator, total);
+    if (!f->data)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes of tensors", (ampi_ull)total);
+    for (i = 0; i < f->count && r == AMP_OK; i++) r = ampi_file_read_tensor(f, &f->entries[i]);
+    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_name_less);
     return r == AMP_OK ? ampi_file_expect_end(f) : r;
 }
 
-/* Reads tensors into one block of new memory, one after the other in the order asked for. */
-AMPI_FN amp_result ampi_file_stage(ampi_file* f, const amp_file_tensor* t, int count, const char* owner,
-                                   char** out) {
-    size_t total = 0;
+/* What was read, to where the caller or the model has it. */
+AMPI_FN amp_result ampi_file_deliver(const ampi_file* f, const amp_file_tensor* t, int count, amp_model* m) {
     amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i < count && r == AMP_OK; i++) {
-        r = ampi_file_want(f, &t[i], total, owner);
-        if (r == AMP_OK && !ampi_add_size(total, ampi_file_bytes(&t[i]), &total))
-            r = ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: the tensors are larger than the memory");
+    for (; count > 0 && r == AMP_OK; count--, t++) {
+        const amp_tensor* to = &t->tensor;
+        const ampi_file_entry* e = ampi_file_find(f, to->name);
+        const char* from = f->data + e->place;
+        const size_t bytes = (size_t)(e->end - e->begin);
+        if (bytes == 0) continue;
+        if (!m) memcpy(to->data, from, bytes);
+        else if (e->dtype == ampi_dtype(to->dtype)) r = m->backend->copy_in(to->data, from, bytes, &m->exec);
+        else r = m->backend->upload(to->data, to->dtype, from, e->dtype, to->count, &m->exec);
     }
-    if (r != AMP_OK) return r;
-    *out = (char*)ampi_alloc(f->allocator, total);
-    if (!*out)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes of tensors",
-                         (ampi_ull)total);
-    r = ampi_file_read_data(f, *out);
-    if (r == AMP_OK) return AMP_OK;
-    ampi_free(f->allocator, *out);
-    *out = NULL;
     return r;
 }
 
@@ -18584,65 +18299,71 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
                                  const amp_file_desc* desc) {
     const amp_logger* log = desc ? desc->logger : NULL;
     ampi_file f;
-    char* staging = NULL;
-    size_t at = 0;
-    int i;
     amp_result r = ampi_file_check_desc(desc);
     if (r == AMP_OK) r = ampi_file_check_tensors(path, tensors, count, log);
     if (r != AMP_OK) return r;
     r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
-    if (r == AMP_OK) r = ampi_file_stage(&f, tensors, count, "memory", &staging);
-    for (i = 0; i < count && r == AMP_OK; i++) {
-        size_t bytes = ampi_file_bytes(&tensors[i]);
-        if (bytes > 0) memcpy(tensors[i].tensor.data, staging + at, bytes);
-        at += bytes;
-    }
-    ampi_free(f.allocator, staging);
+    if (r == AMP_OK) r = ampi_file_read(&f, tensors, count, 0, "memory");
+    if (r == AMP_OK) r = ampi_file_deliver(&f, tensors, count, NULL);
     ampi_file_close(&f);
     return r;
-}
-
-/* The text under a key, or NULL. */
-AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
-    const void* found = ampi_find_name(f->texts, f->text_count, sizeof *f->texts, key);
-    const amp_file_text* t = (const amp_file_text*)found;
-    return t ? t->value : NULL;
-}
-
-/* Out is written only when the whole text fits. */
-AMPI_FN amp_result ampi_file_copy_text(ampi_file* f, const char* key, char* out, size_t size) {
-    const char* text = ampi_file_text_at(f, key);
-    char shown[AMPI_SHOWN];
-    size_t length;
-    if (!text)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'", f->path,
-                         ampi_show(key, shown));
-    length = strlen(text);
-    if (length >= size)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: text '%s' of '%s' needs %llu bytes; there is room for %llu",
-                         ampi_show(key, shown), f->path, (ampi_ull)length + 1, (ampi_ull)size);
-    memcpy(out, text, length + 1);
-    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc) {
     const amp_logger* log = desc ? desc->logger : NULL;
+    const char* text = NULL;
+    size_t needed = 0;
+    char shown[AMPI_SHOWN];
     ampi_file f;
     amp_result r = ampi_file_check_desc(desc);
     if (r != AMP_OK) return r;
     if (!path || !path[0] || !key || !out || size == 0)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: path, key or out is missing");
+    ampi_show(key, shown);
     r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
-    if (r == AMP_OK) r = ampi_file_skip(&f, f.data_bytes, "its data");
+    if (r == AMP_OK) r = ampi_file_get(&f, NULL, f.data_bytes, "its data");
     if (r == AMP_OK) r = ampi_file_expect_end(&f);
-    if (r == AMP_OK) r = ampi_file_copy_text(&f, key, out, size);
+    if (r == AMP_OK && (text = ampi_file_text_at(&f, key)) != NULL) needed = strlen(text) + 1;
+    if (r == AMP_OK && !text) r = ampi_fail(log, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'", f.path, shown);
+    if (r == AMP_OK && needed > size)
+        r = ampi_fail(log, AMP_ERR_FORMAT, "checkpoint: text '%s' of '%s' needs %llu bytes; there is room for %llu",
+                      shown, f.path, (ampi_ull)needed, (ampi_ull)size);
+    if (r == AMP_OK) memcpy(out, text, needed);
     ampi_file_close(&f);
     return r;
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's ------------------------------- */
+
+/* Beside tensors a checkpoint holds numbers as texts "amp.<key>", and "amp.group<i>.<key>" for each group. A row says
+   where such a number lives. */
+typedef struct ampi_state_row {
+    const char* key;
+    int owner;               /* whose number it is; where a checkpoint has no such owner it lacks the number */
+    size_t offset, bytes;    /* where the owner has it */
+    size_t stride;           /* from one group to the next; 0 = no group's */
+    int kind, role;
+} ampi_state_row;
+/* Owners. The last three are an ampi_subject: of a model or a loop, of a model, of a loop. */
+enum { AMPI_OPTIMIZER, AMPI_MODEL, AMPI_OF_BOTH, AMPI_OF_MODEL, AMPI_OF_LOOP, AMPI_OWNERS };
+enum { AMPI_INT, AMPI_STEPS, AMPI_FLAG, AMPI_DTYPE, AMPI_FLOAT };
+enum { AMPI_AGREES,      /* must be equal in the file and in the subject */
+       AMPI_LOADED,      /* state, which loading sets */
+       AMPI_KEPT,        /* a setting: loading leaves the subject's, and tells of one that differs */
+       AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
+
+/* One number of a checkpoint. */
+typedef struct ampi_field {
+    const ampi_state_row* row;
+    unsigned char* at;       /* the owner's number */
+    uint64_t value;          /* its value; of what is loaded, once the file was read, the file's */
+    const char* theirs;      /* the file's text */
+    int optional;            /* left out of the file where it is 0 */
+    char key[40], text[AMPI_NUMBER];
+} ampi_field;
+#define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
+typedef char ampi_state_name[80];
 
 /* Whose state it is: a model's, or that of an optimizer, a scaler and tensors that the caller names. */
 typedef struct ampi_subject {
@@ -18654,174 +18375,113 @@ typedef struct ampi_subject {
     const amp_allocator* allocator;
     const amp_logger* logger;
     const char *name, *saver;      /* for messages */
+    int32_t format;
+    uint64_t passes, fingerprint;  /* a loop has no passes; of a graph, or of which parameter is in which group */
+    void* owners[AMPI_OWNERS];
+    ampi_field fields[AMPI_MAX_FIELDS];
+    amp_file_tensor* tensors;      /* a model's are in the backend's memory */
+    ampi_state_name* names;        /* of the tensors, in the same block */
+    int field_count, count;
 } ampi_subject;
 
-/* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
-   integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_setting, is_optional; } ampi_field;
-#define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
-typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
+#define AMPI_IN(type, member) offsetof(type, member), sizeof ((type*)NULL)->member
+#define AMPI_O(member) AMPI_OPTIMIZER, AMPI_IN(amp_optimizer, member), 0
+#define AMPI_G(member, type) AMPI_OPTIMIZER, AMPI_IN(amp_optimizer, member), sizeof(type)
+#define AMPI_M(member) AMPI_MODEL, AMPI_IN(amp_model, member), 0
+#define AMPI_S(owner, member) owner, AMPI_IN(ampi_subject, member), 0
+static const ampi_state_row ampi_state_rows[] = {
+    { "step", AMPI_O(state.step), AMPI_STEPS, AMPI_LOADED },
+    { "lr", AMPI_O(state.lr), AMPI_FLOAT, AMPI_LOADED },
+    { "pass", AMPI_M(training.passes), AMPI_INT, AMPI_LOADED },
+    { "pass", AMPI_S(AMPI_OF_LOOP, passes), AMPI_INT, AMPI_LOADED },
+    { "format", AMPI_S(AMPI_OF_BOTH, format), AMPI_INT, AMPI_AGREES },
+    { "level", AMPI_M(policy.level), AMPI_INT, AMPI_AGREES },
+    { "low_dtype", AMPI_M(policy.low_dtype), AMPI_INT, AMPI_AGREES },
+    { "seed", AMPI_M(desc.seed), AMPI_INT, AMPI_AGREES },
+    { "accumulate", AMPI_M(desc.accumulate), AMPI_INT, AMPI_AGREES },
+    { "grad_dtype", AMPI_M(desc.grad_dtype), AMPI_DTYPE, AMPI_AGREES },
+    { "optimizer", AMPI_O(desc.kind), AMPI_INT, AMPI_AGREES },
+    { "maximize", AMPI_O(desc.maximize), AMPI_FLAG, AMPI_AGREES },
+    { "momentum", AMPI_O(desc.momentum), AMPI_FLOAT, AMPI_KEPT },
+    { "dampening", AMPI_O(desc.dampening), AMPI_FLOAT, AMPI_KEPT },
+    { "nesterov", AMPI_O(desc.nesterov), AMPI_FLAG, AMPI_KEPT },
+    { "beta1", AMPI_O(desc.beta1), AMPI_FLOAT, AMPI_KEPT },
+    { "beta2", AMPI_O(desc.beta2), AMPI_FLOAT, AMPI_KEPT },
+    { "eps", AMPI_O(desc.eps), AMPI_FLOAT, AMPI_KEPT },
+    { "weight_decay", AMPI_O(desc.weight_decay), AMPI_FLOAT, AMPI_KEPT },
+    { "clip_norm", AMPI_O(desc.clip_norm), AMPI_FLOAT, AMPI_KEPT },
+    { "schedule", AMPI_O(desc.schedule.kind), AMPI_INT, AMPI_KEPT },
+    { "schedule.warmup_steps", AMPI_O(desc.schedule.warmup_steps), AMPI_INT, AMPI_KEPT },
+    { "schedule.total_steps", AMPI_O(desc.schedule.total_steps), AMPI_INT, AMPI_KEPT },
+    { "schedule.step_size", AMPI_O(desc.schedule.step_size), AMPI_INT, AMPI_KEPT },
+    { "schedule.gamma", AMPI_O(desc.schedule.gamma), AMPI_FLOAT, AMPI_KEPT },
+    { "schedule.floor", AMPI_O(desc.schedule.floor), AMPI_FLOAT, AMPI_KEPT },
+    { "groups", AMPI_O(desc.group_count), AMPI_INT, AMPI_AGREES },
+    { "lr", AMPI_G(groups[0].lr, amp_param_group), AMPI_FLOAT, AMPI_LOADED },
+    { "weight_decay", AMPI_G(groups[0].weight_decay, amp_param_group), AMPI_FLOAT, AMPI_KEPT },
+    { "frozen_steps", AMPI_G(state.frozen_steps[0], int64_t), AMPI_STEPS, AMPI_LOADED },
+    { "graph", AMPI_S(AMPI_OF_MODEL, fingerprint), AMPI_INT, AMPI_GRAPH },
+    { "grouping", AMPI_S(AMPI_OF_LOOP, fingerprint), AMPI_INT, AMPI_GRAPH }
+};
+enum { AMPI_STATE_ROWS = sizeof ampi_state_rows / sizeof ampi_state_rows[0], AMPI_GROUP_END = AMPI_STATE_ROWS - 2,
+       AMPI_GROUP_ROW = AMPI_GROUP_END - 3 };
 
-/* Appends one number under its key. */
-AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint64_t value) {
-    ampi_field* x = &f->list[f->count++];
-    snprintf(x->key, sizeof x->key, "amp.%s", key);
-    snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (ampi_ull)value);
-    x->is_float = is_float;
-    x->is_state = x->is_setting = x->is_optional = 0;
-}
-AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
-    ampi_field_add(f, key, 0, (uint64_t)v);
-}
-AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
-    ampi_field_add(f, key, 1, ampi_bits(v));
-}
-/* The last one added is what loading sets, or a setting: of that the subject keeps its own, whatever the file says. All
-   others must be equal in the file and in the subject. */
-AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
-AMPI_FN void ampi_field_is_setting(ampi_fields* f) { f->list[f->count - 1].is_setting = 1; }
-
-/* Optional ones are left out of a file where they are 0. */
-AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
-    return x->is_optional && text[strspn(text, "0")] == 0;
-}
-
-/* The settings of group i, which without groups in the desc the caller may have written. Its rate is state, and so is
-   how long it was frozen. */
-AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i) {
-    const int unexpected = o->desc.group_count == 0;
-    char key[32];
-    snprintf(key, sizeof key, "group%d.lr", i);
-    ampi_field_float(f, key, o->groups[i].lr);
-    ampi_field_is_state(f);
-    f->list[f->count - 1].is_optional = unexpected;
-    snprintf(key, sizeof key, "group%d.weight_decay", i);
-    ampi_field_float(f, key, o->groups[i].weight_decay);
-    ampi_field_is_setting(f);
-    f->list[f->count - 1].is_optional = unexpected;
-    snprintf(key, sizeof key, "group%d.frozen_steps", i);
-    ampi_field_int(f, key, o->state.frozen_steps[i]);
-    ampi_field_is_state(f);
-    f->list[f->count - 1].is_optional = 1;
-}
-
-/* What a step reads and no moment is made for: the program may have changed its mind. */
-AMPI_FN void ampi_fields_of_settings(ampi_fields* f, const amp_optimizer_desc* d) {
-    int i = f->count;
-    ampi_field_float(f, "momentum", d->momentum);
-    ampi_field_float(f, "dampening", d->dampening);
-    ampi_field_int(f, "nesterov", d->nesterov != 0);
-    ampi_field_float(f, "beta1", d->beta1);
-    ampi_field_float(f, "beta2", d->beta2);
-    ampi_field_float(f, "eps", d->eps);
-    ampi_field_float(f, "weight_decay", d->weight_decay);
-    ampi_field_float(f, "clip_norm", d->clip_norm);
-    ampi_field_int(f, "schedule", (int64_t)d->schedule.kind);
-    ampi_field_int(f, "schedule.warmup_steps", d->schedule.warmup_steps);
-    ampi_field_int(f, "schedule.total_steps", d->schedule.total_steps);
-    ampi_field_int(f, "schedule.step_size", d->schedule.step_size);
-    ampi_field_float(f, "schedule.gamma", d->schedule.gamma);
-    ampi_field_float(f, "schedule.floor", d->schedule.floor);
-    for (; i < f->count; i++) f->list[i].is_setting = 1;
+AMPI_FN uint64_t ampi_field_value(const ampi_state_row* row, const void* at) {
+    uint64_t value;
+    int32_t n;
+    if (row->bytes == sizeof value) { memcpy(&value, at, sizeof value); return value; }
+    memcpy(&n, at, sizeof n);
+    if (row->kind == AMPI_FLAG) return n != 0;
+    if (row->kind == AMPI_DTYPE) return (uint64_t)ampi_dtype((amp_dtype)n);
+    return row->kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
 }
 
-/* All that an optimizer's arithmetic depends on. */
-AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
-    int i;
-    ampi_field_int(f, "optimizer", (int64_t)o->desc.kind);
-    ampi_field_int(f, "maximize", o->desc.maximize != 0);
-    ampi_fields_of_settings(f, &o->desc);
-    ampi_field_int(f, "groups", o->desc.group_count);
-    for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) ampi_fields_of_group(f, o, i);
-}
-
-AMPI_FN void ampi_fields_of_model(ampi_fields* f, const amp_model* m) {
-    ampi_field_int(f, "level", (int64_t)m->policy.level);
-    ampi_field_int(f, "low_dtype", (int64_t)m->policy.low_dtype);
-    ampi_field_add(f, "seed", 0, m->desc.seed);
-    ampi_field_int(f, "accumulate", m->desc.accumulate);
-    ampi_field_int(f, "grad_dtype", (int64_t)ampi_dtype(m->desc.grad_dtype));
-}
-
-/* In place of a graph: which parameter is in which group. */
-AMPI_FN uint64_t ampi_groups_fingerprint(const amp_optimizer* o) {
-    uint64_t h = AMPI_HASH_START;
-    int i;
-    for (i = 0; i < o->count; i++) {
-        uint32_t group = (uint32_t)o->params[i].group;
-        h = ampi_hash_words(h, &group, 1);
+/* Appends the numbers of some rows. Without groups in the desc the caller may have written group 0, so that its numbers
+   are optional; that of frozen steps always is. */
+AMPI_FN void ampi_fields_add(ampi_subject* c, int from, int to, int group) {
+    for (; from < to; from++) {
+        const ampi_state_row* row = &ampi_state_rows[from];
+        unsigned char* owner = (unsigned char*)c->owners[row->owner];
+        ampi_field* x = &c->fields[c->field_count];
+        if (!owner) continue;
+        c->field_count++;
+        x->row = row;
+        x->at = owner + row->offset + (size_t)group * row->stride;
+        x->value = ampi_field_value(row, x->at);
+        x->optional = row->stride && (row->kind == AMPI_STEPS || c->optimizer->desc.group_count == 0);
+        if (row->stride) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, row->key);
+        else snprintf(x->key, sizeof x->key, "amp.%s", row->key);
+        ampi_show_number(x->value, row->kind == AMPI_FLOAT, x->text);
     }
-    return h;
 }
 
-/* The state first, the graph last. */
-AMPI_FN void ampi_fields_of(ampi_fields* f, const ampi_subject* c) {
-    const amp_model* m = c->model;
-    f->count = 0;
-    ampi_field_int(f, "step", c->optimizer->state.step);
-    ampi_field_is_state(f);
-    ampi_field_float(f, "lr", c->optimizer->state.lr);
-    ampi_field_is_state(f);
-    ampi_field_add(f, "pass", 0, m ? m->training.passes : 0);
-    ampi_field_is_state(f);
-    ampi_field_int(f, "format", 1);
-    if (m) ampi_fields_of_model(f, m);
-    ampi_fields_of_optimizer(f, c->optimizer);
-    if (m) ampi_field_add(f, "graph", 0, ampi_model_fingerprint(m));
-    else ampi_field_add(f, "grouping", 0, ampi_groups_fingerprint(c->optimizer));
-}
-
-/* The state as a list of file tensors with their names; a model's data is in the backend's memory. */
-typedef struct ampi_state_list { amp_file_tensor* tensors; int count; size_t largest; } ampi_state_list;
-typedef char ampi_state_name[80];
-
-/* The tensors of an optimizer's parameters. */
-AMPI_FN void ampi_state_list_params(const amp_optimizer* o, amp_file_tensor* t, ampi_state_name* names) {
-    int i, which;
-    for (i = 0; i < o->count; i++)
-        for (which = 0; which < ampi_param_state_count(&o->params[i]); which++, t++, names++) {
-            ampi_param_state(&o->params[i], which, *names, &t->tensor.dtype, &t->tensor.data);
-            t->rank = 1;
-            t->shape[0] = o->params[i].count;
-        }
-}
-
-AMPI_FN int ampi_state_count(const ampi_subject* c) {
-    int i, count = 0;
-    if (c->model) return ampi_model_state_count(c->model);
-    for (i = 0; i < c->optimizer->count; i++) count += ampi_param_state_count(&c->optimizer->params[i]);
-    return count;
-}
-
-/* Asks for the tensors. Names live behind them, in the same allocation. */
-AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, const ampi_subject* c) {
-    int i, k, own = ampi_state_count(c);
-    size_t bytes, count = (size_t)own + (size_t)c->more_count;
-    ampi_state_name* names;
-    s->count = (int)count;
-    s->largest = 0;
-    s->tensors = NULL;
-    if (ampi_mul_size(count, sizeof *s->tensors + sizeof *names, &bytes))
-        s->tensors = (amp_file_tensor*)ampi_alloc(c->allocator, bytes);
-    if (!s->tensors)
-        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %d tensors", s->count);
-    names = (ampi_state_name*)(void*)(s->tensors + count);
-    memset(s->tensors, 0, (size_t)own * sizeof *s->tensors);
-    if (c->more_count) memcpy(s->tensors + own, c->more, (size_t)c->more_count * sizeof *c->more);
-    if (!c->model) ampi_state_list_params(c->optimizer, s->tensors, names);
-    for (i = 0; i < own; i++) {
-        amp_file_tensor* t = &s->tensors[i];
-        if (c->model)
-            ampi_model_state_tensor(c->model, i, names[i], &t->tensor.dtype, &t->rank, t->shape, &t->tensor.data);
-        t->tensor.name = names[i];
-        for (t->tensor.count = 1, k = 0; k < t->rank; k++) t->tensor.count *= t->shape[k];
-        if (ampi_file_bytes(t) > s->largest) s->largest = ampi_file_bytes(t);
+/* A model's state, or with m = NULL a loop's. */
+AMPI_FN void ampi_subject_init(ampi_subject* c, amp_model* m, amp_optimizer* o, amp_scaler* s) {
+    int i;
+    c->model = m;
+    c->optimizer = o;
+    c->scaler = s;
+    c->name = m ? "the model" : "the optimizer";
+    c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
+    c->format = 1;
+    c->fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
+    for (i = 0; !m && i < o->count; i++) {
+        const uint32_t group = (uint32_t)o->params[i].group;
+        c->fingerprint = ampi_hash_words(c->fingerprint, &group, 1);
     }
-    return AMP_OK;
+    c->owners[AMPI_OPTIMIZER] = o;
+    c->owners[AMPI_MODEL] = m;
+    c->owners[AMPI_OF_BOTH] = c;
+    c->owners[m ? AMPI_OF_MODEL : AMPI_OF_LOOP] = c;
+    ampi_fields_add(c, 0, AMPI_GROUP_ROW, 0);
+    for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++)
+        ampi_fields_add(c, AMPI_GROUP_ROW, AMPI_GROUP_END, i);
+    ampi_fields_add(c, AMPI_GROUP_END, AMPI_STATE_ROWS, 0);
 }
 
 /* What both directions need: a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_checkpoint_ready(ampi_subject* c, amp_model* m, const char* path) {
+    memset(c, 0, sizeof *c);
     if (!m) return AMP_ERR_ARGUMENT;
     if (!path || !path[0]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
     if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model is not finalized");
@@ -18829,64 +18489,10 @@ AMPI_FN amp_result ampi_checkpoint_ready(ampi_subject* c, amp_model* m, const ch
     if (m->micro != 0)
         return ampi_model_fail(m, AMP_ERR_STATE,
                                "checkpoint: between the micro-batches of a step; finish the step first");
-    memset(c, 0, sizeof *c);
-    c->model = m;
-    c->optimizer = amp_model_optimizer(m);
-    c->scaler = amp_model_scaler(m);
     c->allocator = &m->desc.allocator;
     c->logger = &m->op_logger;
-    c->name = "the model";
-    c->saver = "amp_checkpoint_save";
+    ampi_subject_init(c, m, amp_model_optimizer(m), amp_model_scaler(m));
     return AMP_OK;
-}
-
-/* Brings one tensor into host memory while the file is written. */
-typedef struct ampi_fetcher { amp_model* m; void* host; } ampi_fetcher;
-AMPI_FN amp_result ampi_checkpoint_fetch(void* user_data, const amp_file_tensor* t, const void** host) {
-    ampi_fetcher* f = (ampi_fetcher*)user_data;
-    *host = f->host;
-    if (ampi_file_bytes(t) == 0) return AMP_OK;
-    return f->m->backend->copy_out(f->host, t->tensor.data, ampi_file_bytes(t), &f->m->exec);
-}
-
-/* Metadata and tensors to the file. Only one tensor at a time is copied to the host. */
-AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path, const ampi_state_list* s,
-                                         const char* scaler) {
-    amp_file_text texts[AMPI_MAX_FIELDS + 2];
-    char crc_text[AMPI_CRC_TEXT];
-    uint32_t crc = 0;
-    ampi_fields fields;
-    ampi_fetcher fetcher = { c->model, NULL };
-    ampi_file_content file;
-    amp_result r;
-    int i, k;
-    ampi_fields_of(&fields, c);
-    for (i = k = 0; k < fields.count; k++) {
-        const ampi_field* x = &fields.list[k];
-        if (ampi_field_left_out(x, x->text)) continue;
-        texts[i].key = x->key;
-        texts[i++].value = x->text;
-        if (x->is_state) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
-    }
-    texts[i].key = "amp.scaler";
-    texts[i].value = scaler;
-    i += c->scaler != NULL;
-    texts[i].key = "amp.crc32";
-    texts[i].value = ampi_show_crc(crc, crc_text);
-    if (c->model) fetcher.host = ampi_alloc(c->allocator, s->largest);
-    if (c->model && !fetcher.host)
-        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %llu bytes",
-                         (ampi_ull)s->largest);
-    file.tensors = s->tensors;
-    file.count = s->count;
-    file.texts = texts;
-    file.text_count = i + 1;
-    file.crcs = NULL;
-    file.fetch = c->model ? ampi_checkpoint_fetch : NULL;
-    file.user_data = &fetcher;
-    r = ampi_file_save(path, &file, c->allocator, c->logger);
-    ampi_free(c->allocator, fetcher.host);
-    return r;
 }
 
 /* A copy that speaks through this logger. */
@@ -18897,21 +18503,297 @@ AMPI_FN amp_optimizer ampi_optimizer_speaking(const amp_optimizer* o, const amp_
     return copy;
 }
 
+/* What both directions need of a loop. Its parameters may have changed since init; their names must fit into the list,
+   with ".m" behind. */
+AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler* s, const char* path,
+                                   const amp_file_tensor* more, int count, const amp_file_desc* desc) {
+    amp_result r = ampi_file_check_desc(desc);
+    amp_optimizer copy;
+    int i;
+    memset(c, 0, sizeof *c);
+    c->allocator = desc ? &desc->allocator : NULL;
+    c->logger = desc ? desc->logger : NULL;
+    c->more = more;
+    c->more_count = count;
+    if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
+    if (r != AMP_OK) return r;
+    if (!o || !o->params) return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
+    if (s && ampi_scaler_ready(s) != AMP_OK)
+        return ampi_fail(c->logger, AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called for the scaler");
+    copy = ampi_optimizer_speaking(o, c->logger);
+    if ((r = ampi_params_validate(&copy, o->params, o->count)) != AMP_OK) return r;
+    for (i = 0; i < o->count; i++) {
+        const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
+        if (n == 0 || n + 3 > sizeof(ampi_state_name))
+            return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
+                             (int)sizeof(ampi_state_name) - 3);
+    }
+    ampi_subject_init(c, NULL, o, s);
+    return AMP_OK;
+}
+
+/* Appends a tensor to the list. */
+AMPI_FN amp_file_tensor* ampi_state_add(ampi_subject* c, const char* name, const char* suffix, amp_dtype dtype,
+                                        void* data, size_t count) {
+    amp_file_tensor* t = &c->tensors[c->count];
+    snprintf(c->names[c->count], sizeof *c->names, "%s%s", name, suffix);
+    t->tensor.name = c->names[c->count++];
+    t->tensor.dtype = dtype;
+    t->tensor.data = data;
+    t->tensor.count = t->shape[0] = count;
+    t->rank = 1;
+    return t;
+}
+
+/* Lists each parameter's weights, m and v (or the weights alone), the running statistics of a model's batch norms, and
+   what the caller has besides. */
+AMPI_FN amp_result ampi_state_list(ampi_subject* c, int weights_alone) {
+    static const char* const suffixes[] = { "", ".m", ".v" };
+    const amp_optimizer* o = c->optimizer;
+    const amp_model* m = c->model;
+    size_t bytes, most = 3 * (size_t)o->count + (size_t)c->more_count + (m ? 2 * (size_t)m->layer_count : 0);
+    int i, k;
+    if (ampi_mul_size(most, sizeof *c->tensors + sizeof *c->names, &bytes))
+        c->tensors = (amp_file_tensor*)ampi_alloc(c->allocator, bytes);
+    if (!c->tensors) return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list of tensors");
+    memset(c->tensors, 0, most * sizeof *c->tensors);
+    c->names = (ampi_state_name*)(void*)(c->tensors + most);
+    for (i = 0; i < o->count; i++) {
+        const amp_param* p = &o->params[i];
+        void* const data[] = { p->master ? (void*)p->master : p->low, p->m, p->v };
+        for (k = 0; k < (weights_alone ? 1 : 3); k++) {
+            const amp_dtype dtype = k > 0 || p->master ? AMP_F32 : p->low_dtype;
+            amp_file_tensor* t;
+            if (!data[k]) continue;
+            t = ampi_state_add(c, p->name, suffixes[k], dtype, data[k], p->count);
+            if (m) ampi_param_shape(m, i, &t->rank, t->shape);
+        }
+    }
+    for (i = 0; m && i < m->layer_count; i++) {
+        const ampi_node* n = &m->nodes[i];
+        const size_t channels = (size_t)n->layer.channels;
+        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
+        ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, ampi_running(m, n), channels);
+        ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, ampi_running(m, n) + channels, channels);
+    }
+    if (c->more_count) memcpy(c->tensors + c->count, c->more, (size_t)c->more_count * sizeof *c->more);
+    c->count += c->more_count;
+    return AMP_OK;
+}
+
+/* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. Of a model
+   one tensor at a time is copied to the host. */
+AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path, const char* scaler) {
+    ampi_file_content file = { c->tensors, NULL, c->count, 0, c->model, NULL, NULL };
+    amp_file_text texts[AMPI_MAX_FIELDS + 2];
+    char crc_text[AMPI_NUMBER];
+    uint32_t crc = 0;
+    size_t largest = 0;
+    amp_result r;
+    int i, n = 0;
+    for (i = 0; i < c->field_count; i++) {
+        const ampi_field* x = &c->fields[i];
+        if (x->optional && x->value == 0) continue;
+        texts[n].key = x->key;
+        texts[n++].value = x->text;
+        if (x->row->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
+    }
+    texts[n].key = "amp.scaler";
+    texts[n].value = scaler;
+    n += c->scaler != NULL;
+    texts[n].key = "amp.crc32";
+    texts[n++].value = ampi_show_number(crc, 1, crc_text);
+    file.texts = texts;
+    file.text_count = n;
+    for (i = 0; i < c->count; i++)
+        if (ampi_file_bytes(&c->tensors[i]) > largest) largest = ampi_file_bytes(&c->tensors[i]);
+    if (c->model && (file.host = ampi_alloc(c->allocator, largest)) == NULL)
+        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %llu bytes",
+                         (ampi_ull)largest);
+    r = ampi_file_save(path, &file, c->allocator, c->logger);
+    ampi_free(c->allocator, file.host);
+    return r;
+}
+
 /* State and rates that loading would refuse must not take the place of a good file. */
-AMPI_FN amp_result ampi_checkpoint_save(const ampi_subject* c, const char* path) {
+AMPI_FN amp_result ampi_checkpoint_save(ampi_subject* c, const char* path) {
     const amp_optimizer o = ampi_optimizer_speaking(c->optimizer, c->logger);
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
     char scaler[2 * AMP_SCALER_STATE_BYTES + 1] = "";
-    ampi_state_list s;
+    size_t i;
     amp_result r = ampi_optimizer_check_rates(&o, c->saver);
     if (r != AMP_OK) return r;
     if (c->scaler) r = amp_scaler_save(c->scaler, bytes, sizeof bytes);
     if (r != AMP_OK)
         return ampi_fail(c->logger, r, "checkpoint: the scaler is inside a step; finish the step first");
-    if (c->scaler) ampi_hex_encode(bytes, sizeof bytes, scaler);
-    r = ampi_state_list_make(&s, c);
-    if (r == AMP_OK) r = ampi_checkpoint_write(c, path, &s, scaler);
-    ampi_free(c->allocator, s.tensors);
+    for (i = 0; c->scaler && i < sizeof bytes; i++) snprintf(scaler + 2 * i, 3, "%02x", bytes[i]);
+    r = ampi_state_list(c, 0);
+    if (r == AMP_OK) r = ampi_checkpoint_write(c, path, scaler);
+    ampi_free(c->allocator, c->tensors);
+    return r;
+}
+
+/* A field's text as a person would write it. */
+AMPI_FN const char* ampi_show_field(const ampi_field* x, const char* text, char out[AMPI_SHOWN]) {
+    uint64_t bits;
+    if (x->row->kind != AMPI_FLOAT || !ampi_read_number(text, 1, &bits)) return ampi_show(text, out);
+    snprintf(out, AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
+    return out;
+}
+
+/* How a number differs, and what that means. */
+AMPI_FN amp_result ampi_field_tell(const ampi_subject* c, const ampi_field* x, amp_result code, const char* outcome) {
+    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+    return ampi_fail(c->logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key,
+                     ampi_show_field(x, x->theirs, theirs), ampi_show_field(x, x->text, ours), c->name, outcome);
+}
+
+/* A number that loading sets: a rate that an optimizer or a group can have, or at most so many steps. */
+AMPI_FN int ampi_field_read(ampi_field* x, uint64_t most) {
+    const int is_rate = x->row->kind == AMPI_FLOAT;
+    float rate;
+    if (!ampi_read_number(x->theirs, is_rate, &x->value)) return 0;
+    rate = ampi_float((uint32_t)x->value);
+    return is_rate ? ampi_lr_is_valid(&rate, x->row->stride != 0) : x->row->kind != AMPI_STEPS || x->value <= most;
+}
+
+/* The numbers of the file. Where they must agree texts are compared: a number has one text. Steps come first, and no
+   group was frozen in more of them. */
+AMPI_FN amp_result ampi_checkpoint_read_fields(ampi_subject* c, const ampi_file* f) {
+    const char* crc_text = ampi_file_text_at(f, "amp.crc32");
+    char computed[AMPI_NUMBER], shown[AMPI_SHOWN];
+    uint32_t crc = 0;
+    int i;
+    for (i = 0; i < c->field_count; i++) {
+        ampi_field* x = &c->fields[i];
+        x->theirs = ampi_file_text_at(f, x->key);
+        if (!x->theirs && x->optional) x->theirs = x->row->kind == AMPI_FLOAT ? "00000000" : "0";
+        if (!x->theirs)
+            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
+                             f->path, x->key, c->saver);
+        if (x->row->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
+            return ampi_field_tell(c, x, AMP_ERR_FORMAT, "");
+        if (x->row->role != AMPI_LOADED) continue;
+        if (!ampi_field_read(x, i ? c->fields->value : ((uint64_t)1 << 62) - 1))
+            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': %s is malformed", f->path, x->key);
+        if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
+    }
+    if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
+    return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning rates "
+                     "and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
+                     ampi_show(crc_text, shown));
+}
+
+/* Loads the scaler's bytes into a copy, which speaks through the subject's logger while it is checked. */
+AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi_file* f, amp_scaler* out) {
+    static const char digits[] = "0123456789abcdef";
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    const char* text = ampi_file_text_at(f, "amp.scaler");
+    int sound = text && strlen(text) == 2 * sizeof bytes;
+    size_t i;
+    amp_result r;
+    if (!c->scaler && !text) return AMP_OK;
+    if (!c->scaler)
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' holds a scaler, but none is given", f->path);
+    for (i = 0; i < sizeof bytes && sound; i++) {
+        const char *high = strchr(digits, text[2 * i]), *low = strchr(digits, text[2 * i + 1]);
+        sound = high && low;
+        if (sound) bytes[i] = (unsigned char)((high - digits) << 4 | (low - digits));
+    }
+    if (!sound)
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed", f->path);
+    *out = *c->scaler;
+    memset(&out->logger, 0, sizeof out->logger);
+    if (c->logger) out->logger = *c->logger;
+    r = amp_scaler_load(out, bytes, sizeof bytes);
+    out->logger = c->scaler->logger;
+    return r;
+}
+
+/* Everything was checked: from here on only a model's backend could fail. */
+AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_file* f, const amp_scaler* scaler) {
+    amp_optimizer* o = c->optimizer;
+    amp_result r = ampi_file_deliver(f, c->tensors, c->count, c->model);
+    int i;
+    if (r != AMP_OK) return r;
+    if (c->scaler) *c->scaler = *scaler;
+    memset(o->state.frozen_steps, 0, sizeof o->state.frozen_steps);
+    for (i = 0; i < c->field_count; i++) {
+        const ampi_field* x = &c->fields[i];
+        const uint32_t bits = (uint32_t)x->value;
+        if (x->row->role != AMPI_LOADED) continue;
+        memcpy(x->at, x->row->bytes == sizeof bits ? (const void*)&bits : &x->value, x->row->bytes);
+    }
+    if (c->model) return amp_model_sync_params(c->model);
+    ampi_params_write_low(o->params, o->count);
+    return AMP_OK;
+}
+
+/* Checks in the order in which a person would want to hear of differences: numbers, scaler, tensors, graph. */
+AMPI_FN amp_result ampi_checkpoint_read(ampi_subject* c, ampi_file* f) {
+    const ampi_field* graph = &c->fields[c->field_count - 1];
+    char shown[AMPI_SHOWN];
+    amp_scaler scaler;
+    size_t i;
+    int k;
+    amp_result r = ampi_checkpoint_read_fields(c, f);
+    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &scaler);
+    if (r == AMP_OK) r = ampi_file_read(f, c->tensors, c->count, 0, c->name);
+    for (i = 0; i < f->count && r == AMP_OK; i++)
+        if (!f->entries[i].wanted)
+            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is in the file, but not in %s",
+                          ampi_show(f->entries[i].name, shown), c->name);
+    if (r == AMP_OK && strcmp(graph->theirs, graph->text) != 0)
+        r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by %s", f->path, c->model
+                      ? "a model with other layers, types or settings of layers"
+                      : "an optimizer with its parameters in other groups");
+    if (r == AMP_OK) r = ampi_checkpoint_apply(c, f, &scaler);
+    for (k = 0; k < c->field_count && r == AMP_OK; k++) {
+        const ampi_field* x = &c->fields[k];
+        const int is_rate = x->row->role == AMPI_LOADED && x->row->kind == AMPI_FLOAT;
+        if ((x->row->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
+            ampi_field_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
+    }
+    return r;
+}
+
+/* Takes those of a model's weights that the file has. The others are counted, and the first three named. */
+AMPI_FN amp_result ampi_weights_read(ampi_subject* c, ampi_file* f) {
+    char missing[4 * AMPI_SHOWN] = "", shown[AMPI_SHOWN];
+    const int all = c->count;
+    amp_result r;
+    int i;
+    for (c->count = i = 0; i < all; i++) {
+        const char* name = c->tensors[i].tensor.name;
+        const int nth = i - c->count;
+        const size_t at = strlen(missing);
+        if (ampi_file_find(f, name)) c->tensors[c->count++] = c->tensors[i];
+        else if (nth < 3) snprintf(missing + at, sizeof missing - at, nth ? ", '%s'" : "'%s'", ampi_show(name, shown));
+        else if (nth == 3) strcpy(missing + at, ", ...");
+    }
+    if (c->count == 0)
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s: its first name is '%s', %s "
+                         "has %s", f->path, c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name,
+                         missing);
+    r = ampi_file_read(f, c->tensors, c->count, 1, c->name);
+    if (r == AMP_OK) r = ampi_file_deliver(f, c->tensors, c->count, c->model);
+    if (r == AMP_OK) r = amp_model_sync_params(c->model);
+    if (r == AMP_OK && c->count < all)
+        ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
+                    all - c->count, all, c->name, missing, f->path);
+    return r;
+}
+
+/* weights != NULL: the weights alone, and how many tensors they were. */
+AMPI_FN amp_result ampi_checkpoint_load(ampi_subject* c, const char* path, int* weights) {
+    ampi_file f;
+    amp_result r = ampi_state_list(c, weights != NULL);
+    if (r != AMP_OK) return r;
+    r = ampi_file_open(&f, path, c->allocator, c->logger);
+    if (r == AMP_OK) r = weights ? ampi_weights_read(c, &f) : ampi_checkpoint_read(c, &f);
+    if (r == AMP_OK && weights) *weights = c->count;
+    ampi_file_close(&f);
+    ampi_free(c->allocator, c->tensors);
     return r;
 }
 
@@ -18919,304 +18801,6 @@ AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
     ampi_subject c;
     amp_result r = ampi_checkpoint_ready(&c, m, path);
     return r == AMP_OK ? ampi_checkpoint_save(&c, path) : r;
-}
-
-/* A field's text as a person would write it. */
-AMPI_FN const char* ampi_show_field(const char* text, int is_float, char out[AMPI_SHOWN]) {
-    uint32_t bits;
-    if (!is_float || !ampi_hex_number(text, &bits)) return ampi_show(text, out);
-    snprintf(out, AMPI_SHOWN, "%.9g", (double)ampi_float(bits));
-    return out;
-}
-
-/* What loading will set, once everything is known to fit. */
-typedef struct ampi_restored {
-    amp_scaler scaler;
-    int64_t step;
-    float lr, group_lr[AMP_MAX_GROUPS];
-    int64_t frozen_steps[AMP_MAX_GROUPS];
-    uint64_t passes;
-} ampi_restored;
-
-/* A field's text in the file; NULL if it is missing and may not be. */
-AMPI_FN const char* ampi_checkpoint_text(const ampi_file* f, const ampi_field* x) {
-    const char* text = ampi_file_text_at(f, x->key);
-    return text || !x->is_optional ? text : x->is_float ? "00000000" : "0";
-}
-
-/* Every field that is not optional must be there, and those that are neither state nor settings must be the subject's.
-   Texts are compared, not numbers: what save writes is unique for a value. */
-AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
-    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
-    ampi_fields fields;
-    int i;
-    ampi_fields_of(&fields, c);
-    for (i = 0; i < fields.count; i++) {
-        const ampi_field* x = &fields.list[i];
-        const char* text = ampi_checkpoint_text(f, x);
-        if (!text)
-            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
-                             f->path, x->key, c->saver);
-        if (!x->is_state && !x->is_setting && i < fields.count - 1 && strcmp(text, x->text) != 0)
-            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in %s", x->key,
-                             ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours),
-                             c->name);
-    }
-    return AMP_OK;
-}
-
-/* After loading: which settings the file does not share, and which rates came from it. `before`: what there was. */
-AMPI_FN void ampi_checkpoint_tell(const ampi_subject* c, const ampi_file* f, const ampi_fields* before) {
-    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
-    int i;
-    for (i = 0; i < before->count; i++) {
-        const ampi_field* x = &before->list[i];
-        const char* text = ampi_checkpoint_text(f, x);
-        const int is_rate = x->is_state && x->is_float;
-        if ((!x->is_setting && !is_rate) || strcmp(text, x->text) == 0) continue;
-        ampi_remark(c->logger, "checkpoint: %s is %s in the file, but %s in %s, which %s", x->key,
-                    ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours), c->name,
-                    is_rate ? "takes the file's" : "keeps its own");
-    }
-}
-
-/* The last field is a fingerprint. It is compared after the tensors, which can say more. */
-AMPI_FN amp_result ampi_checkpoint_check_graph(const ampi_subject* c, const ampi_file* f) {
-    ampi_fields fields;
-    const ampi_field* last;
-    ampi_fields_of(&fields, c);
-    last = &fields.list[fields.count - 1];
-    if (strcmp(ampi_file_text_at(f, last->key), last->text) == 0) return AMP_OK;
-    return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by %s", f->path,
-                     c->model ? "a model with other layers, types or settings of layers"
-                              : "an optimizer with its parameters in other groups");
-}
-
-/* A decimal number and nothing else; NULL is none. */
-AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
-    char copy[24];
-    ampi_json j = { copy, copy, copy, NULL };
-    size_t n = text ? strlen(text) : sizeof copy;
-    if (n >= sizeof copy) return 0;
-    memcpy(copy, text, n + 1);
-    j.end = copy + n;
-    return text[0] >= '0' && text[0] <= '9' && ampi_json_number(&j, out) && j.at == j.end;
-}
-
-/* The CRC-32 of the state's texts, each with its final 0, in the file. */
-AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_subject* c, const ampi_file* f) {
-    ampi_fields fields;
-    uint32_t crc = 0;
-    int i;
-    ampi_fields_of(&fields, c);
-    for (i = 0; i < fields.count; i++) {
-        const ampi_field* x = &fields.list[i];
-        const char* text = ampi_checkpoint_text(f, x);
-        if (x->is_state && !ampi_field_left_out(x, text)) crc = ampi_crc32(crc, text, strlen(text) + 1);
-    }
-    return crc;
-}
-
-/* A learning rate that an optimizer, or a group of it, can have. */
-AMPI_FN int ampi_checkpoint_read_lr(const char* text, int of_group, float* lr) {
-    uint32_t bits;
-    if (!ampi_hex_number(text, &bits)) return 0;
-    *lr = ampi_float(bits);
-    return ampi_lr_is_valid(lr, of_group);
-}
-
-/* The rate of group i, and in how many of `step` steps it was frozen; 1 if they can be. */
-AMPI_FN int ampi_checkpoint_read_group(const ampi_file* f, int i, uint64_t step, ampi_restored* out) {
-    const char *lr, *frozen;
-    char key[40];
-    uint64_t steps;
-    snprintf(key, sizeof key, "amp.group%d.lr", i);
-    lr = ampi_file_text_at(f, key);
-    snprintf(key, sizeof key, "amp.group%d.frozen_steps", i);
-    frozen = ampi_file_text_at(f, key);
-    if (!ampi_checkpoint_read_lr(lr ? lr : "00000000", 1, &out->group_lr[i])) return 0;
-    if (!ampi_parse_decimal(frozen ? frozen : "0", &steps) || steps > step) return 0;
-    out->frozen_steps[i] = (int64_t)steps;
-    return 1;
-}
-
-/* The numbers that loading sets. */
-AMPI_FN amp_result ampi_checkpoint_read_state(const ampi_subject* c, const ampi_file* f, ampi_restored* out) {
-    const char* crc = ampi_file_text_at(f, "amp.crc32");
-    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN];
-    uint64_t step = 0;
-    int i, sound = ampi_checkpoint_read_lr(ampi_file_text_at(f, "amp.lr"), 0, &out->lr)
-                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) && !(step >> 62)
-                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes);
-    memset(out->frozen_steps, 0, sizeof out->frozen_steps);
-    for (i = 0; sound && i < ampi_group_count(c->optimizer); i++) sound = ampi_checkpoint_read_group(f, i, step, out);
-    if (!sound)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.step, a learning rate, amp.pass or a "
-                         "group's frozen_steps is malformed", f->path);
-    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(c, f), computed)) != 0)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning "
-                         "rates and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
-                         ampi_show(crc, shown));
-    out->step = (int64_t)step;
-    return AMP_OK;
-}
-
-/* Loads the scaler's bytes into a copy, which speaks through the subject's logger while it is checked. */
-AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi_file* f, ampi_restored* out) {
-    unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    const char* text = ampi_file_text_at(f, "amp.scaler");
-    amp_result r;
-    if (!c->scaler && !text) return AMP_OK;
-    if (!c->scaler)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' holds a scaler, but none is given", f->path);
-    if (!text || !ampi_hex_decode(text, bytes, sizeof bytes))
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed", f->path);
-    out->scaler = *c->scaler;
-    memset(&out->scaler.logger, 0, sizeof out->scaler.logger);
-    if (c->logger) out->scaler.logger = *c->logger;
-    r = amp_scaler_load(&out->scaler, bytes, sizeof bytes);
-    out->scaler.logger = c->scaler->logger;
-    return r;
-}
-
-/* A tensor of the file that nobody here has is a difference too. */
-AMPI_FN amp_result ampi_checkpoint_check_extra(const ampi_subject* c, const ampi_file* f) {
-    char shown[AMPI_SHOWN];
-    size_t i;
-    for (i = 0; i < f->count; i++)
-        if (!f->entries[i].wanted)
-            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is in the file, but not in %s",
-                             ampi_show(f->entries[i].name, shown), c->name);
-    return AMP_OK;
-}
-
-/* Everything was checked: from here on only a model's backend could fail. */
-AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state_list* s, const char* staging,
-                                         const ampi_restored* restored) {
-    amp_optimizer* o = c->optimizer;
-    amp_model* m = c->model;
-    amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i < s->count && r == AMP_OK; i++) {
-        size_t bytes = ampi_file_bytes(&s->tensors[i]);
-        if (bytes > 0 && m) r = m->backend->copy_in(s->tensors[i].tensor.data, staging, bytes, &m->exec);
-        else if (bytes > 0) memcpy(s->tensors[i].tensor.data, staging, bytes);
-        staging += bytes;
-    }
-    if (r != AMP_OK) return r;
-    if (c->scaler) *c->scaler = restored->scaler;
-    o->state.step = restored->step;
-    o->state.lr = restored->lr;
-    memcpy(o->state.frozen_steps, restored->frozen_steps, sizeof o->state.frozen_steps);
-    for (i = 0; i < ampi_group_count(o); i++) o->groups[i].lr = restored->group_lr[i];
-    if (!m) {
-        ampi_params_write_low(o->params, o->count);
-        return AMP_OK;
-    }
-    m->training.passes = restored->passes;
-    return amp_model_sync_params(m);
-}
-
-/* Checks in the order in which a person would want to hear of differences: settings, scaler, tensors. */
-AMPI_FN amp_result ampi_checkpoint_read(const ampi_subject* c, ampi_file* f, const ampi_state_list* s) {
-    char* staging = NULL;
-    ampi_restored restored;
-    ampi_fields before;
-    amp_result r = ampi_checkpoint_check_fields(c, f);
-    ampi_fields_of(&before, c);
-    if (r == AMP_OK) r = ampi_checkpoint_read_state(c, f, &restored);
-    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &restored);
-    if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, c->name, &staging);
-    if (r == AMP_OK) r = ampi_checkpoint_check_extra(c, f);
-    if (r == AMP_OK) r = ampi_checkpoint_check_graph(c, f);
-    if (r == AMP_OK) r = ampi_checkpoint_apply(c, s, staging, &restored);
-    if (r == AMP_OK) ampi_checkpoint_tell(c, f, &before);
-    ampi_free(f->allocator, staging);
-    return r;
-}
-
-/* Names for a sentence: all are counted, the first three told. */
-typedef struct ampi_names { int count; char text[4 * AMPI_SHOWN]; } ampi_names;
-AMPI_FN void ampi_names_add(ampi_names* n, const char* name) {
-    char shown[AMPI_SHOWN];
-    size_t at = strlen(n->text);
-    if (n->count < 3) snprintf(n->text + at, sizeof n->text - at, at ? ", '%s'" : "'%s'", ampi_show(name, shown));
-    else if (n->count == 3) strcpy(n->text + at, ", ...");
-    n->count++;
-}
-
-/* Keeps those tensors of a model that the file has and that are no moments; theirs[i] is tensor i of the list with the
-   type that it has in the file. */
-AMPI_FN void ampi_weights_keep(const ampi_subject* c, const ampi_file* f, ampi_state_list* s,
-                               amp_file_tensor* theirs, ampi_names* missing) {
-    int i, kept = 0;
-    s->largest = 0;
-    for (i = 0; i < s->count; i++) {
-        const char* name = s->tensors[i].tensor.name;
-        const void* found = ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
-        if (ampi_model_state_is_moment(c->model, i)) continue;
-        if (!found) { ampi_names_add(missing, name); continue; }
-        s->tensors[kept] = theirs[kept] = s->tensors[i];
-        theirs[kept].tensor.dtype = ((const ampi_file_entry*)found)->type->dtype;
-        if (ampi_file_bytes(&theirs[kept]) > s->largest) s->largest = ampi_file_bytes(&theirs[kept]);
-        kept++;
-    }
-    s->count = kept;
-}
-
-/* Converts what was read. `room` is aligned, unlike places in staging. */
-AMPI_FN amp_result ampi_weights_apply(const ampi_subject* c, const ampi_state_list* s, const amp_file_tensor* theirs,
-                                      const char* staging, void* room) {
-    amp_model* m = c->model;
-    amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i < s->count && r == AMP_OK; i++) {
-        const amp_tensor* to = &s->tensors[i].tensor;
-        memcpy(room, staging, ampi_file_bytes(&theirs[i]));
-        r = m->backend->upload(to->data, to->dtype, room, theirs[i].tensor.dtype, to->count, &m->exec);
-        staging += ampi_file_bytes(&theirs[i]);
-    }
-    return r == AMP_OK ? amp_model_sync_params(m) : r;
-}
-
-AMPI_FN amp_result ampi_weights_read(const ampi_subject* c, ampi_file* f, ampi_state_list* s) {
-    amp_file_tensor* theirs = (amp_file_tensor*)ampi_alloc(c->allocator, (size_t)s->count * sizeof *theirs);
-    char shown[AMPI_SHOWN], *staging = NULL;
-    void* room = NULL;
-    ampi_names missing = { 0, "" };
-    amp_result r = AMP_OK;
-    if (theirs) {
-        ampi_weights_keep(c, f, s, theirs, &missing);
-        if (s->count == 0)
-            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s: its first name is '%s', %s "
-                          "has %s", f->path, c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name,
-                          missing.text);
-        if (r == AMP_OK) r = ampi_file_stage(f, theirs, s->count, c->name, &staging);
-        if (r == AMP_OK) room = ampi_alloc(c->allocator, s->largest);
-    }
-    if (r == AMP_OK && !room) r = ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list or a copy");
-    if (r == AMP_OK) r = ampi_weights_apply(c, s, theirs, staging, room);
-    if (r == AMP_OK && missing.count > 0)
-        ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
-                    missing.count, missing.count + s->count, c->name, missing.text, f->path);
-    ampi_free(c->allocator, room);
-    ampi_free(c->allocator, staging);
-    ampi_free(c->allocator, theirs);
-    return r;
-}
-
-/* weights != NULL: the weights alone, and how many tensors they were. */
-AMPI_FN amp_result ampi_checkpoint_load(const ampi_subject* c, const char* path, int* weights) {
-    ampi_state_list s;
-    ampi_file f;
-    amp_result r = ampi_state_list_make(&s, c);
-    if (r != AMP_OK) return r;
-    r = ampi_file_open(&f, path, c->allocator, c->logger);
-    if (r == AMP_OK) r = weights ? ampi_weights_read(c, &f, &s) : ampi_checkpoint_read(c, &f, &s);
-    if (r == AMP_OK && weights) *weights = s.count;
-    ampi_file_close(&f);
-    ampi_free(c->allocator, s.tensors);
-    return r;
 }
 
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
@@ -19230,42 +18814,6 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
     int read;
     amp_result r = ampi_checkpoint_ready(&c, m, path);
     return r == AMP_OK ? ampi_checkpoint_load(&c, path, count ? count : &read) : r;
-}
-
-/* The parameters, which may have changed since init. Their names must fit into the list, with ".m" behind. */
-AMPI_FN amp_result ampi_loop_check_params(const amp_optimizer* o, const amp_logger* logger) {
-    const amp_optimizer copy = ampi_optimizer_speaking(o, logger);
-    amp_result r = ampi_params_validate(&copy, o->params, o->count);
-    int i;
-    for (i = 0; i < o->count && r == AMP_OK; i++) {
-        size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
-        if (n == 0 || n + 3 > sizeof(ampi_state_name))
-            r = ampi_fail(logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
-                          (int)sizeof(ampi_state_name) - 3);
-    }
-    return r;
-}
-
-/* The subject of a loop of the caller's. */
-AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler* s, const char* path,
-                                   const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    amp_result r = ampi_file_check_desc(desc);
-    memset(c, 0, sizeof *c);
-    c->logger = desc ? desc->logger : NULL;
-    if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
-    if (r != AMP_OK) return r;
-    if (!o || !o->params) return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
-    if (s && ampi_scaler_ready(s) != AMP_OK)
-        return ampi_fail(c->logger, AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called for the scaler");
-    if ((r = ampi_loop_check_params(o, c->logger)) != AMP_OK) return r;
-    c->optimizer = o;
-    c->scaler = s;
-    c->more = more;
-    c->more_count = count;
-    c->allocator = desc ? &desc->allocator : NULL;
-    c->name = "the optimizer";
-    c->saver = "amp_optimizer_save";
-    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,

@@ -369,43 +369,43 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { "\xef\xbb\xbf{" A "," B "}", 28, "begins with {" },
     { "{}", 28, "has no tensor 'a'" },
     { "{", 0, "2 to 100000000" },
-    { "{{", 0, "quotes is missing" },
-    { "{" A "," B, 28, "closing bracket" },
+    { "{{", 0, "'\"' is missing" },
+    { "{" A "," B, 28, "',' is missing" },
     { "{" A "," B "}}", 28, "last bracket" },
     { "{" A "," B "}\n", 28, "last bracket" },
     { "{" A "," B "} {}", 28, "last bracket" },
-    { "{" A "," B ",}", 28, "quotes is missing" },
-    { "{," A "," B "}", 28, "quotes is missing" },
-    { "{" A ",," B "}", 28, "quotes is missing" },
-    { "{" A " " B "}", 28, "comma" },
-    { "{" A "," B "/**/}", 28, "comma" },
-    { "{'a':1}", 0, "quotes is missing" },
-    { "{\"a\"" A "}", 24, "colon" },
-    { "{\"a\":1}", 0, "object" },
-    { "{\"a\":null}", 0, "object" },
-    { "{\"a\":\"F32\"}", 0, "object" },
-    { "{\"a\":[]}", 0, "object" },
+    { "{" A "," B ",}", 28, "'\"' is missing" },
+    { "{," A "," B "}", 28, "'\"' is missing" },
+    { "{" A ",," B "}", 28, "'\"' is missing" },
+    { "{" A " " B "}", 28, "',' is missing" },
+    { "{" A "," B "/**/}", 28, "',' is missing" },
+    { "{'a':1}", 0, "'\"' is missing" },
+    { "{\"a\"" A "}", 24, "':' is missing" },
+    { "{\"a\":1}", 0, "'{' is missing" },
+    { "{\"a\":null}", 0, "'{' is missing" },
+    { "{\"a\":\"F32\"}", 0, "'{' is missing" },
+    { "{\"a\":[]}", 0, "'{' is missing" },
     { "{\"a\":{}}", 0, "lacks" },
     { "{\"a\":{\"a\":{\"a\":{\"a\":{}}}}}", 0, "unknown field" },
-    { "{\"a\":{\"dtype\":{\"a\":1}}}", 0, "quotes" },
+    { "{\"a\":{\"dtype\":{\"a\":1}}}", 0, "'\"' is missing" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[[2],3],\"data_offsets\":[0,24]}," B "}", 28, "whole number" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3]}," B "}", 28, "lacks" },
     { "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,24]}," B "}", 28, "lacks" },
     { "{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}," B "}", 28, "lacks" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24],\"x\":1}," B "}", 28, "unknown field" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24],\"shape\":[2,3]}," B "}", 28, "field twice" },
-    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24,28]}," B "}", 28, "two numbers" },
-    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24]}," B "}", 28, "two numbers" },
-    { "{\"a\":{\"dtype\":\"F32\",\"shape\":6,\"data_offsets\":[0,24]}," B "}", 28, "not a list" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24,28]}," B "}", 28, "']' is missing" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24]}," B "}", 28, "',' is missing" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":6,\"data_offsets\":[0,24]}," B "}", 28, "'[' is missing" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3,],\"data_offsets\":[0,24]}," B "}", 28, "whole number" },
-    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2 3],\"data_offsets\":[0,24]}," B "}", 28, "comma" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2 3],\"data_offsets\":[0,24]}," B "}", 28, "',' is missing" },
     /* numbers */
-    { "{\"a\":" AT("F32", "2,3.0", 0, 24) "," B "}", 28, "comma" },
-    { "{\"a\":" AT("F32", "2,3e0", 0, 24) "," B "}", 28, "comma" },
+    { "{\"a\":" AT("F32", "2,3.0", 0, 24) "," B "}", 28, "',' is missing" },
+    { "{\"a\":" AT("F32", "2,3e0", 0, 24) "," B "}", 28, "',' is missing" },
     { "{\"a\":" AT("F32", "2,-3", 0, 24) "," B "}", 28, "whole number" },
     { "{\"a\":" AT("F32", "2,+3", 0, 24) "," B "}", 28, "whole number" },
     { "{\"a\":" AT("F32", "2,03", 0, 24) "," B "}", 28, "begins with a zero" },
-    { "{\"a\":" AT("F32", "2,0x3", 0, 24) "," B "}", 28, "comma" },
+    { "{\"a\":" AT("F32", "2,0x3", 0, 24) "," B "}", 28, "',' is missing" },
     { "{\"a\":" AT("F32", "2,\\\"3\\\"", 0, 24) "," B "}", 28, "whole number" },
     { "{\"a\":" AT("F32", "2,3", 18446744073709551616, 24) "," B "}", 28, "too large" },
     { "{\"a\":" AT("F32", "2,99999999999999999999999999", 0, 24) "," B "}", 28, "too large" },
@@ -422,7 +422,7 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { "{" A "," B ",\"e\":" AT("F4", "3", 28, 30) "}", 30, "do not fit" },
     /* shapes */
     { "{\"a\":" AT("F32", "3,2", 0, 24) "," B "}", 28, "has the shape [3,2] in the file, but [2,3] in memory" },
-    { "{\"a\":" AT("F32", "6", 0, 24) "," B "}", 28, "[6] in the file" },
+    { "{\"a\":" AT("F32", "6", 0, 24) "," B "}", 28, "[6] in the file, but [2,3] in memory" },
     { "{\"a\":" AT("F32", "2,3,1", 0, 24) "," B "}", 28, "[2,3,1] in the file" },
     { "{\"a\":" AT("F32", "2,3,1,1,1", 0, 24) "," B "}", 28, "[2,3,1,1,...] in the file" },
     { "{\"a\":" AT("F32", "2,0", 0, 0) ",\"b\":" AT("F16", "2", 0, 4) "}", 4, "[2,0] in the file" },
@@ -450,8 +450,8 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { "{" A "," B ",\"x\n\":" AT("U8", "0", 28, 28) "}", 28, "control character" },
     { "{" A "," B ",\"\\x41\":" AT("U8", "0", 28, 28) "}", 28, "unknown escape" },
     { "{" A "," B ",\"\\u12g4\":" AT("U8", "0", 28, 28) "}", 28, "four hexadecimal" },
-    { "{" A "," B ",\"\\u12", 28, "cut off" },
-    { "{" A "," B ",\"\\", 28, "not closed" },
+    { "{" A "," B ",\"\\u12", 28, "four hexadecimal" },
+    { "{" A "," B ",\"\\", 28, "unknown escape" },
     { "{" A "," B ",\"abc", 28, "not closed" },
     { "{" A "," B ",\"\\ud834\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
     { "{" A "," B ",\"\\udd1e\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
@@ -465,15 +465,15 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { "{" A "," B ",\"\xf0\x8f\xbf\xbf\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
     { "{" A "," B ",\"\xf4\x90\x80\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
     { "{" A "," B ",\"\xf8\x88\x80\x80\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
-    { "{" A "," B ",\"__metadata__\":{\"a\":1}}", 28, "quotes is missing" },
-    { "{" A "," B ",\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 28, "quotes is missing" },
-    { "{" A "," B ",\"__metadata__\":{\"a\":null}}", 28, "quotes is missing" },
-    { "{" A "," B ",\"__metadata__\":null}", 28, "not an object" },
-    { "{" A "," B ",\"__metadata__\":[]}", 28, "not an object" },
-    { "{" A "," B ",\"__metadata__\":" AT("F32", "1", 28, 32) "}", 32, "quotes is missing" },
-    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\",}}", 28, "quotes is missing" },
-    { "{" A "," B ",\"__metadata__\":{\"a\" \"b\"}}", 28, "colon" },
-    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\"", 28, "closing bracket" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":1}}", 28, "'\"' is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 28, "'\"' is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":null}}", 28, "'\"' is missing" },
+    { "{" A "," B ",\"__metadata__\":null}", 28, "'{' is missing" },
+    { "{" A "," B ",\"__metadata__\":[]}", 28, "'{' is missing" },
+    { "{" A "," B ",\"__metadata__\":" AT("F32", "1", 28, 32) "}", 32, "'\"' is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\",}}", 28, "'\"' is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\" \"b\"}}", 28, "':' is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\"", 28, "',' is missing" },
     { "{" A "," B ",\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", 28, "occurs twice" },
     { "{\"__metadata__\":{}," A "," B ",\"__metadata__\":{}}", 28, "__metadata__ occurs twice" },
     { "{\"__metadata__\":{}," A "," B ",\"__metadat\\u0061__\":{}}", 28, "__metadata__ occurs twice" }
@@ -567,7 +567,7 @@ static void test_memory(void) {
         if (r == AMP_OK) break;
         CHECK_MSG(r == AMP_ERR_MEMORY && targets_untouched() && sentences == 1, "load, call %ld: %s", k, sentence);
     }
-    CHECK_MSG(k == 5, "loading made %ld allocations", k - 1);
+    CHECK_MSG(k == 3, "loading made %ld allocations", k - 1);
     for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
         d = counting_desc(k);
         memcpy(out, "unchanged", 10);
@@ -585,7 +585,7 @@ static void test_memory(void) {
         if (r != AMP_OK) CHECK(r == AMP_ERR_MEMORY && sentences == 1 && m == n && memcmp(before, after, n) == 0);
         free(after);
     }
-    CHECK_MSG(k == 4, "saving made %ld allocations", k - 2);
+    CHECK_MSG(k == 3, "saving made %ld allocations", k - 2);
     free(before);
 }
 
@@ -1526,7 +1526,7 @@ static void test_load_weights_types(void) {
                 calls = k;
             }
             alloc_fail_at = 0;
-            CHECK_MSG(count == 3 && (i || calls > 5), "%s: %s", amp_dtype_name(types[i]), amp_model_error(m));
+            CHECK_MSG(count == 3 && (i || calls == 4), "%s: %s", amp_dtype_name(types[i]), amp_model_error(m));
             CHECK_MSG(sentence_code == AMP_OK && strstr(sentence, "6 of 9 tensors of the model were not found and left alone: "
                       "'conv2d1.weight', 'batch_norm1.weight', 'linear1.weight', ...; the file is '"), "%s", sentence);
             CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK);
@@ -1871,14 +1871,14 @@ static void test_own_loop_memory(void) {
         r = amp_optimizer_save(&a.optimizer, &a.scaler, other, a.more, 2, &d);
         CHECK(alloc_live == 0 && (r == AMP_OK || (r == AMP_ERR_MEMORY && sentences == 1 && !exists(other))));
     }
-    CHECK_MSG(k == 5, "saving made %ld allocations", k - 2);
+    CHECK_MSG(k == 4, "saving made %ld allocations", k - 2);
     for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
         CHECK(same_loops(&b, &before));
         d = counting_desc(k);
         r = amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d);
         CHECK(alloc_live == 0 && (r == AMP_OK || (r == AMP_ERR_MEMORY && sentences == 1)));
     }
-    CHECK_MSG(k == 7 && same_loops(&a, &b), "loading made %ld allocations", k - 2);
+    CHECK_MSG(k == 5 && same_loops(&a, &b), "loading made %ld allocations", k - 2);
 }
 
 int main(void) {
