@@ -6232,141 +6232,6 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     return ampi_float(ampi_bits(y * scale) & ~ampi_mask(ampi_bits(x) - (least + 1u) < 0xff800000u - least));
 }
 
-#if AMPI_X86
-/* Both by hand, operation by operation; multiplying by 2^n is one instruction. Each function takes 64 numbers: four
-   vectors in lockstep, as a polynomial waits at each step for the one before, and three others can go on meanwhile.
-   One for sixteen takes the first of the four; what compilers then leave out is the work on the others. */
-typedef struct ampi_x64 { __m512 a, b, c, d; } ampi_x64;
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_same_x64(__m512 x) {
-    ampi_x64 r;
-    r.a = r.b = r.c = r.d = x;
-    return r;
-}
-#define AMPI_SPREAD_X64(number) ampi_same_x64(_mm512_set1_ps(number))
-#define AMPI_LOCKSTEP2(name, op)                                                            \
-    AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q) {     \
-        p.a = op(p.a, q.a); p.b = op(p.b, q.b); p.c = op(p.c, q.c); p.d = op(p.d, q.d);     \
-        return p;                                                                           \
-    }
-#define AMPI_LOCKSTEP3(name, op)                                                                        \
-    AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q, ampi_x64 r) {     \
-        p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                               \
-        p.c = op(p.c, q.c, r.c); p.d = op(p.d, q.d, r.d);                                               \
-        return p;                                                                                       \
-    }
-/* A NaN as the second operand of a minimum or maximum stays. */
-#define AMPI_MIN_X16(x, y) _mm512_maskz_min_ps(AMPI_ALL16, x, y)
-#define AMPI_MAX_X16(x, y) _mm512_maskz_max_ps(AMPI_ALL16, x, y)
-AMPI_LOCKSTEP2(add, _mm512_add_ps)
-AMPI_LOCKSTEP2(sub, _mm512_sub_ps)
-AMPI_LOCKSTEP2(mul, _mm512_mul_ps)
-AMPI_LOCKSTEP2(div, _mm512_div_ps)
-AMPI_LOCKSTEP2(min, AMPI_MIN_X16)
-AMPI_LOCKSTEP2(max, AMPI_MAX_X16)
-AMPI_LOCKSTEP2(ors, _mm512_or_ps)
-AMPI_LOCKSTEP2(ands, _mm512_and_ps)
-AMPI_LOCKSTEP2(andnot, _mm512_andnot_ps)
-AMPI_LOCKSTEP3(fma, _mm512_fmadd_ps)
-AMPI_LOCKSTEP3(fnma, _mm512_fnmadd_ps)
-AMPI_LOCKSTEP3(fms, _mm512_fmsub_ps)
-/* a * x + c with a constant a, and a * b + c with a constant c. */
-#define AMPI_FMA_FROM_X64(a, x, c) ampi_fma_x64(AMPI_SPREAD_X64(a), x, c)
-#define AMPI_FMA_TO_X64(a, b, c) ampi_fma_x64(a, b, AMPI_SPREAD_X64(c))
-/* y * 2^n: of all; where x is not below the limit of exp; where x < 12.9. Elsewhere 0. */
-#define AMPI_SCALE_X16(y, n) _mm512_maskz_scalef_ps(AMPI_ALL16, y, n)
-#define AMPI_SCALE_NORMAL_X16(y, n, x) \
-    _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ), y, n)
-#define AMPI_SCALE_INSIDE_X16(y, n, x) \
-    _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(12.9f), _CMP_LT_OQ), y, n)
-AMPI_LOCKSTEP2(scale, AMPI_SCALE_X16)
-AMPI_LOCKSTEP3(scale_normal, AMPI_SCALE_NORMAL_X16)
-AMPI_LOCKSTEP3(scale_inside, AMPI_SCALE_INSIDE_X16)
-/* x where s has no sign, else y; x where z >= (5/8)^2, else y. */
-#define AMPI_IF_PLUS_X16(s, x, y) \
-    _mm512_mask_mov_ps(y, _mm512_testn_epi32_mask(_mm512_castps_si512(s), _mm512_set1_epi32((int)0x80000000u)), x)
-#define AMPI_IF_LARGE_X16(z, x, y) \
-    _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(z, _mm512_set1_ps(0.390625f), _CMP_GE_OQ), x)
-AMPI_LOCKSTEP3(if_plus, AMPI_IF_PLUS_X16)
-AMPI_LOCKSTEP3(if_large, AMPI_IF_LARGE_X16)
-
-/* Elements [i, i+64) of an operand, where they are at hand or where those a page ahead are fetched. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_fetched_x64(amp_dtype t, const void* p, size_t i) {
-    ampi_x64 r;
-    r.a = ampi_get_x16(t, p, i, AMPI_ALL16);
-    r.b = ampi_get_x16(t, p, i + 16, AMPI_ALL16);
-    r.c = ampi_get_x16(t, p, i + 32, AMPI_ALL16);
-    r.d = ampi_get_x16(t, p, i + 48, AMPI_ALL16);
-    return r;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
-    ampi_ahead_x64(t, p, i);
-    return ampi_get_fetched_x64(t, p, i);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
-    ampi_ahead_x64(t, p, i);
-    ampi_put_x32(t, p, i, x.a, x.b);
-    ampi_put_x32(t, p, i + 32, x.c, x.d);
-}
-
-/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. In two
-   steps. */
-#define AMPI_EXPM1_HEAD_X64(r, c)                                                                                  \
-    AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r,                           \
-                                      AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))),                  \
-                    r, 0.0416681059f / ((c) * (c) * (c)))
-#define AMPI_EXPM1_REST_X64(head, r, c)                                                                            \
-    ampi_fma_x64(ampi_mul_x64(r, r),                                                                               \
-                 AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(head, r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
-#define AMPI_EXPM1_X64(r, c) AMPI_EXPM1_REST_X64(AMPI_EXPM1_HEAD_X64(r, c), r, c)
-/* The integer n and c * r of ampi_exp_reduce from c * x. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
-    const ampi_x64 magic = AMPI_SPREAD_X64(12582912.0f);
-    return ampi_sub_x64(AMPI_FMA_FROM_X64(1.44269502f / c, x, magic), magic);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, float c) {
-    return AMPI_FMA_FROM_X64(1.90465432e-9f * c, n, AMPI_FMA_FROM_X64(-0.693147182f * c, n, x));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_x64(ampi_x64 x) {
-    const ampi_x64 n = ampi_exp_n_x64(x, 1.0f), r = ampi_exp_r_x64(x, n, 1.0f);
-    return ampi_scale_normal_x64(ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_X64(r, 1.0f)), n, x);
-}
-/* The same in two steps, for a loop in which the second one, of some numbers, runs beside the first one of the next. */
-typedef struct ampi_exp_begun { ampi_x64 x, n, r, head; } ampi_exp_begun;
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_exp_begin_x64(ampi_x64 x) {
-    ampi_exp_begun e;
-    e.x = x;
-    e.n = ampi_exp_n_x64(x, 1.0f);
-    e.r = ampi_exp_r_x64(x, e.n, 1.0f);
-    e.head = AMPI_EXPM1_HEAD_X64(e.r, 1.0f);
-    return e;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_end_x64(ampi_exp_begun e) {
-    const ampi_x64 y = ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_REST_X64(e.head, e.r, 1.0f));
-    return ampi_scale_normal_x64(y, e.n, e.x);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
-/* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_expm1_x8(__m256 r) {
-    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416681059f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665167f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.49999994f));
-    return _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) {
-    const __m256 magic = _mm256_set1_ps(12582912.0f), shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(1.44269502f), magic);
-    const __m256i i = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    const __m256 n = _mm256_sub_ps(shifted, magic), r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693147182f), x);
-    *scale = _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
-    return _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_x8(__m256 x) {
-    const __m256 below = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
-    __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
-    return _mm256_andnot_ps(below, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
-}
-#endif
-
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
@@ -6435,51 +6300,6 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 }
 
 #if AMPI_X86
-/* The same by hand, operation by operation. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_sigmoid_x64(ampi_x64 x) {
-    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), e = ampi_exp_x64(ampi_ors_x64(x, AMPI_SPREAD_X64(-0.0f)));
-    return ampi_div_x64(ampi_if_plus_x64(x, one, e), ampi_add_x64(one, e));
-}
-/* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2, exp(2a) / 2, and 2 / (exp(2a) + 1) as the reciprocal of
-   half the sum. A NaN takes the way of small numbers. (A range instruction would give min(|x|, 20), but on some
-   processors waits for what its target held before.) */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_tanh_x64(ampi_x64 x) {
-    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), one_half = AMPI_SPREAD_X64(0.5f), sign = AMPI_SPREAD_X64(-0.0f);
-    const ampi_x64 z = ampi_mul_x64(x, x), a = ampi_min_x64(ampi_andnot_x64(sign, x), AMPI_SPREAD_X64(20.0f));
-    const ampi_x64 n = ampi_exp_n_x64(a, 0.5f), r = ampi_exp_r_x64(a, n, 0.5f);
-    ampi_x64 e = ampi_add_x64(one_half, AMPI_EXPM1_X64(r, 0.5f)), p;
-    e = ampi_div_x64(one, ampi_add_x64(one_half, ampi_scale_x64(e, n)));
-    p = AMPI_FMA_FROM_X64(-0.00569229666f, z, AMPI_SPREAD_X64(0.0206281673f));
-    p = AMPI_FMA_TO_X64(p, z, -0.0537365153f);
-    p = AMPI_FMA_TO_X64(p, z, 0.133314058f);
-    p = AMPI_FMA_TO_X64(p, z, -0.333332807f);
-    p = ampi_fma_x64(ampi_mul_x64(p, z), x, x);
-    return ampi_ors_x64(ampi_if_large_x64(z, ampi_sub_x64(one, e), p), ampi_ands_x64(sign, x));
-}
-/* P(w) / 2. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_tail_x64(ampi_x64 w) {
-    ampi_x64 p = AMPI_FMA_FROM_X64(0.5f * 722.593262f, w, AMPI_SPREAD_X64(-0.5f * 369.943909f));
-    p = AMPI_FMA_TO_X64(p, w, -0.5f * 79.3061066f);
-    p = AMPI_FMA_TO_X64(p, w, 0.5f * 33.3689537f);
-    p = AMPI_FMA_TO_X64(p, w, 0.5f * 31.9140224f);
-    p = AMPI_FMA_TO_X64(p, w, 0.5f * 13.5778379f);
-    p = AMPI_FMA_TO_X64(p, w, 0.5f * 4.02952099f);
-    p = AMPI_FMA_TO_X64(p, w, 0.5f * 0.932649493f);
-    return AMPI_FMA_TO_X64(p, w, 0.5f * 0.0675983354f);
-}
-/* There is no need to clamp: what is outside is masked. With -2r, which is as good, one multiplication is not needed
-   and one addition is a plain one: q is -2 (exp(r) - 1), and p is halved until its last step. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64* density) {
-    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), shift = AMPI_SPREAD_X64(3.40625f);
-    const ampi_x64 a = ampi_andnot_x64(AMPI_SPREAD_X64(-0.0f), x), square = ampi_mul_x64(a, a);
-    const ampi_x64 t = ampi_div_x64(one, ampi_add_x64(a, shift)), n = ampi_exp_n_x64(square, -2.0f);
-    const ampi_x64 rest = ampi_fms_x64(a, a, square), e = ampi_fnma_x64(t, a, ampi_fnma_x64(shift, t, one));
-    const ampi_x64 r = ampi_add_x64(rest, ampi_exp_r_x64(square, n, -2.0f)), q = AMPI_EXPM1_X64(r, -2.0f);
-    ampi_x64 p = ampi_normal_tail_x64(ampi_fma_x64(t, e, ampi_sub_x64(t, AMPI_SPREAD_X64(0.109375f))));
-    *density = ampi_scale_inside_x64(AMPI_FMA_FROM_X64(-0.5f, q, one), n, a);
-    p = ampi_scale_inside_x64(ampi_fnma_x64(p, q, ampi_add_x64(p, p)), n, a);
-    return ampi_if_plus_x64(x, ampi_sub_x64(one, p), p);
-}
 /* And for sixteen by AVX2: two vectors in lockstep, for the same reason, as many as there are registers for. */
 typedef struct ampi_twin { __m256 a, b; } ampi_twin;
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_same_twin(float number) {
@@ -6497,61 +6317,11 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_same_twin(float number) {
         p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                                   \
         return p;                                                                                           \
     }
-#define AMPI_LESS_X8(x, y) _mm256_cmp_ps(x, y, _CMP_LT_OQ)
-/* 2^n from n + 1.5 * 2^23, and y * scale where `inside` is, else 0. */
-#define AMPI_POWER_X8(shifted) \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127)), 23))
-#define AMPI_SCALE_INSIDE_X8(y, scale, inside) _mm256_and_ps(_mm256_mul_ps(y, scale), inside)
 AMPI_TWIN2(add, _mm256_add_ps)
 AMPI_TWIN2(sub, _mm256_sub_ps)
 AMPI_TWIN2(mul, _mm256_mul_ps)
-AMPI_TWIN2(div, _mm256_div_ps)
-AMPI_TWIN2(andnot, _mm256_andnot_ps)
-AMPI_TWIN2(less, AMPI_LESS_X8)
 AMPI_TWIN3(fma, _mm256_fmadd_ps)
-AMPI_TWIN3(fnma, _mm256_fnmadd_ps)
 AMPI_TWIN3(fms, _mm256_fmsub_ps)
-AMPI_TWIN3(scale_inside, AMPI_SCALE_INSIDE_X8)
-AMPI_TWIN3(choose, _mm256_blendv_ps)
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_power_twin(ampi_twin shifted) {
-    shifted.a = AMPI_POWER_X8(shifted.a); shifted.b = AMPI_POWER_X8(shifted.b);
-    return shifted;
-}
-#define AMPI_FMA_TO_TWIN(a, b, c) ampi_fma_twin(a, b, ampi_same_twin(c))
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_normal_tail_twin(ampi_twin w) {
-    ampi_twin p = AMPI_FMA_TO_TWIN(ampi_same_twin(0.5f * 722.593262f), w, -0.5f * 369.943909f);
-    p = AMPI_FMA_TO_TWIN(p, w, -0.5f * 79.3061066f);
-    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 33.3689537f);
-    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 31.9140224f);
-    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 13.5778379f);
-    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 4.02952099f);
-    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 0.932649493f);
-    return AMPI_FMA_TO_TWIN(p, w, 0.5f * 0.0675983354f);
-}
-/* -2 (exp(-r/2) - 1) from -2r, as AMPI_EXPM1_X64. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_expm1_twin(ampi_twin r) {
-    ampi_twin p = AMPI_FMA_TO_TWIN(ampi_same_twin(0.00138367142f / -32.0f), r, 0.00836914033f / 16.0f);
-    p = AMPI_FMA_TO_TWIN(p, r, 0.0416681059f / -8.0f);
-    p = AMPI_FMA_TO_TWIN(p, r, 0.166665167f / 4.0f);
-    p = AMPI_FMA_TO_TWIN(p, r, 0.49999994f / -2.0f);
-    return ampi_fma_twin(ampi_mul_twin(r, r), p, r);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_normal_cdf_twin(ampi_twin x, ampi_twin* density) {
-    const ampi_twin one = ampi_same_twin(1.0f), shift = ampi_same_twin(3.40625f), magic = ampi_same_twin(12582912.0f);
-    const ampi_twin a = ampi_andnot_twin(ampi_same_twin(-0.0f), x), square = ampi_mul_twin(a, a);
-    const ampi_twin t = ampi_div_twin(one, ampi_add_twin(a, shift));
-    const ampi_twin shifted = ampi_fma_twin(ampi_same_twin(1.44269502f / -2.0f), square, magic);
-    const ampi_twin n = ampi_sub_twin(shifted, magic), rest = ampi_fms_twin(a, a, square);
-    const ampi_twin e = ampi_fnma_twin(t, a, ampi_fnma_twin(shift, t, one));
-    const ampi_twin most = ampi_fma_twin(ampi_same_twin(-0.693147182f * -2.0f), n, square);
-    const ampi_twin r = ampi_add_twin(rest, ampi_fma_twin(ampi_same_twin(1.90465432e-9f * -2.0f), n, most));
-    const ampi_twin q = ampi_expm1_twin(r), scale = ampi_power_twin(shifted);
-    const ampi_twin inside = ampi_less_twin(a, ampi_same_twin(12.9f));
-    ampi_twin p = ampi_normal_tail_twin(ampi_fma_twin(t, e, ampi_sub_twin(t, ampi_same_twin(0.109375f))));
-    *density = ampi_scale_inside_twin(ampi_fma_twin(ampi_same_twin(-0.5f), q, one), scale, inside);
-    p = ampi_scale_inside_twin(ampi_fnma_twin(p, q, ampi_add_twin(p, p)), scale, inside);
-    return ampi_choose_twin(ampi_sub_twin(one, p), p, x);
-}
 #endif
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
@@ -6683,6 +6453,39 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
+/* to[i] = value, an expression of i, for i from 0 to n in whole groups of lanes; `to` may be what it is computed from.
+   gcc is told that no lane reads what another one writes. Others vectorise the detour through an array. */
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+  #define AMPI_LOOP(to, n, value)                                                             \
+    do {                                                                                      \
+        size_t ampi_i, ampi_l;                                                                \
+        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES)                                  \
+            _Pragma("GCC ivdep") for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {            \
+                const size_t i = ampi_i + ampi_l;                                             \
+                (to)[i] = value;                                                              \
+            }                                                                                 \
+    } while (0)
+  #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")    /* before a loop over AMPI_LANES sums in double */
+#else
+  #define AMPI_LOOP(to, n, value)                                                             \
+    do {                                                                                      \
+        size_t ampi_i, ampi_l;                                                                \
+        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) {                                \
+            float ampi_v[AMPI_LANES];                                                         \
+            for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {                                 \
+                const size_t i = ampi_i + ampi_l;                                             \
+                ampi_v[ampi_l] = value;                                                       \
+            }                                                                                 \
+            memcpy((to) + ampi_i, ampi_v, sizeof ampi_v);                                     \
+        }                                                                                     \
+    } while (0)
+  #define AMPI_IN_REGISTERS
+#endif
+/* a in the first n lanes, b in the others: for the end of a row. */
+AMPI_INLINE float ampi_if_lane(size_t lane, size_t n, float a, float b) {
+    return ampi_select(ampi_mask((int32_t)lane < (int32_t)n), a, b);
+}
+
 /* Product of two sizes for a check; SIZE_MAX, which the check above refuses, if it overflows. */
 AMPI_FN size_t ampi_area(size_t a, size_t b) {
     size_t n;
@@ -6696,28 +6499,6 @@ AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
 AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
-
-/* The same where a result of many elements does not begin a cache line: the first tile ends where it does, and what
-   is no whole group of lanes at the end is a tile too. `skip`: by how much the first one is shorter than the others. */
-enum { AMPI_LEAD_BYTES = 16384 };  /* of fewer a lead takes more time than it saves */
-typedef struct ampi_tiling { size_t n, skip, whole; int64_t count; } ampi_tiling;
-typedef struct ampi_run { size_t at, n; } ampi_run;
-AMPI_INLINE ampi_tiling ampi_tiling_of(const void* y, amp_dtype t, size_t n) {
-    const size_t size = ampi_type_size(t), lead = n * size < AMPI_LEAD_BYTES ? 0 : ampi_lead(y, size);
-    ampi_tiling all;
-    all.n = all.whole = n;
-    all.skip = lead > 0 ? AMPI_TILE - lead : 0;
-    if (lead > 0) all.whole -= (n - lead) % AMPI_LANES;
-    all.count = ampi_tiles(all.whole + all.skip) + (all.whole < n);
-    return all;
-}
-AMPI_INLINE ampi_run ampi_tile_at(const ampi_tiling* all, int64_t i) {
-    const size_t next = ((size_t)i + 1) * AMPI_TILE - all->skip;
-    ampi_run tile;
-    tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;
-    tile.n = (tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n) - tile.at;
-    return tile;
-}
 
 /* Whether kernels may run on the operand itself: it holds floats, and whole groups of them. */
 AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
@@ -6894,7 +6675,7 @@ AMPI_KERNEL_PLAIN(ampi_lane_dot_plain,
             dot, g, x, mean, n)
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
-AMPI_FN double ampi_lane_total(const double* acc) {
+AMPI_INLINE double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES / 2];
     size_t l;
     for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
@@ -10166,357 +9947,30 @@ AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy
     }
 }
 
-/* to[i + l] = value, an expression of i + l, for all of n; `to` may be what it is computed from. Each function has a
-   loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
-#define AMPI_ACTIVATION_LOOP(to, n, value)                                    \
-    do {                                                                      \
-        size_t i, l;                                                          \
-        for (i = 0; i < (n); i += AMPI_LANES) {                               \
-            float v[AMPI_LANES];                                              \
-            for (l = 0; l < AMPI_LANES; l++) v[l] = value;                    \
-            memcpy((to) + i, v, sizeof v);                                    \
-        }                                                                     \
-    } while (0)
-AMPI_INLINE void ampi_activation_plain_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
+/* Each function has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
+AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
     switch (f) {
-        case AMP_GELU: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu(hw, x[i + l])); break;
-        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu_tanh(hw, x[i + l])); break;
-        case AMP_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_tanh(hw, x[i + l])); break;
-        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(y, n, ampi_sigmoid(hw, x[i + l])); break;
-        default: AMPI_ACTIVATION_LOOP(y, n, ampi_relu(x[i + l])); break;
+        case AMP_GELU: AMPI_LOOP(y, n, ampi_gelu(hw, x[i])); break;
+        case AMP_GELU_TANH: AMPI_LOOP(y, n, ampi_gelu_tanh(hw, x[i])); break;
+        case AMP_TANH: AMPI_LOOP(y, n, ampi_tanh(hw, x[i])); break;
+        case AMP_SIGMOID: AMPI_LOOP(y, n, ampi_sigmoid(hw, x[i])); break;
+        default: AMPI_LOOP(y, n, ampi_relu(x[i])); break;
     }
 }
-AMPI_KERNEL_AVX2(ampi_activation_plain, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
+AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
-AMPI_INLINE void ampi_activation_slope_plain_body(int hw, amp_activation f, float* dx, const float* dy,
-                                                  const float* s, size_t n) {
+AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy, const float* s,
+                                            size_t n) {
     switch (f) {
-        case AMP_GELU: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_slope(hw, s[i + l])); break;
-        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_tanh_slope(hw, s[i + l])); break;
-        case AMP_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_tanh_slope(hw, s[i + l])); break;
-        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_sigmoid_slope(s[i + l])); break;
-        default: AMPI_ACTIVATION_LOOP(dx, n, ampi_relu_back(dy[i + l], s[i + l])); break;
+        case AMP_GELU: AMPI_LOOP(dx, n, dy[i] * ampi_gelu_slope(hw, s[i])); break;
+        case AMP_GELU_TANH: AMPI_LOOP(dx, n, dy[i] * ampi_gelu_tanh_slope(hw, s[i])); break;
+        case AMP_TANH: AMPI_LOOP(dx, n, dy[i] * ampi_tanh_slope(hw, s[i])); break;
+        case AMP_SIGMOID: AMPI_LOOP(dx, n, dy[i] * ampi_sigmoid_slope(s[i])); break;
+        default: AMPI_LOOP(dx, n, ampi_relu_back(dy[i], s[i])); break;
     }
 }
-AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
-                 (amp_activation f, float* dx, const float* dy, const float* s, size_t n), f, dx, dy, s, n)
-
-#if AMPI_X86
-/* Both by hand, of operands of any type. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_relu_x16(__m512 x, __m512 s) {
-    const __m512i u = _mm512_castps_si512(s);
-    return _mm512_maskz_mov_ps((__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u)), x);
-}
-AMPI_LOCKSTEP2(relu, ampi_relu_x16)
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_activate_x64(amp_activation f, ampi_x64 x) {
-    const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0);
-    ampi_x64 density;
-    switch (f) {
-        case AMP_GELU: return ampi_mul_x64(x, ampi_normal_cdf_x64(x, &density));
-        case AMP_GELU_TANH:
-            density = AMPI_FMA_FROM_X64(AMPI_GELU_C1, ampi_mul_x64(x, x), c0);
-            return ampi_mul_x64(x, ampi_sigmoid_x64(ampi_mul_x64(x, density)));
-        case AMP_TANH: return ampi_tanh_x64(x);
-        case AMP_SIGMOID: return ampi_sigmoid_x64(x);
-        default: return ampi_relu_x64(x, x);
-    }
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_clamp_x64(ampi_x64 x, float high) {
-    return ampi_max_x64(AMPI_SPREAD_X64(-high), ampi_min_x64(AMPI_SPREAD_X64(high), x));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_gelu_slope_x64(ampi_x64 x) {
-    const ampi_x64 c = ampi_mul_x64(ampi_clamp_x64(x, 16.0f), AMPI_SPREAD_X64(0.398942280f));
-    ampi_x64 density, cdf = ampi_normal_cdf_x64(x, &density);
-    return ampi_fma_x64(c, density, cdf);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
-    const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0), sign = AMPI_SPREAD_X64(-0.0f);
-    const ampi_x64 c = ampi_clamp_x64(x, 16.0f), square = ampi_mul_x64(c, c);
-    const ampi_x64 z = ampi_mul_x64(c, AMPI_FMA_FROM_X64(AMPI_GELU_C1, square, c0));
-    const ampi_x64 tail = ampi_sigmoid_x64(ampi_ors_x64(z, sign)), other = ampi_sub_x64(AMPI_SPREAD_X64(1.0f), tail);
-    const ampi_x64 slope = AMPI_FMA_FROM_X64(3.0f * AMPI_GELU_C1, square, c0), s = ampi_if_plus_x64(z, other, tail);
-    return ampi_fma_x64(ampi_mul_x64(c, ampi_mul_x64(tail, other)), slope, s);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_activate_slope_x64(amp_activation f, ampi_x64 dy, ampi_x64 s) {
-    const ampi_x64 one = AMPI_SPREAD_X64(1.0f);
-    switch (f) {
-        case AMP_GELU: return ampi_mul_x64(dy, ampi_gelu_slope_x64(s));
-        case AMP_GELU_TANH: return ampi_mul_x64(dy, ampi_gelu_tanh_slope_x64(s));
-        case AMP_TANH: return ampi_mul_x64(dy, ampi_fnma_x64(s, s, one));
-        case AMP_SIGMOID: return ampi_mul_x64(dy, ampi_mul_x64(s, ampi_sub_x64(one, s)));
-        default: return ampi_relu_x64(dy, s);
-    }
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_x64(amp_dtype t, size_t i, amp_activation f, void* y,
-                                                        const void* x) {
-    ampi_put_x64(t, y, i, ampi_activate_x64(f, ampi_get_x64(t, x, i)));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
-                                                        const void* x) {
-    const __m512 v = ampi_get_x16(t, x, i, m);
-    ampi_put_fetched_x16(t, y, i, m, ampi_activate_x64(f, ampi_same_x64(v)).a);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_x64(amp_dtype t, size_t i, amp_activation f, void* dx, const void* dy,
-                                                   const void* s) {
-    ampi_put_x64(t, dx, i, ampi_activate_slope_x64(f, ampi_get_x64(t, dy, i), ampi_get_x64(t, s, i)));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
-                                                   const void* dy, const void* s) {
-    const __m512 g = ampi_get_x16(t, dy, i, m), v = ampi_get_x16(t, s, i, m);
-    ampi_put_fetched_x16(t, dx, i, m, ampi_activate_slope_x64(f, ampi_same_x64(g), ampi_same_x64(v)).a);
-}
-/* ReLU of numbers of 16 bits, as integers: x where s passes. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
-    const __mmask32 pass = _mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | ampi_nan_x32(t, s);
-    return _mm512_maskz_mov_epi16(pass, ampi_clean_x32(t, x));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
-    uint16_t* to = (uint16_t*)y;
-    const uint16_t *from = (const uint16_t*)x, *by = (const uint16_t*)s;
-    size_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        AMPI_AHEAD(x, 2 * i);
-        AMPI_AHEAD(s, 2 * i);
-        _mm512_storeu_si512(to + i, ampi_relu_x32(t, _mm512_loadu_si512(from + i), _mm512_loadu_si512(by + i)));
-    }
-    if (i < n) {
-        const __mmask32 m = ((__mmask32)1 << (n - i)) - 1u;
-        _mm512_mask_storeu_epi16(to + i, m, ampi_relu_x32(t, _mm512_maskz_loadu_epi16(m, from + i),
-                                                          _mm512_maskz_loadu_epi16(m, by + i)));
-    }
-}
-/* s NULL: y = f(x); otherwise y = x * f'(s). */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
-                                                          const void* s, size_t n) {
-    if (f == AMP_RELU && t != AMP_F32) ampi_relu_low(t, y, x, s ? s : x, n);
-    else if (s) AMPI_EACH_X64(ampi_slope, t, n, f, y, x, s);
-    else AMPI_EACH_X64(ampi_activation, t, n, f, y, x);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y, ampi_part x, const void* s) {
-    switch (f) {
-        case AMP_GELU: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU, y, x.data, s, x.n); break;
-        case AMP_GELU_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU_TANH, y, x.data, s, x.n); break;
-        case AMP_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_TANH, y, x.data, s, x.n); break;
-        case AMP_SIGMOID: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_SIGMOID, y, x.data, s, x.n); break;
-        default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
-    }
-    ampi_clear_upper();
-}
-/* GELU alone by AVX2: of it the plain form is slow. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x) {
-    const ampi_twin v = ampi_get_twin(t, x, i, n);
-    ampi_twin density;
-    if (t == AMP_F32) AMPI_AHEAD(x, 4 * i);
-    ampi_put_twin(t, y, i, n, ampi_mul_twin(v, ampi_normal_cdf_twin(v, &density)));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
-                                                       const void* s) {
-    const ampi_twin g = ampi_get_twin(t, dy, i, n), v = ampi_get_twin(t, s, i, n);
-    ampi_twin density, cdf = ampi_normal_cdf_twin(v, &density), c = ampi_andnot_twin(ampi_same_twin(-0.0f), v);
-    if (t == AMP_F32) { AMPI_AHEAD(dy, 4 * i); AMPI_AHEAD(s, 4 * i); }
-    c = ampi_andnot_twin(ampi_less_twin(ampi_same_twin(16.0f), c), v);                /* the density is 0 there */
-    c = ampi_mul_twin(c, ampi_same_twin(0.398942280f));
-    ampi_put_twin(t, dx, i, n, ampi_mul_twin(g, ampi_fma_twin(c, density, cdf)));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_typed8(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
-    if (s) AMPI_EACH_TWIN(ampi_gelu_slope_twin, t, n, y, x, s);
-    else   AMPI_EACH_TWIN(ampi_gelu_twin, t, n, y, x);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
-    AMPI_FOR_TYPE(ampi_gelu_typed8, x.t, y, x.data, s, x.n);
-    ampi_clear_upper();
-}
-#endif
-
-/* Elements [at, at+n) of an operand: y = f(x), or dx = dy * f'(s). Types may differ. */
-AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at,
-                             size_t n) {
-    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
-#if AMPI_X86
-    if (ampi_typed(xt, yt)) {
-        ampi_activation_avx512(f, (char*)y + at * ampi_type_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
-        return;
-    }
-    if (f == AMP_GELU && ampi_typed_both(xt, yt)) {
-        ampi_gelu_avx2((char*)y + at * ampi_type_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
-        return;
-    }
-#endif
-    v = ampi_open(y, yt, at, n, y_tile);
-    ampi_activation_plain(f, v, ampi_view(x, xt, at, n, x_tile), ampi_padded(n));
-    ampi_close(y, yt, at, n, v);
-}
-AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype dyt, const void* s, amp_dtype st,
-                                   void* dx, amp_dtype dxt, size_t at, size_t n) {
-    float dy_tile[AMPI_TILE], s_tile[AMPI_TILE], *v;
-#if AMPI_X86
-    if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
-        ampi_activation_avx512(f, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                               (const char*)s + at * ampi_type_size(st));
-        return;
-    }
-    if (f == AMP_GELU && ampi_typed_both(dyt, st) && ampi_typed_both(dxt, st)) {
-        ampi_gelu_avx2((char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                       (const char*)s + at * ampi_type_size(st));
-        return;
-    }
-#endif
-    v = ampi_open(dx, dxt, at, n, dy_tile);
-    ampi_activation_slope_plain(f, v, ampi_view(dy, dyt, at, n, dy_tile), ampi_view(s, st, at, n, s_tile),
-                                ampi_padded(n));
-    ampi_close(dx, dxt, at, n, v);
-}
-
-/* An element of 16 bits is one of 65,536. Where there are many of them, a table of f or f' of each, made by the code
-   above in the workspace, is faster than to compute each anew; not for those that are a few operations only. */
-enum { AMPI_VALUES = 65536 };
-
-/* Whether to compute each nevertheless: AMD's processors take longer to look up a sigmoid of F16, or a GELU_TANH's
-   slope. */
-AMPI_FN int ampi_computes(amp_dtype a, amp_dtype b) {
-    return AMPI_IN_PAIRS && ampi_dtype(a) == AMP_F16 && ampi_dtype(b) == AMP_F16;
-}
-/* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
-AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    if (ampi_type_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
-    return ampi_align64(exec->workspace);
-}
-/* A table is for one of the two types of 16 bits; said so that a compiler sees it too. */
-AMPI_FN amp_dtype ampi_value_type(amp_dtype t) { return t == AMP_BF16 ? AMP_BF16 : AMP_F16; }
-/* The values [first, first + AMPI_TILE). */
-AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
-    int i;
-    for (i = 0; i < AMPI_TILE; i++) v[i] = (uint16_t)(first + i);
-}
-AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
-                                              const amp_exec* exec) {
-    const int wanted = f != AMP_RELU && ampi_type_size(yt) == sizeof(uint16_t)
-                    && !(f == AMP_SIGMOID && ampi_computes(xt, yt));
-    uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
-    int64_t i;
-    if (!table) return NULL;
-    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
-        uint16_t x[AMPI_TILE];
-        ampi_values(x, i);
-        ampi_activation(f, x, ampi_value_type(xt), table + i, yt, 0, AMPI_TILE);
-    });
-    return table;
-}
-AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype dyt, amp_dtype dxt, size_t n,
-                                      const amp_exec* exec) {
-    const int computed = ampi_computes(st, dyt) && ampi_computes(st, dxt);
-    const int wanted = f == AMP_GELU || (f == AMP_GELU_TANH && !computed);
-    float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
-    int64_t i;
-    if (!table) return NULL;
-    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
-        uint16_t bits[AMPI_TILE];
-        float s[AMPI_TILE];
-        int l;
-        ampi_values(bits, i);
-        ampi_load_f32(s, bits, ampi_value_type(st), 0, AMPI_TILE);
-        for (l = 0; l < AMPI_TILE; l++) table[i + l] = 1.0f;
-        ampi_activation_slope(f, table + i, AMP_F32, s, AMP_F32, table + i, AMP_F32, 0, AMPI_TILE);
-    });
-    return table;
-}
-#if AMPI_X86
-/* 32 bits from each of 16 places, `size` bytes apart; in halves, as gcc -O0 warns of the other form's mask. */
-#define AMPI_GATHER_HALF(base, at, size, which) \
-    _mm256_i32gather_epi32((const int*)(const void*)(base), _mm512_maskz_extracti64x4_epi64(0xf, at, which), size)
-#define AMPI_GATHER_X16(base, at, size) \
-    _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(AMPI_GATHER_HALF(base, at, size, 0)), \
-                             AMPI_GATHER_HALF(base, at, size, 1), 1)
-/* Entries are read 32 bits at a time: of 16 bits, together with the next one. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
-    return _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, v + i));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
-                                                     const uint16_t* x, const uint16_t* table) {
-    const __m512i both = AMPI_GATHER_X16(table, ampi_value_x16(x, i, m), 2);
-    (void)t;
-    AMPI_AHEAD(x, i * sizeof *x);
-    AMPI_AHEAD(y, i * sizeof *y);
-    _mm256_mask_storeu_epi16(y + i, m, _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, both));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
-    AMPI_EACH_X16(ampi_look_up_x16, AMP_F16, n, y, x, table);
-    ampi_clear_upper();
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                         const uint16_t* s, const float* table) {
-    const __m512 slope = _mm512_castsi512_ps(AMPI_GATHER_X16(table, ampi_value_x16(s, i, m), 4));
-    AMPI_AHEAD(dy, i * ampi_type_size(t));
-    AMPI_AHEAD(s, i * sizeof *s);
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, ampi_part dy, const uint16_t* s,
-                                                          void* dx) {
-    AMPI_ALL_X16(ampi_slope_value_x16, dy.t, dy.n, dx, dy.data, s, table);
-    ampi_clear_upper();
-}
-/* dx = dy * slopes. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_times_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                         const float* slopes) {
-    AMPI_AHEAD(dy, i * ampi_type_size(t));
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, slopes, i, m)));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_slopes_times_avx512(void* dx, ampi_part dy, const float* slopes) {
-    AMPI_ALL_X16(ampi_slope_times_x16, dy.t, dy.n, dx, dy.data, slopes);
-    ampi_clear_upper();
-}
-#endif
-
-/* Whether to gather entries. AMD's processors take longer for that than for loads one by one, but for slopes of F16,
-   of which too many are in use for the first cache. */
-AMPI_FN int ampi_gathers(void) { return AMPI_AVX512 && amp_cpu_isa() == AMP_ISA_AVX512; }
-
-/* y = table[x], eight at a time: all loads before the stores, which might else change what is loaded. */
-#define AMPI_LOOK_UP(type, y, table, x, n)                                                              \
-    do {                                                                                                \
-        size_t ampi_i = 0;                                                                              \
-        for (; ampi_i + 8 <= (n); ampi_i += 8) {                                                        \
-            const uint16_t* ampi_x = (x) + ampi_i;                                                      \
-            const type a = (table)[ampi_x[0]], b = (table)[ampi_x[1]], c = (table)[ampi_x[2]];          \
-            const type d = (table)[ampi_x[3]], e = (table)[ampi_x[4]], f = (table)[ampi_x[5]];          \
-            const type g = (table)[ampi_x[6]], h = (table)[ampi_x[7]];                                  \
-            type* ampi_y = (y) + ampi_i;                                                                \
-            ampi_y[0] = a; ampi_y[1] = b; ampi_y[2] = c; ampi_y[3] = d;                                 \
-            ampi_y[4] = e; ampi_y[5] = f; ampi_y[6] = g; ampi_y[7] = h;                                 \
-        }                                                                                               \
-        for (; ampi_i < (n); ampi_i++) (y)[ampi_i] = (table)[(x)[ampi_i]];                              \
-    } while (0)
-
-AMPI_FN void ampi_look_up(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
-#if AMPI_X86
-    if (ampi_gathers()) { ampi_look_up_avx512(table, x, y, n); return; }
-#endif
-    AMPI_LOOK_UP(uint16_t, y, table, x, n);
-}
-/* Elements [at, at+n) of dx = dy * table[s]. */
-AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dyt, const uint16_t* s, void* dx,
-                                amp_dtype dxt, size_t at, size_t n) {
-    float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
-#if AMPI_X86
-    char* to = (char*)dx + at * ampi_type_size(dxt);
-    if (ampi_typed(dyt, dxt) && (ampi_gathers() || ampi_dtype(dyt) == AMP_F16)) {
-        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at, to);
-        return;
-    }
-#endif
-    AMPI_LOOK_UP(float, slopes, table, s + at, n);
-#if AMPI_X86
-    if (ampi_typed(dyt, dxt)) {
-        ampi_slopes_times_avx512(to, ampi_part_of(dy, dyt, at, n, 1, NULL), slopes);
-        return;
-    }
-#endif
-    memset(slopes + n, 0, (ampi_padded(n) - n) * sizeof *slopes);
-    v = ampi_open(dx, dxt, at, n, tile);
-    ampi_multiply_plain(v, ampi_view(dy, dyt, at, n, tile), slopes, ampi_padded(n));
-    ampi_close(dx, dxt, at, n, v);
-}
+AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
+            f, dx, dy, s, n)
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
@@ -10527,17 +9981,15 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    const uint16_t* table;
-    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
-    table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
-    all = ampi_tiling_of(y, y_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
-        const ampi_run tile = ampi_tile_at(&all, i);
-        if (table) ampi_look_up(table, (const uint16_t*)x + tile.at, (uint16_t*)y + tile.at, tile.n);
-        else       ampi_activation(f, x, x_dtype, y, y_dtype, tile.at, tile.n);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
+        AMPI_ALIGNED float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
+        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        float* v = ampi_open(y, y_dtype, at, count, y_tile);
+        ampi_activation(f, v, ampi_view(x, x_dtype, at, count, x_tile), ampi_padded(count));
+        ampi_close(y, y_dtype, at, count, v);
     });
     return AMP_OK;
 }
@@ -10548,399 +10000,205 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
-    const float* table;
-    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
-    table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
-    all = ampi_tiling_of(dx, dx_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
-        const ampi_run tile = ampi_tile_at(&all, i);
-        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, tile.at, tile.n);
-        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, tile.at, tile.n);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
+        AMPI_ALIGNED float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
+        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        float* v = ampi_open(dx, dx_dtype, at, count, dy_tile);
+        ampi_activation_slope(f, v, ampi_view(dy, dy_dtype, at, count, dy_tile),
+                              ampi_view(saved, saved_dtype, at, count, s_tile), ampi_padded(count));
+        ampi_close(dx, dx_dtype, at, count, v);
     });
     return AMP_OK;
 }
 
 /* --- softmax ----------------------------------------------------------------------------- */
 
-/* So many rows are measured together: while the last steps of one wait for each other, the next one keeps the processor
-   busy. */
-enum { AMPI_SOFTMAX_ROWS = 2 };
+/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
+   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
+   writes behind its end is overwritten by the next row. */
+enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
+AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
 
-/* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
-   exp). */
-AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uint32_t n) {
+/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. */
+AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
+    if (ampi_direct(t, d)) return (const float*)data + at;
+    ampi_load_f32(tile, data, t, at, n);
+    memset(tile + n, 0, AMPI_LANES * sizeof *tile);
+    return tile;
+}
+/* Where to form such elements of a result; ampi_close_rows stores them. */
+AMPI_FN float* ampi_open_rows(void* data, amp_dtype t, size_t at, size_t d, float* tile) {
+    return ampi_direct(t, d) ? (float*)data + at : tile;
+}
+AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
+    ampi_clean(tile, n);
+    if (!ampi_direct(t, d)) ampi_store_f32(data, t, at, tile, n);
+}
+
+AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
+/* The largest of *max and the n elements of x. NaNs are passed over: they come back through exp. */
+AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
     float m[AMPI_LANES];
-    uint32_t i, l, step;
+    size_t i = 0, l;
     (void)hw;
     for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        const float* v = x + i;
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(x[i + l], m[l]);
+    if (i < n)
+        for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_if_lane(l, n - i, x[i + l], m[l]), m[l]);
+    for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
+    for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
+    for (l = 0; l < 2; l++) m[l] = ampi_larger(m[l + 2], m[l]);
+    *max = ampi_larger(m[1], m[0]);
+}
+AMPI_KERNEL(ampi_row_max, (float* max, const float* x, size_t n), max, x, n)
+
+/* e = exp(x - max). */
+AMPI_INLINE void ampi_row_exp_body(int hw, float* e, const float* x, float max, size_t n) {
+    AMPI_LOOP(e, n, ampi_exp(hw, x[i] - max));
+}
+AMPI_KERNEL(ampi_row_exp, (float* e, const float* x, float max, size_t n), e, x, max, n)
+
+/* acc[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
+AMPI_INLINE void ampi_row_sum_body(int hw, double* acc, const float* x, size_t n) {
+    size_t i = 0, l;
+    (void)hw;
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) acc[l] += (double)x[i + l];
+    if (i < n)
+        for (l = 0; l < AMPI_LANES; l++) acc[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
+}
+AMPI_INLINE void ampi_row_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
+    size_t i = 0, l;
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) acc[l] = ampi_add_product(hw, x[i + l], y[i + l], acc[l]);
+    if (i < n)
         for (l = 0; l < AMPI_LANES; l++)
-            m[l] = ampi_select(ampi_mask(v[l] > m[l]) & ampi_mask(l < n - i), v[l], m[l]);
-    }
-    for (step = AMPI_LANES / 2; step > 0; step /= 2)
-        for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
-    *max = m[0];
+            acc[l] = ampi_add_product(hw, ampi_if_lane(l, n - i, x[i + l], 0.0f),
+                                      ampi_if_lane(l, n - i, y[i + l], 0.0f), acc[l]);
 }
-AMPI_KERNEL_PLAIN(ampi_row_max_plain, (float* max, const float* x, uint32_t n), max, x, n)
+AMPI_INLINE void ampi_zero_lanes(double* acc) {
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) acc[l] = 0.0;
+}
+/* The same for sums in memory, of a row that is longer than a tile. */
+AMPI_INLINE void ampi_add_row_body(int hw, double* acc, const float* x, size_t n) {
+    double a[AMPI_LANES];
+    memcpy(a, acc, sizeof a);
+    ampi_row_sum_body(hw, a, x, n);
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_add_row, (double* acc, const float* x, size_t n), acc, x, n)
+AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
+    double a[AMPI_LANES];
+    memcpy(a, acc, sizeof a);
+    ampi_row_dot_body(hw, a, x, y, n);
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
 
-/* y = exp(x - max); y may be x. */
-AMPI_INLINE void ampi_row_exp_plain_body(int hw, float* y, const float* x, float max, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, x[i + l] - max);
-        memcpy(y + i, v, sizeof v);
-    }
-}
-AMPI_KERNEL_PLAIN(ampi_row_exp_plain, (float* y, const float* x, float max, size_t n), y, x, max, n)
-
-/* y = x * a - b with one rounding, times c. */
-AMPI_INLINE void ampi_row_affine_plain_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, x[i + l], a, -b) * c;
-        memcpy(y + i, v, sizeof v);
-    }
-}
-AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b,
-                 c, n)
-
-#if AMPI_X86
-/* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
-   NaN, or both are equal. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
-                                                     const void* x, size_t ahead) {
-    (void)ahead;
-    max->a = _mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a);
-}
-/* Which of two zeros is found does not matter: the difference from either is a zero. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x,
-                                                     size_t ahead) {
-    if (ahead > 0) ampi_fetch_x32(t, x, i, ahead);
-    if (ahead > 0) ampi_fetch_x32(t, x, i + 32, ahead);
-    *max = ampi_max_x64(ampi_get_fetched_x64(t, x, i), *max);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
-    __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
-    __m128 c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
-    c = _mm_max_ps(_mm_movehl_ps(c, c), c);
-    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
-}
-
-/* tile = exp(x - max), acc += tile. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
-                                                     const char* x, __m512 max) {
-    const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
-    _mm512_storeu_ps(tile + i, e);
-    ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
-}
-/* The two steps of exp for two vectors in lockstep: as many as there are registers for. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_row_exp_begin_x32(amp_dtype t, size_t i, const char* x, __m512 max) {
-    ampi_x64 v = ampi_same_x64(_mm512_sub_ps(ampi_get_x16(t, x, i, AMPI_ALL16), max));
-    v.b = _mm512_sub_ps(ampi_get_x16(t, x, i + 16, AMPI_ALL16), max);
-    return ampi_exp_begin_x64(v);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_end_x32(size_t i, float* tile, ampi_exp_begun e) {
-    const ampi_x64 v = ampi_exp_end_x64(e);
-    _mm512_storeu_ps(tile + i, v.a);
-    _mm512_storeu_ps(tile + i + 16, v.b);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_tile_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                      const float* tile) {
-    ampi_wide_add(acc, ampi_get_wide_x16(t, tile, i, m));
-}
-/* n elements, 64 or more, of which those of whole pairs of vectors are done; returns how many. Their sum comes a
-   little later, from memory, where the halves of a vector need no extraction and wait for nothing. Meanwhile memory
-   has time to bring what is needed next: x `ahead` bytes on, and y, where results will go. */
-enum { AMPI_EXP_BEHIND = 128 };
-AMPI_TARGET_AVX512 AMPI_VECTOR size_t ampi_row_exp_pairs(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
-                                                         size_t ahead, const char* y, __m512 max, size_t n) {
-    ampi_exp_begun e = ampi_row_exp_begin_x32(t, 0, x, max), next;
-    size_t i = 32, summed = 0;
-    for (; i + 32 <= n; i += 32, e = next) {
-        next = ampi_row_exp_begin_x32(t, i, x, max);
-        ampi_fetch_x32(t, x, i, ahead);
-        ampi_fetch_x32(t, y, i, 0);
-        ampi_row_exp_end_x32(i - 32, tile, e);
-        if (i < AMPI_EXP_BEHIND) continue;
-        AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, 32, acc, tile + summed);
-        summed += 32;
-    }
-    ampi_row_exp_end_x32(i - 32, tile, e);
-    AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, i - summed, acc, tile + summed);
-    return i;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_tile(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
-                                                      size_t ahead, const char* y, __m512 max, size_t n) {
-    const size_t done = n < 64 ? 0 : ampi_row_exp_pairs(t, tile, acc, x, ahead, y, max, n);
-    AMPI_EACH_X16(ampi_row_exp_x16, t, n - done, tile + done, acc, x + done * ampi_type_size(t), max);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
-                                                       size_t n) {
-    const char* from = (const char*)x;
-    ampi_wide a = ampi_load_wide(acc);
-    ampi_row_exp_tile(t, tile, &a, from, 0, from, _mm512_set1_ps(max), n);
-    ampi_store_wide(acc, a);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
-    AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
-}
-
-/* The maximum of a row; and of some rows that, and the sums of exp(x - max). A row that fits in a tile is read from
-   memory while the one before it is busy with exp; of a longer one the first pass fetches what is a page ahead. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_row_max_typed(amp_dtype t, const void* x, size_t d, size_t ahead) {
-    ampi_x64 m = AMPI_SPREAD_X64(ampi_float(0xff800000u));
-    if (d < 64) AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x, ahead);
-    else AMPI_EACH_X64(ampi_row_max, t, d, &m, x, ahead);
-    return _mm512_set1_ps(ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d))));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rows_measure_typed(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                            size_t d, float* max, float* sum, float* tile) {
-    const size_t size = ampi_type_size(t), step = d * size;
-    __m512 m[AMPI_SOFTMAX_ROWS];
-    size_t k, i;
-    for (k = 0; k < rows; k++) m[k] = ampi_row_max_typed(t, (const char*)x + k * step, d, d > AMPI_TILE ? 4096 : 0);
-    for (k = 0; k < rows; k++) {
-        const char *row = (const char*)x + k * step, *out = (const char*)y + k * step;
-        ampi_wide acc;
-        acc.low = acc.high = _mm512_setzero_pd();
-        for (i = 0; i < d; i += AMPI_TILE)
-            ampi_row_exp_tile(t, tile + k * AMPI_TILE, &acc, row + i * size, d > AMPI_TILE ? 0 : rows * step,
-                              out + i * size, m[k], ampi_tile_size(d, i));
-        max[k] = _mm512_cvtss_f32(m[k]);
-        sum[k] = (float)ampi_wide_total(acc);
+/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. */
+AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, float* max, float* sum, const float* x, size_t rows, size_t d) {
+    size_t r;
+    for (r = 0; r < rows; r++, x += d, e += d) {
+        double acc[AMPI_LANES];
+        float m = ampi_float(0xff800000u);
+        ampi_row_max_body(hw, &m, x, d);
+        ampi_row_exp_body(hw, e, x, m, d);
+        ampi_zero_lanes(acc);
+        ampi_row_sum_body(hw, acc, e, d);
+        max[r] = m;
+        sum[r] = (float)ampi_lane_total(acc);
     }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_rows_measure_avx512(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                         size_t d, float* max, float* sum, float* tile) {
-    AMPI_FOR_TYPE(ampi_rows_measure_typed, t, x, y, rows, d, max, sum, tile);
-}
+AMPI_KERNEL(ampi_rows_exp, (float* e, float* max, float* sum, const float* x, size_t rows, size_t d),
+            e, max, sum, x, rows, d)
 
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
-                                                        ampi_x64 a, ampi_x64 b, ampi_x64 c) {
-    ampi_put_fetched_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a.a, b.a), c.a));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
-                                                        ampi_x64 b, ampi_x64 c) {
-    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_fetched_x64(AMP_F32, x, i), a, b), c));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
-                                                          float c, size_t n) {
-    const ampi_x64 va = AMPI_SPREAD_X64(a), vb = AMPI_SPREAD_X64(b), vc = AMPI_SPREAD_X64(c);
-    if (n < 64) AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
-    else AMPI_EACH_X64(ampi_row_affine, t, n, y, x, va, vb, vc);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, const float* x, float a, float b, float c,
-                                                       size_t n) {
-    AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
-}
-
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int upper, __m256* max,
-                                                  const void* x) {
-    const __m256 v = _mm256_max_ps(ampi_read8_avx2(x, t, i, m), max[upper]);
-    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    max[upper] = m < 8 ? _mm256_blendv_ps(max[upper], v, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : v;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int upper, float* tile,
-                                                  ampi_wide8* acc, const void* x, __m256 max) {
-    const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
-    _mm256_storeu_ps(tile + i % AMPI_TILE, e);
-    ampi_wide8_add(acc + upper, ampi_widen_kept_x8(ampi_first_x8(e, m)));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
-    const __m256 m = _mm256_set1_ps(max);
-    ampi_wide8 a[2];
-    ampi_load_lanes8(a, acc);
-    AMPI_ALL_X8(ampi_row_exp_x8, x.t, x.n, tile, a, x.data, m);
-    ampi_store_lanes8(acc, a);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                          float* tile) {
-    __m256 m[2];
-    __m128 c;
-    ampi_wide8 acc[2];
-    m[0] = m[1] = _mm256_set1_ps(ampi_float(0xff800000u));
-    acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
-    AMPI_EACH_X8(ampi_row_max_x8, t, d, m, x);
-    m[0] = _mm256_max_ps(m[1], m[0]);
-    c = _mm_max_ps(_mm256_extractf128_ps(m[0], 1), _mm256_castps256_ps128(m[0]));
-    c = _mm_max_ps(_mm_movehl_ps(c, c), c);
-    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
-    m[0] = _mm256_set1_ps(*max);
-    AMPI_EACH_X8(ampi_row_exp_x8, t, d, tile, acc, x, m[0]);
-    *sum = (float)ampi_wide8_total(acc);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_rows_measure_avx2(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
-                                                     float* max, float* sum, float* tile) {
-    const char *row = (const char*)x, *end = row + rows * d * ampi_type_size(t);
-    (void)y;
-    for (; row < end; row += d * ampi_type_size(t), tile += AMPI_TILE)
-        AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max++, sum++, tile);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_twin(amp_dtype t, size_t i, size_t n, void* y, const float* x,
-                                                       ampi_twin a, ampi_twin b, ampi_twin c) {
-    ampi_put_twin(t, y, i, n, ampi_mul_twin(ampi_fms_twin(ampi_beside_twin(t, x + i), a, b), c));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
-                                                   size_t n) {
-    const ampi_twin va = ampi_same_twin(a), vb = ampi_same_twin(b), vc = ampi_same_twin(c);
-    AMPI_ALL_TWIN(ampi_row_affine_twin, t, n, y, x, va, vb, vc);
-}
-#endif
-
-/* Elements [at, at+n) of y: tile * a - b, times c. */
-AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
-    float* v;
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        AMPI_BY_HAND(ampi_row_affine, yt, (char*)y + at * ampi_type_size(yt), tile, a, b, c, n);
-        return;
+/* y = (e / sum - base) * factor for rows of d elements, where 1 / sum is rounded. labels: NULL, or the element of each
+   row from which `target` is taken instead of base. */
+AMPI_INLINE void ampi_rows_divide_body(int hw, float* y, const float* e, const float* sum, const int32_t* labels,
+                                       float base, float target, float factor, size_t rows, size_t d) {
+    size_t r;
+    for (r = 0; r < rows; r++, y += d, e += d) {
+        const float inverse = 1.0f / sum[r];
+        AMPI_LOOP(y, d, ampi_fma(hw, e[i], inverse, -base) * factor);
+        if (labels) y[labels[r]] = ampi_fma(hw, e[labels[r]], inverse, -target) * factor;
     }
-#endif
-    v = ampi_open(y, yt, at, n, tile);
-    ampi_row_affine_plain(v, tile, a, b, c, ampi_padded(n));
-    ampi_close(y, yt, at, n, v);
 }
+AMPI_KERNEL(ampi_rows_divide,
+            (float* y, const float* e, const float* sum, const int32_t* labels, float base, float target, float factor,
+             size_t rows, size_t d),
+            y, e, sum, labels, base, target, factor, rows, d)
 
-/* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
-AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
-    ampi_part v = ampi_part_of(x, t, at, n, ampi_typed_both(t, t), tile);
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_row_exp, tile, acc, v, max); return; }
-#endif
-    ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
-    ampi_lane_sum_plain(acc, tile, n);
-}
-/* The sum of exp(x - max) over a row, and max, its maximum. A row that fits leaves its terms in `tile`. */
-AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t d, float* max, float* tile) {
-    double acc[AMPI_LANES];
-    size_t i;
-    *max = ampi_float(0xff800000u);
-    memset(acc, 0, sizeof acc);
-    for (i = 0; i < d; i += AMPI_TILE) {
-        size_t n = ampi_tile_size(d, i);
-        ampi_row_max_plain(max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
-    }
-    for (i = 0; i < d; i += AMPI_TILE) ampi_row_exp(x, t, start + i, ampi_tile_size(d, i), *max, tile, acc);
-    return (float)ampi_lane_total(acc);
-}
-/* Of a few rows that follow each other from element `start` on; row k has tile k. y: where results will go, or x. */
-AMPI_FN void ampi_rows_measure(const void* x, amp_dtype t, const void* y, size_t start, size_t rows, size_t d,
-                               float* max, float* sum, float* tile) {
-    size_t k;
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        const size_t byte = start * ampi_type_size(t);
-        AMPI_BY_HAND(ampi_rows_measure, t, (const char*)x + byte, (const char*)y + byte, rows, d, max, sum, tile);
-        return;
-    }
-#endif
-    (void)y;
-    for (k = 0; k < rows; k++) sum[k] = ampi_row_measure(x, t, start + k * d, d, max + k, tile + k * AMPI_TILE);
-}
+/* Softmax of rows of d elements, or with labels its cross-entropy and the gradient of that, y. */
+typedef struct ampi_softmax {
+    const void* x;
+    amp_dtype xt, yt;
+    void* y;
+    size_t d;
+    const int32_t* labels;             /* NULL: softmax alone */
+    float smoothing, factor;           /* of the loss */
+} ampi_softmax;
 
-/* exp(x - max) * inverse for one measured row. */
-AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t start, size_t d, float max,
-                              float inverse, float* tile) {
-    double unused[AMPI_LANES] = { 0 };
+/* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e and return
+   x as floats; of a longer one the result is NULL. */
+AMPI_FN const float* ampi_softmax_measure(const ampi_softmax* s, size_t row, size_t rows, float* max, float* sum,
+                                          float* e, float* tile) {
+    const size_t at = row * s->d;
+    double acc[AMPI_LANES] = { 0 };
     size_t i, n;
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        if (d > AMPI_TILE) ampi_row_exp(x, xt, start + i, n, max, tile, unused);
-        ampi_row_affine(y, yt, start + i, tile, inverse, 0.0f, 1.0f, n);
+    if (s->d <= AMPI_TILE) {
+        const float* x = ampi_view_rows(s->x, s->xt, at, rows * s->d, s->d, tile);
+        ampi_rows_exp(e, max, sum, x, rows, s->d);
+        return x;
     }
+    *max = ampi_float(0xff800000u);
+    for (i = 0; i < s->d; i += n) {
+        n = ampi_tile_size(s->d, i);
+        ampi_row_max(max, ampi_view_rows(s->x, s->xt, at + i, n, n, tile), n);
+    }
+    for (i = 0; i < s->d; i += n) {
+        n = ampi_tile_size(s->d, i);
+        ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at + i, n, n, tile), *max, n);
+        ampi_add_row(acc, e, n);
+    }
+    *sum = (float)ampi_lane_total(acc);
+    return NULL;
 }
 
-/* The same for short rows, turned. e = exp(x - max), and the sum of each row's. */
-AMPI_INLINE void ampi_short_exp_group(int hw, float* e, const float* x, const float* max, float* sum, size_t r,
-                                      size_t d) {
-    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
-    size_t i, l;
-    for (i = 0; i < d; i++) {
-        const float *column = ampi_short_at(x, i, r), *m = max + r;
-        AMPI_ALIGNED float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, column[l] - m[l]);
-        for (l = 0; l < AMPI_LANES; l++) a[i][l] = (double)v[l];
-        memcpy(e + i * AMPI_SHORT + r, v, sizeof v);
-    }
-    ampi_short_tree(a, d);
-    for (l = 0; l < AMPI_LANES; l++) sum[r + l] = (float)a[0][l];
-}
-AMPI_INLINE void ampi_short_exp_body(int hw, float* e, const float* x, float* max, float* sum, size_t rows, size_t d) {
-    size_t r, i, l;
-    for (r = 0; r < rows; r++) max[r] = ampi_float(0xff800000u);
-    for (i = 0; i < d; i++)
-        for (r = 0; r < rows; r += AMPI_LANES) {
-            const float* v = ampi_short_at(x, i, r);
-            AMPI_ALIGNED float m[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_select(ampi_mask(v[l] > max[r + l]), v[l], max[r + l]);
-            memcpy(max + r, m, sizeof m);
+/* y of some rows. */
+AMPI_FN void ampi_softmax_rows(const ampi_softmax* s, size_t row, size_t rows) {
+    AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
+    const float base = s->smoothing / (float)s->d, target = base - (s->smoothing - 1.0f);
+    const size_t step = ampi_min_size(s->d, AMPI_TILE);
+    float max[AMPI_ROWS], sum[AMPI_ROWS];
+    size_t i, n;
+    ampi_softmax_measure(s, row, rows, max, sum, e, tile);
+    for (i = 0; i < s->d; i += step) {
+        const int32_t* labels = s->labels ? s->labels + row : NULL;
+        int32_t label = 0;
+        float* y;
+        const size_t at = row * s->d + i;
+        n = ampi_min_size(step, s->d - i);
+        if (s->d > AMPI_TILE) {
+            ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at, n, n, tile), *max, n);
+            if (labels) label = *labels - (int32_t)i;
+            if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
         }
-    for (r = 0; r < rows; r += AMPI_LANES) ampi_short_exp_group(hw, e, x, max, sum, r, d);
-}
-AMPI_KERNEL(ampi_short_exp, (float* e, const float* x, float* max, float* sum, size_t rows, size_t d), e, x, max, sum,
-            rows, d)
-
-/* y = x / sum - b, where 1 / sum is rounded, times c. */
-AMPI_INLINE void ampi_short_affine_body(int hw, float* y, const float* x, const float* sum, float b, float c,
-                                        size_t rows, size_t d) {
-    size_t r, i, l;
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        AMPI_ALIGNED float inverse[AMPI_LANES], v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) inverse[l] = 1.0f / sum[r + l];
-        for (i = 0; i < d; i++) {
-            const float* column = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, column[l], inverse[l], -b) * c;
-            memcpy(y + i * AMPI_SHORT + r, v, sizeof v);
-        }
+        y = ampi_open_rows(s->y, s->yt, at, n, tile);
+        ampi_rows_divide(y, e, sum, labels, base, target, s->factor, rows, n);
+        ampi_close_rows(s->y, s->yt, at, rows * n, n, y);
     }
 }
-AMPI_KERNEL(ampi_short_affine,
-            (float* y, const float* x, const float* sum, float b, float c, size_t rows, size_t d), y, x, sum, b, c,
-            rows, d)
-
-/* dx = y * (dy - sum(dy * y)). */
-AMPI_INLINE void ampi_short_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
-    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
-    size_t r, i, l;
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        AMPI_ALIGNED float sum[AMPI_LANES], v[AMPI_LANES];
-        for (i = 0; i < d; i++) {
-            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_product(hw, g[l], s[l], 0.0);
-        }
-        ampi_short_tree(a, d);
-        for (l = 0; l < AMPI_LANES; l++) sum[l] = (float)a[0][l];
-        for (i = 0; i < d; i++) {
-            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
-            for (l = 0; l < AMPI_LANES; l++) v[l] = s[l] * (g[l] - sum[l]);
-            memcpy(dx + i * AMPI_SHORT + r, v, sizeof v);
-        }
-    }
-}
-AMPI_KERNEL(ampi_short_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
-
-/* AMPI_SHORT of so many rows of softmax, from `row` on; and back. */
-AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t row, size_t rows, size_t d) {
-    AMPI_ALIGNED float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
-    const size_t end = x == y ? ampi_min_size(rows, row + AMPI_SHORT) : rows;    /* others may be written meanwhile */
-    const size_t n = ampi_short_load(turned, x, xt, row, end, d);
-    ampi_short_exp(turned, turned, max, sum, ampi_padded(n), d);
-    ampi_short_affine(turned, turned, sum, 0.0f, 1.0f, ampi_padded(n), d);
-    ampi_short_store(y, yt, row * d, turned, n, d);
-}
-AMPI_FN void ampi_softmax_short_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
-                                         amp_dtype dxt, size_t row, size_t rows, size_t d) {
-    AMPI_ALIGNED float g[AMPI_TILE], turned[AMPI_TILE];
-    const size_t n = ampi_short_load(g, dy, dyt, row, rows, d);
-    ampi_short_load(turned, y, yt, row, rows, d);
-    ampi_short_dx(turned, g, turned, ampi_padded(n), d);
-    ampi_short_store(dx, dxt, row * d, turned, n, d);
+/* y of all rows. */
+AMPI_FN void ampi_softmax_all(const ampi_softmax* s, size_t rows) {
+    const int64_t step = (int64_t)ampi_rows_of_tile(s->d), n = (int64_t)rows;
+    int64_t i;
+    AMPI_PARALLEL_FOR(rows * s->d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
+        ampi_softmax_rows(s, (size_t)i, ampi_min_size(rows - (size_t)i, (size_t)step)));
 }
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
@@ -10948,77 +10206,66 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    int64_t row;
+    ampi_softmax s;
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
-    if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_softmax_short(x, x_dtype, y, y_dtype, (size_t)row, rows, d));
-        return AMP_OK;
-    }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
-        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
-        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_SOFTMAX_ROWS), k;
-        ampi_rows_measure(x, x_dtype, y, start, count, d, max, sum, tile[0]);
-        for (k = 0; k < count; k++)
-            ampi_softmax_row(x, x_dtype, y, y_dtype, start + k * d, d, max[k], 1.0f / sum[k], tile[k]);
-    });
+    memset(&s, 0, sizeof s);
+    s.x = x; s.xt = x_dtype; s.y = y; s.yt = y_dtype; s.d = d; s.factor = 1.0f;
+    ampi_softmax_all(&s, rows);
     return AMP_OK;
 }
 
-/* dx = y * (dy - sum(dy * y)). */
-AMPI_INLINE void ampi_softmax_dx_plain_body(int hw, float* dx, const float* dy, const float* y, float sum,
-                                            size_t n) {
-    size_t i, l;
+/* dx = y * (dy - sum). */
+AMPI_INLINE void ampi_row_dx_body(int hw, float* dx, const float* dy, const float* y, float sum, size_t n) {
     (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = y[i + l] * (dy[i + l] - sum);
-        memcpy(dx + i, v, sizeof v);
+    AMPI_LOOP(dx, n, y[i] * (dy[i] - sum));
+}
+AMPI_KERNEL(ampi_row_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y, sum, n)
+
+/* dx = y * (dy - sum(dy * y)) for rows of d elements. */
+AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
+    size_t r;
+    for (r = 0; r < rows; r++, dx += d, dy += d, y += d) {
+        double acc[AMPI_LANES];
+        ampi_zero_lanes(acc);
+        ampi_row_dot_body(hw, acc, dy, y, d);
+        ampi_row_dx_body(hw, dx, dy, y, (float)ampi_lane_total(acc), d);
     }
 }
-AMPI_KERNEL_AVX2(ampi_softmax_dx_plain, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
-                 sum, n)
+AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
 
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                        const void* y, __m512 sum) {
-    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), sum);
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, y, i, m), g));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_typed(amp_dtype t, void* dx, const void* dy, const void* y,
-                                                          float sum, size_t n) {
-    const __m512 s = _mm512_set1_ps(sum);
-    AMPI_EACH_X16(ampi_softmax_dx_x16, t, n, dx, dy, y, s);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
-    AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
-                                                       const void* y, ampi_twin sum) {
-    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), sum);
-    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_get_twin(t, y, i, n), g));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
-    const ampi_twin s = ampi_same_twin(sum);
-    AMPI_ALL_TWIN(ampi_softmax_dx_twin, y.t, y.n, dx, dy.data, y.data, s);
-}
-#endif
-
-/* Elements [at, at+n) of a row. */
-AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx, amp_dtype dxt,
-                             size_t at, size_t n, float sum) {
-    float g_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
-#if AMPI_X86
-    if (ampi_typed_both(dyt, yt) && ampi_typed_both(dxt, yt)) {
-        AMPI_BY_HAND(ampi_softmax_dx, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                     ampi_part_of(y, yt, at, n, 1, NULL), sum);
+/* The operands of a softmax's backward pass. */
+typedef struct ampi_softmax_back {
+    const void *dy, *y;
+    void* dx;
+    amp_dtype dyt, yt, dxt;
+    size_t d;
+} ampi_softmax_back;
+AMPI_FN void ampi_softmax_back_rows(const ampi_softmax_back* s, size_t row, size_t rows) {
+    AMPI_ALIGNED float dy_tile[AMPI_ROWS_TILE], y_tile[AMPI_ROWS_TILE], dx_tile[AMPI_ROWS_TILE];
+    const size_t at = row * s->d, all = rows * s->d;
+    double acc[AMPI_LANES] = { 0 };
+    size_t i, n;
+    float* dx;
+    if (s->d <= AMPI_TILE) {
+        dx = ampi_open_rows(s->dx, s->dxt, at, s->d, dx_tile);
+        ampi_rows_dx(dx, ampi_view_rows(s->dy, s->dyt, at, all, s->d, dy_tile),
+                     ampi_view_rows(s->y, s->yt, at, all, s->d, y_tile), rows, s->d);
+        ampi_close_rows(s->dx, s->dxt, at, all, s->d, dx);
         return;
     }
-#endif
-    v = ampi_open(dx, dxt, at, n, g_tile);
-    ampi_softmax_dx_plain(v, ampi_view(dy, dyt, at, n, g_tile), ampi_view(y, yt, at, n, y_tile), sum, ampi_padded(n));
-    ampi_close(dx, dxt, at, n, v);
+    for (i = 0; i < s->d; i += n) {
+        n = ampi_tile_size(s->d, i);
+        ampi_add_dot(acc, ampi_view_rows(s->dy, s->dyt, at + i, n, n, dy_tile),
+                     ampi_view_rows(s->y, s->yt, at + i, n, n, y_tile), n);
+    }
+    for (i = 0; i < s->d; i += n) {
+        n = ampi_tile_size(s->d, i);
+        dx = ampi_open_rows(s->dx, s->dxt, at + i, n, dx_tile);
+        ampi_row_dx(dx, ampi_view_rows(s->dy, s->dyt, at + i, n, n, dy_tile),
+                    ampi_view_rows(s->y, s->yt, at + i, n, n, y_tile), (float)ampi_lane_total(acc), n);
+        ampi_close_rows(s->dx, s->dxt, at + i, n, n, dx);
+    }
 }
 
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
@@ -11028,51 +10275,27 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    const int typed = ampi_typed_both(dy_dtype, y_dtype);
-    int64_t row;
+    ampi_softmax_back s;
+    size_t step;
+    int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
-    if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_softmax_short_backward(dy, dy_dtype, y, y_dtype, dx, dx_dtype, (size_t)row, rows, d));
-        return AMP_OK;
-    }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
-        float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
-        double unused[AMPI_LANES], dot[AMPI_LANES];
-        size_t start = (size_t)row * d, i, n;
-        memset(zero, 0, sizeof zero);
-        memset(unused, 0, sizeof unused);
-        memset(dot, 0, sizeof dot);
-        for (i = 0; i < d; i += n) {
-            ampi_part g = ampi_part_of(dy, dy_dtype, start + i, ampi_tile_size(d, i), typed, g_tile);
-            n = g.n;
-            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), 4096, zero);
-        }
-        sum = (float)ampi_lane_total(dot);
-        for (i = 0; i < d; i += n) {
-            n = ampi_tile_size(d, i);
-            ampi_softmax_dx(dy, dy_dtype, y, y_dtype, dx, dx_dtype, start + i, n, sum);
-        }
-    });
+    s.dy = dy; s.dyt = dy_dtype; s.y = y; s.yt = y_dtype; s.dx = dx; s.dxt = dx_dtype; s.d = d;
+    step = ampi_rows_of_tile(d);
+    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i += (int64_t)step)
+        ampi_softmax_back_rows(&s, (size_t)i, ampi_min_size(rows - (size_t)i, step)));
     return AMP_OK;
 }
 
 /* --- dropout, sum, concat ---------------------------------------------------------------- */
 
+/* A number in [0,1) of 24 random bits. */
+AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
 AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p,
                                 float scale, size_t n) {
-    size_t i, l;
     (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) {
-            float u = (float)(int32_t)(bits[i + l] >> 8) * (1.0f / 16777216.0f);
-            v[l] = ampi_float(ampi_bits(x[i + l] * scale) & ~ampi_mask(u < p));
-        }
-        memcpy(y + i, v, sizeof v);
-    }
+    AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale) & ~ampi_mask(ampi_uniform(bits[i]) < p)));
 }
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
             y, x, bits, p, scale, n)
@@ -11104,13 +10327,8 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
 
 /* y = a + b; y may be a or b. */
 AMPI_INLINE void ampi_sum_body(int hw, float* y, const float* a, const float* b, size_t n) {
-    size_t i, l;
     (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = a[i + l] + b[i + l];
-        memcpy(y + i, v, sizeof v);
-    }
+    AMPI_LOOP(y, n, a[i] + b[i]);
 }
 AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a, b, n)
 
@@ -11128,14 +10346,12 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    ampi_tiling all;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
-    all = ampi_tiling_of(y, y_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
-        const ampi_run tile = ampi_tile_at(&all, i);
-        ampi_sum_tile(a, a_dtype, tile.at, b, b_dtype, tile.at, y, y_dtype, tile.at, tile.n);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
+        const size_t start = (size_t)i * AMPI_TILE;
+        ampi_sum_tile(a, a_dtype, start, b, b_dtype, start, y, y_dtype, start, ampi_tile_size(n, start));
     });
     return AMP_OK;
 }
@@ -11232,81 +10448,77 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* *v = log(*v) + a * b, and *v += a * b. */
-AMPI_INLINE void ampi_log_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, ampi_log(hw, *v)); }
-AMPI_KERNEL(ampi_log_one, (float* v, float a, float b), v, a, b)
-AMPI_INLINE void ampi_fma_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, *v); }
-AMPI_KERNEL(ampi_fma_one, (float* v, float a, float b), v, a, b)
-
-/* One measured row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
-AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                     float smoothing, float max, float sum) {
-    float tile[AMPI_TILE], loss = sum, z = ampi_load_one(x, t, start + label, 0.0f);
-    ampi_log_one(&loss, smoothing - 1.0f, z - max);
-    if (smoothing > 0.0f) {
+/* The mean of each of some rows. */
+AMPI_INLINE void ampi_rows_mean_body(int hw, double* mean, const float* x, size_t rows, size_t d) {
+    size_t r;
+    for (r = 0; r < rows; r++) {
         double acc[AMPI_LANES];
-        size_t i, n;
-        memset(acc, 0, sizeof acc);
-        for (i = 0; i < k; i += n) {
-            n = ampi_tile_size(k, i);
-            ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed_both(t, t), tile));
-        }
-        z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
-        ampi_fma_one(&loss, -smoothing, z);
+        ampi_zero_lanes(acc);
+        ampi_row_sum_body(hw, acc, x + r * d, d);
+        mean[r] = ampi_lane_total(acc) / (double)d;
     }
-    return loss;
 }
+AMPI_KERNEL(ampi_rows_mean, (double* mean, const float* x, size_t rows, size_t d), mean, x, rows, d)
 
-/* The same of short rows, turned; z: the logits of their labels. */
-AMPI_INLINE void ampi_short_loss_body(int hw, float* loss, const float* x, const float* z, const float* max,
-                                      const float* sum, float smoothing, size_t rows, size_t d) {
-    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
-    size_t r, i, l;
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, where z = x - max.
+   at: x[label] of each row. */
+AMPI_INLINE void ampi_rows_loss_body(int hw, float* loss, const float* at, const float* max, const float* sum,
+                                     const double* mean, float smoothing, size_t rows) {
+    size_t r, l;
     for (r = 0; r < rows; r += AMPI_LANES) {
-        AMPI_ALIGNED float v[AMPI_LANES], w[AMPI_LANES];
+        float v[AMPI_LANES], w[AMPI_LANES];
         for (l = 0; l < AMPI_LANES; l++)
-            v[l] = ampi_fma(hw, smoothing - 1.0f, z[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
-        for (i = 0; smoothing > 0.0f && i < d; i++) {
-            const float* column = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)column[l];
-        }
+            v[l] = ampi_fma(hw, smoothing - 1.0f, at[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
         if (smoothing > 0.0f) {
-            ampi_short_tree(a, d);
-            for (l = 0; l < AMPI_LANES; l++) w[l] = (float)(a[0][l] / (double)d - (double)max[r + l]);
+            for (l = 0; l < AMPI_LANES; l++) w[l] = (float)(mean[r + l] - (double)max[r + l]);
             for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, -smoothing, w[l], v[l]);
         }
         memcpy(loss + r, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_short_loss,
-            (float* loss, const float* x, const float* z, const float* max, const float* sum, float smoothing,
-             size_t rows, size_t d),
-            loss, x, z, max, sum, smoothing, rows, d)
+AMPI_KERNEL(ampi_rows_loss,
+            (float* loss, const float* at, const float* max, const float* sum, const double* mean, float smoothing,
+             size_t rows),
+            loss, at, max, sum, mean, smoothing, rows)
 
-/* One element of each row, turned: z = x there; and back. */
-AMPI_FN void ampi_short_pick(float* z, const float* x, const int32_t* labels, size_t rows) {
-    size_t r;
-    memset(z, 0, AMPI_SHORT * sizeof *z);
-    for (r = 0; r < rows; r++) z[r] = x[(size_t)labels[r] * AMPI_SHORT + r];
+/* The mean of a row that is longer than a tile. */
+AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
+    double acc[AMPI_LANES] = { 0 };
+    size_t i, n;
+    for (i = 0; i < s->d; i += n) {
+        n = ampi_tile_size(s->d, i);
+        ampi_add_row(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, tile), n);
+    }
+    return ampi_lane_total(acc) / (double)s->d;
 }
-
-/* parts[first .. last-1], the sums over the rows of each, whose losses are measured AMPI_SHORT at a time. */
-AMPI_FN void ampi_cross_entropy_short(const void* x, amp_dtype t, const int32_t* labels, float smoothing, size_t n,
-                                      size_t k, double* parts, int64_t first, int64_t last) {
-    size_t row = ampi_part_start(n, first), end = ampi_part_start(n, last), done = row, count, to;
-    AMPI_ALIGNED float turned[AMPI_TILE], e[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sums[AMPI_SHORT];
-    double sum = 0.0;
+/* The losses of some rows, at most AMPI_ROWS. */
+AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t rows, float* loss) {
+    AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
+    float max[AMPI_ROWS] = { 0 }, sum[AMPI_ROWS] = { 0 }, at[AMPI_ROWS] = { 0 };
+    double mean[AMPI_ROWS] = { 0 };
+    const float* x = ampi_softmax_measure(s, row, rows, max, sum, e, tile);
+    const int32_t* labels = s->labels + row;
+    size_t r;
+    for (r = 0; x && r < rows; r++) at[r] = x[r * s->d + (size_t)labels[r]];
+    if (!x) at[0] = ampi_load_one(s->x, s->xt, row * s->d + (size_t)labels[0], 0.0f);
+    if (s->smoothing > 0.0f) {
+        if (x) ampi_rows_mean(mean, x, rows, s->d);
+        else   mean[0] = ampi_long_mean(s, row, tile);
+    }
+    ampi_rows_loss(loss, at, max, sum, mean, s->smoothing, rows);
+}
+/* parts[first .. last-1] of n rows: the sum of the losses of each part's rows. */
+AMPI_FN void ampi_cross_entropy_parts(const ampi_softmax* s, size_t n, double* parts, int64_t first, int64_t last) {
+    const size_t end = ampi_part_start(n, last), step = ampi_rows_of_tile(s->d);
+    size_t row, count, r;
+    float loss[AMPI_ROWS];
     memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
-    for (; row < end; row += count) {
-        count = ampi_short_load(turned, x, t, row, end, k);
-        ampi_short_exp(e, turned, max, sums, ampi_padded(count), k);
-        ampi_short_pick(z, turned, labels + row, count);
-        ampi_short_loss(z, turned, z, max, sums, smoothing, ampi_padded(count), k);
-        while (done < row + count) {
-            to = ampi_min_size(row + count, ampi_part_start(n, first + 1));
-            for (; done < to; done++) sum += (double)z[done - row];
-            parts[first] = sum;
-            if (to == ampi_part_start(n, first + 1)) { first++; sum = 0.0; }
+    for (row = ampi_part_start(n, first); row < end; row += count) {
+        count = ampi_min_size(end - row, step);
+        ampi_cross_entropy_rows(s, row, count, loss);
+        for (r = 0; r < count; r++) {
+            while (row + r >= ampi_part_start(n, first + 1)) first++;
+            parts[first] += (double)loss[r];
         }
     }
 }
@@ -11317,64 +10529,18 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
+    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
+    ampi_softmax s;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
-    if (ampi_is_short(n, classes)) {
-        const int64_t some = n / AMPI_SHORT < AMPI_PARTS ? AMPI_PARTS : 1;    /* parts: small ones share turns */
-        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
-            ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some));
-        ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
-        return AMP_OK;
-    }
-    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i++) {
-        double sum = 0.0;
-        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sums[AMPI_SOFTMAX_ROWS];
-        size_t row, end = ampi_part_start(n, i + 1), count, k;
-        for (row = ampi_part_start(n, i); row < end; row += count) {
-            count = ampi_min_size(end - row, AMPI_SOFTMAX_ROWS);
-            ampi_rows_measure(logits, logits_dtype, logits, row * classes, count, classes, max, sums, tile[0]);
-            for (k = 0; k < count; k++)
-                sum += (double)ampi_cross_entropy_row(logits, logits_dtype, (row + k) * classes, classes,
-                                                      (size_t)labels[row + k], smoothing, max[k], sums[k]);
-        }
-        parts[i] = sum;
-    });
+    memset(&s, 0, sizeof s);
+    s.x = logits; s.xt = logits_dtype; s.d = classes; s.labels = labels; s.smoothing = smoothing;
+    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
+        ampi_cross_entropy_parts(&s, n, parts, i, i + some));
     ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
     return AMP_OK;
-}
-
-/* dlogits = (softmax - target) * factor for one measured row. */
-AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                             float smoothing, float factor, void* dx, amp_dtype dxt, float max,
-                                             float inverse, float* tile) {
-    float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
-    double unused[AMPI_LANES] = { 0 };
-    size_t i, n;
-    for (i = 0; i < k; i += n) {
-        n = ampi_tile_size(k, i);
-        if (k > AMPI_TILE) ampi_row_exp(x, t, start + i, n, max, tile, unused);
-        if (label - i < n) ampi_fma_one(&target, tile[label - i], inverse);
-        ampi_row_affine(dx, dxt, start + i, tile, inverse, base, factor, n);
-    }
-    target *= factor;
-    ampi_store(dx, dxt, start + label, &target, 1);
-}
-
-/* AMPI_SHORT of n short rows, from `row` on. */
-AMPI_FN void ampi_cross_entropy_short_backward(const void* x, amp_dtype t, const int32_t* labels, float smoothing,
-                                               float factor, void* dx, amp_dtype dxt, size_t row, size_t n, size_t k) {
-    const float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
-    AMPI_ALIGNED float turned[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sum[AMPI_SHORT];
-    const size_t count = ampi_short_load(turned, x, t, row, n, k);
-    size_t r;
-    ampi_short_exp(turned, turned, max, sum, ampi_padded(count), k);
-    ampi_short_pick(z, turned, labels + row, count);
-    ampi_short_affine(z, z, sum, -target, factor, ampi_padded(count), 1);
-    ampi_short_affine(turned, turned, sum, base, factor, ampi_padded(count), k);
-    for (r = 0; r < count; r++) turned[(size_t)labels[row + r] * AMPI_SHORT + r] = z[r];
-    ampi_short_store(dx, dxt, row * k, turned, count, k);
 }
 
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
@@ -11385,26 +10551,13 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    float factor;
-    int64_t i;
+    ampi_softmax s;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
-    factor = ampi_loss_factor(loss_scale, weight, n);
-    if (ampi_is_short(n, classes)) {
-        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_SHORT)
-            ampi_cross_entropy_short_backward(logits, logits_dtype, labels, smoothing, factor, dlogits, dlogits_dtype,
-                                              (size_t)i, n, classes));
-        return AMP_OK;
-    }
-    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
-        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
-        size_t row = (size_t)i, count = ampi_min_size(n - row, AMPI_SOFTMAX_ROWS), k;
-        ampi_rows_measure(logits, logits_dtype, dlogits, row * classes, count, classes, max, sum, tile[0]);
-        for (k = 0; k < count; k++)
-            ampi_cross_entropy_row_backward(logits, logits_dtype, (row + k) * classes, classes, (size_t)labels[row + k],
-                                            smoothing, factor, dlogits, dlogits_dtype, max[k], 1.0f / sum[k], tile[k]);
-    });
+    s.x = logits; s.xt = logits_dtype; s.y = dlogits; s.yt = dlogits_dtype; s.d = classes;
+    s.labels = labels; s.smoothing = smoothing; s.factor = ampi_loss_factor(loss_scale, weight, n);
+    ampi_softmax_all(&s, n);
     return AMP_OK;
 }
 
@@ -11418,13 +10571,8 @@ AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
 /* v = terms whose sum is the loss: x - target (to be squared in double), or the cross-entropy. */
 AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
                                       size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float w[AMPI_LANES];
-        if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = x[i + l] - target[i + l];
-        else for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
-        memcpy(v + i, w, sizeof w);
-    }
+    if (kind == AMPI_MSE) AMPI_LOOP(v, n, x[i] - target[i]);
+    else                  AMPI_LOOP(v, n, ampi_bce_term(hw, x[i], target[i]));
 }
 AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const float* target, size_t n),
             kind, v, x, target, n)
@@ -11432,13 +10580,8 @@ AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const fl
 /* v = (x - target) * factor, or (sigmoid(x) - target) * factor. */
 AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
                                       float factor, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float w[AMPI_LANES];
-        if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = (x[i + l] - target[i + l]) * factor;
-        else for (l = 0; l < AMPI_LANES; l++) w[l] = (ampi_sigmoid(hw, x[i + l]) - target[i + l]) * factor;
-        memcpy(v + i, w, sizeof w);
-    }
+    if (kind == AMPI_MSE) AMPI_LOOP(v, n, (x[i] - target[i]) * factor);
+    else                  AMPI_LOOP(v, n, (ampi_sigmoid(hw, x[i]) - target[i]) * factor);
 }
 AMPI_KERNEL(ampi_loss_slope,
             (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n), kind,
@@ -11456,26 +10599,21 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     double parts[AMPI_PARTS];
-    float zero[AMPI_LANES];
     size_t tiles = (size_t)ampi_tiles(n);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
-    memset(zero, 0, sizeof zero);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        double acc[AMPI_LANES], unused[AMPI_LANES];
-        ampi_part terms;
+        double acc[AMPI_LANES];
         size_t i, end = ampi_part_start(tiles, part + 1);
         memset(acc, 0, sizeof acc);
-        memset(unused, 0, sizeof unused);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
-            terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
-            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, 4096, zero);
-            else                  ampi_lane_sum(acc, terms);
+            if (kind == AMPI_MSE) ampi_add_dot(acc, tile, tile, count);
+            else                  ampi_add_row(acc, tile, count);
         }
         parts[part] = ampi_lane_total(acc);
     });
@@ -11489,7 +10627,6 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
-    ampi_tiling all;
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -11497,14 +10634,13 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
-    all = ampi_tiling_of(dx, dxt, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
         AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        const ampi_run at = ampi_tile_at(&all, i);
-        float* v = ampi_open(dx, dxt, at.at, at.n, x_tile);
-        ampi_loss_slope(kind, v, ampi_view(x, xt, at.at, at.n, x_tile), ampi_view(target, tt, at.at, at.n, t_tile),
-                        factor, ampi_padded(at.n));
-        ampi_close(dx, dxt, at.at, at.n, v);
+        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        float* v = ampi_open(dx, dxt, at, count, x_tile);
+        ampi_loss_slope(kind, v, ampi_view(x, xt, at, count, x_tile), ampi_view(target, tt, at, count, t_tile),
+                        factor, ampi_padded(count));
+        ampi_close(dx, dxt, at, count, v);
     });
     return AMP_OK;
 }
