@@ -3645,6 +3645,105 @@ enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
    `staged`: B is an image that is staged for packing. */
 typedef struct ampi_blocks { size_t mc, nc, kc, tall, line; int staged; } ampi_blocks;
 
+/* --- updates of weights, for one element -------------------------------------------------------- */
+
+/* Constants of one step for one group; all products and quotients of them were formed in double. */
+typedef struct ampi_update {
+    float mult;             /* gradient factor: clip coefficient / loss scale; negative to ascend */
+    float l2;               /* added to the gradient: l2 * w */
+    float b1, c1, b2, c2;   /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
+    float r1, r2, eps;      /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
+    float buf, raw;         /* SGD: direction buf*m + raw*g */
+    float wd;               /* LAMB: direction + wd*w */
+    float decay, step;      /* w = decay*w + step*direction; step is negative */
+    int   frozen;
+    int   by_pages;         /* see ampi_fetch_later */
+} ampi_update;
+
+/* LAMB_DIRECTION leaves LAMB's direction in g, 0 for an element that stays as it was, and writes nothing else. */
+typedef enum ampi_update_kind {
+    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
+} ampi_update_kind;
+
+/* Limits, the largest magnitudes as bits that are no overflow: of any float, of a weight, of one whose 16-bit copy is
+   finite. And the overflows: elements that stay as they were, copies that saturate, the first place of either. A limit
+   comes from memory, or a compiler for finite floats alone could take its test away. */
+typedef struct ampi_update_seen {
+    uint32_t finite, last, low;
+    uint32_t held, saturated;
+    size_t   base, first;   /* base: the number of the element that a kernel calls 0 */
+} ampi_update_seen;
+
+typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
+
+AMPI_HD AMPI_INLINE ampi_weight ampi_weight_at(int kind, const float* w, const float* g, const float* m,
+                                               const float* v, size_t i) {
+    ampi_weight x;
+    x.w = w[i];
+    x.g = g[i];
+    x.m = kind >= AMPI_UPDATE_MOMENTUM ? m[i] : 0.0f;
+    x.v = kind >= AMPI_UPDATE_ADAM ? v[i] : 0.0f;
+    return x;
+}
+/* A value with exponent zero becomes +0, so that idle moments are never slow subnormals. */
+AMPI_HD AMPI_INLINE float ampi_flush(float x) {
+    const uint32_t u = ampi_bits(x);
+    return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
+}
+/* The unscaled gradient and the new moments. There is no sum outside an fma. */
+AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, ampi_weight x) {
+    x.g = ampi_fma(hw, u->l2, x.w, u->mult * x.g);
+    if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, x.m, u->c1 * x.g));
+    if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * x.v));
+    return x;
+}
+/* root: the square root of the second moment. */
+AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_update* u, ampi_weight x, float root) {
+    const float deviation = ampi_fma(hw, root, u->r2, u->eps);
+    if (kind == AMPI_UPDATE_SGD) return x.g;
+    if (kind == AMPI_UPDATE_MOMENTUM) return ampi_fma(hw, u->buf, x.m, u->raw * x.g);
+    if (kind == AMPI_UPDATE_ADAM) return x.m / deviation;
+    return ampi_fma(hw, u->wd, x.w, x.m * u->r1 / deviation);
+}
+AMPI_HD AMPI_INLINE float ampi_update_weight(int hw, const ampi_update* u, float w, float direction) {
+    return ampi_fma(hw, u->step, direction, w * u->decay);
+}
+/* A direction of LAMB as its norm counts it: 0 where it or the second moment overflows. */
+AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_t finite) {
+    const uint32_t u = ampi_bits(direction), size = u & 0x7fffffffu;
+    return ampi_float(size > finite || (ampi_bits(v) & 0x7fffffffu) > finite ? 0u : u);
+}
+
+/* Whether element i stays as it was, given what its weight and second moment would become: a first moment that
+   overflows takes the weight along. */
+AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_seen* seen) {
+    const uint32_t size = ampi_bits(w) & 0x7fffffffu;
+    const int stays = size > seen->last || (ampi_bits(v) & 0x7fffffffu) > seen->finite;
+    if (!stays && size <= seen->low) return 0;
+    if (seen->held + seen->saturated == 0) seen->first = seen->base + i;
+    if (stays) seen->held++;
+    else seen->saturated++;
+    return stays;
+}
+/* The whole update of element i. */
+AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
+                                             const ampi_update* u, ampi_update_seen* seen) {
+    const ampi_weight x =
+        ampi_update_moments(AMPI_FMA_NATIVE, kind, u, ampi_weight_at(kind, w, g, m, v, i));
+    const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
+    const float moved = ampi_update_weight(AMPI_FMA_NATIVE, u, x.w, direction);
+    if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, seen->finite); return; }
+    if (ampi_update_stays(moved, x.v, i, seen)) return;
+    w[i] = moved;
+    if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
+    if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
+}
+/* Elements [i, end), among which there is an overflow. */
+AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
+                                   const ampi_update* u, ampi_update_seen* seen) {
+    for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, seen);
+}
+
 /* What a pass offers. mr x nr: the micro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
@@ -3659,6 +3758,8 @@ typedef struct ampi_kernels {
     void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
     void (*turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k);
+    void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
+                   ampi_update_seen* seen);
 } ampi_kernels;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -3789,6 +3890,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
 #define AMPI_PASS_NV 1
 #define AMPI_PASS_NC 256
 #define AMPI_PASS_EXACT 0
+#define AMPI_PASS_FMA 1
 #define AMPI_PASS_PAIRS 0
 typedef struct { __m256 lo, hi; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(make)(__m256 lo, __m256 hi) { AMPI_V16 r; r.lo = lo; r.hi = hi; return r; }
@@ -3805,6 +3907,16 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     (void)exact;
     return AMPI_K(make)(_mm256_fmadd_ps(x.lo, y.lo, z.lo), _mm256_fmadd_ps(x.hi, y.hi, z.hi));
+}
+/* Plain loops of kernels go over the lanes of one register: a compiler keeps such arrays in registers. */
+enum { AMPI_K(width) = 8 };
+AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_loadu_ps(x)); }
+AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x))); }
+/* Is a magnitude above `limit`, both as bits? */
+AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
+    const __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)x);
+    const __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
 }
 AMPI_LANES_FN __m256 AMPI_K(widen8)(const uint16_t* p, amp_dtype t) {
     const __m128i h = _mm_loadu_si128((const __m128i*)(const void*)p);
@@ -3879,6 +3991,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
 #undef AMPI_PASS_EXACT
+#undef AMPI_PASS_FMA
 #undef AMPI_PASS_PAIRS
 #endif
 
@@ -3897,6 +4010,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_NC 528
 #define AMPI_PASS_MASKS 1
 #define AMPI_PASS_EXACT 0
+#define AMPI_PASS_FMA 1
 typedef __m512 AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return _mm512_setzero_ps(); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return _mm512_set1_ps(x); }
@@ -3904,6 +4018,16 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return _mm512_loadu_ps(p);
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm512_storeu_ps(p, x); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) { return _mm512_add_ps(x, y); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) { return _mm512_mul_ps(x, y); }
+enum { AMPI_K(width) = 16 };
+AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm512_storeu_ps(y, _mm512_loadu_ps(x)); }
+AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) {
+    _mm512_storeu_ps(y, _mm512_maskz_sqrt_ps(AMPI_ALL16, _mm512_loadu_ps(x)));
+}
+/* Is a magnitude above `limit`, both as bits? */
+AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
+}
 /* exact 2: lanes are pairs of bfloat16. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
   #if AMPI_PAIRS
@@ -4021,12 +4145,14 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
 #undef AMPI_PASS_EXACT
+#undef AMPI_PASS_FMA
 #undef AMPI_PASS_MASKS
 #undef AMPI_PASS_PAIRS
 #endif
 
 /* --- the baseline: NEON, or sixteen floats --- */
 #define AMPI_PASS base
+#define AMPI_PASS_FMA AMPI_FMA_NATIVE
 #define AMPI_PASS_PAIRS 0
 #define AMPI_PASS_TARGET
 #define AMPI_PASS_NV 1
@@ -4067,6 +4193,13 @@ AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) {
     int i;
     AMPI_UNROLL for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.q[i]);
 }
+enum { AMPI_K(width) = 4 };
+AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { vst1q_f32(y, vld1q_f32(x)); }
+AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { vst1q_f32(y, vsqrtq_f32(vld1q_f32(x))); }
+AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
+    const uint32x4_t magnitude = vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x)), vdupq_n_u32(0x7fffffffu));
+    return vmaxvq_u32(magnitude) > limit;
+}
 #else
 #define AMPI_PASS_MR 4
 #define AMPI_PASS_EXACT 1
@@ -4091,6 +4224,18 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z
     return z;
 }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { memcpy(p, x.v, sizeof x.v); }
+enum { AMPI_K(width) = 4 };
+AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { memcpy(y, x, AMPI_K(width) * sizeof *x); }
+AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) {
+    int l;
+    for (l = 0; l < AMPI_K(width); l++) y[l] = sqrtf(x[l]);
+}
+AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
+    uint32_t over = 0;
+    int l;
+    for (l = 0; l < AMPI_K(width); l++) over |= limit - (ampi_bits(x[l]) & 0x7fffffffu);
+    return over >> 31 != 0;
+}
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
@@ -5050,6 +5195,60 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
     AMPI_K(store)(sums, sum);
 }
 
+/* --- updates of weights ------------------------------------------------------------------------------------------- */
+
+/* All arrays have whole vectors; elements from n on are not counted. kind is a constant where it is called. */
+AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
+                                      const ampi_update* constants, ampi_update_seen* seen) {
+    const ampi_update u = *constants;
+    const uint32_t low = seen->low, finite = seen->finite;
+    const int hw = AMPI_PASS_FMA;
+    size_t i;
+    for (i = 0; i < n; i += AMPI_K(width)) {
+        ampi_weight x;
+        float grad[AMPI_K(width)], first[AMPI_K(width)], second[AMPI_K(width)], root[AMPI_K(width)] = { 0 };
+        float direction[AMPI_K(width)], moved[AMPI_K(width)];
+        size_t l;
+        ampi_fetch_later(u.by_pages, w + i, 1024, AMPI_PAGES);
+        ampi_fetch_later(u.by_pages, g + i, 1024, AMPI_PAGES);
+        if (kind >= AMPI_UPDATE_MOMENTUM) ampi_fetch_later(u.by_pages, m + i, 1024, AMPI_PAGES);
+        if (kind >= AMPI_UPDATE_ADAM) ampi_fetch_later(u.by_pages, v + i, 1024, AMPI_PAGES);
+        for (l = 0; l < AMPI_K(width); l++) {
+            x = ampi_update_moments(hw, kind, &u, ampi_weight_at(kind, w, g, m, v, i + l));
+            grad[l] = x.g;
+            first[l] = x.m;
+            second[l] = x.v;
+        }
+        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(roots)(root, second);
+        for (l = 0; l < AMPI_K(width); l++) {
+            x.w = w[i + l]; x.g = grad[l]; x.m = first[l]; x.v = second[l];
+            direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
+            moved[l] = ampi_update_weight(hw, &u, x.w, direction[l]);
+        }
+        if (kind == AMPI_LAMB_DIRECTION) {
+            for (l = 0; l < AMPI_K(width); l++) g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+            continue;
+        }
+        if (AMPI_K(above)(moved, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above)(second, finite))) {
+            ampi_update_singly(kind, w, g, m, v, i, ampi_min_size(i + AMPI_K(width), n), constants, seen);
+            continue;
+        }
+        AMPI_K(put)(w + i, moved);
+        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_K(put)(m + i, first);
+        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(put)(v + i, second);
+    }
+}
+AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
+                                   ampi_update_seen* seen) {
+    switch (kind) {
+        case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, seen); break;
+        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, seen); break;
+        case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, w, g, m, v, n, u, seen); break;
+        case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, seen); break;
+        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, seen); break;
+    }
+}
+
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
@@ -5066,7 +5265,8 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
 #else
                                               NULL,
 #endif
-                                              AMPI_K(turn) };
+                                              AMPI_K(turn),
+                                              AMPI_K(update) };
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
@@ -12860,337 +13060,6 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
     return r;
 }
 
-/* --- kernels ------------------------------------------------------------------------------------ */
-
-/* Constants of one step for one group; all products and quotients of them were formed in double. */
-typedef struct ampi_update {
-    float mult;             /* gradient factor: clip coefficient / loss scale; negative to ascend */
-    float l2;               /* added to the gradient: l2 * w */
-    float b1, c1, b2, c2;   /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
-    float r1, r2, eps;      /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
-    float buf, raw;         /* SGD: direction buf*m + raw*g */
-    float wd;               /* LAMB: direction + wd*w */
-    float decay, step;      /* w = decay*w + step*direction; step is negative */
-    int   frozen;
-    int   by_pages;         /* see ampi_fetch_later */
-} ampi_update;
-
-/* Limits, the largest magnitudes as bits that are no overflow: of any float, of a weight, of one whose 16-bit copy is
-   finite. And the overflows: elements that stay as they were, copies that saturate, the first place of either. A limit
-   comes from memory, or a compiler for finite floats alone could take its test away. */
-typedef struct ampi_update_seen {
-    uint32_t finite, last, low;
-    float    zero;
-    uint32_t held, saturated;
-    size_t   base, first;   /* base: the number of the element that a kernel calls 0 */
-} ampi_update_seen;
-
-/* Whether element i stays as it was, given what its weight and second moment would become: a first moment that
-   overflows takes the weight along. */
-AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_seen* seen) {
-    const uint32_t size = ampi_bits(w) & 0x7fffffffu;
-    const int stays = size > seen->last || (ampi_bits(v) & 0x7fffffffu) > seen->finite;
-    if (!stays && size <= seen->low) return 0;
-    if (seen->held + seen->saturated == 0) seen->first = seen->base + i;
-    if (stays) seen->held++;
-    else seen->saturated++;
-    return stays;
-}
-
-typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                               ampi_update_seen* seen);
-
-/* A turn of k elements in which there is an overflow, one element at a time. */
-AMPI_APART void ampi_update_singly(ampi_update_fn scalar, float* w, float* g, float* m, float* v, size_t i, size_t k,
-                                   const ampi_update* u, ampi_update_seen* seen) {
-    seen->base += i;
-    scalar(w + i, g + i, m ? m + i : NULL, v ? v + i : NULL, k, u, seen);
-    seen->base -= i;
-}
-
-/* The same few operations on 16, 8, 4 or 1 floats. load and put: the first k of them, the others are 0 or not written.
-   (A padded copy, written in pieces and read as a whole, would have to wait until it is in the cache. So do masked
-   loads over bytes just written, masked out or not, which is why they are as narrow as they can be.) flush: a value
-   with exponent zero becomes +0. fetch: some lines ahead, as the processor's own prefetchers do not keep up with four
-   arrays; own: the same for the weights, which all threads have read. end: what a kernel ends with. over: not 0 if a
-   magnitude is above a limit; over_both: that of a new weight or second moment. sound: x, but 0 where y is above it.
-   stays: 1 if the turn needs nothing more. */
-#define ampi_v_scalar float
-#define ampi_load_scalar(p, k) (*(p))
-#define ampi_put_scalar(p, k, x) (*(p) = (x))
-#define ampi_set_scalar(x) (x)
-#define ampi_mul_scalar(a, b) ((a) * (b))
-#define ampi_div_scalar(a, b) ((a) / (b))
-#define ampi_fetch_scalar(p, by_pages) ((void)0)
-#define ampi_own_scalar(p, by_pages) ((void)0)
-#define ampi_end_scalar() ((void)0)
-#define ampi_sqrt_scalar(a) sqrtf(a)
-#define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
-#define ampi_over_scalar(x, limit) ((ampi_bits(x) & 0x7fffffffu) > (limit))
-#define ampi_over_both_scalar(w, v) (ampi_over_scalar(w, seen->low) || ampi_over_scalar(v, seen->finite))
-#define ampi_sound_scalar(x, y, limit) (ampi_over_scalar(y, limit) ? 0.0f : (x))
-#define ampi_stays_scalar(name, w, v) ampi_update_stays(w, v, i, seen)
-#define AMPI_STAYS_SINGLY(name) (ampi_update_singly(ampi_##name##_scalar, w, g, m, v, i, k, u, seen), 1)
-AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
-    return (ampi_bits(x) & 0x7f800000u) ? x : 0.0f;
-}
-
-#if AMPI_X86
-#define ampi_v_avx2 __m256
-#define ampi_load_avx2(p, k) ((k) < 8 ? ampi_load_first_avx2(p, k) : _mm256_loadu_ps(p))
-#define ampi_put_avx2(p, k, x) \
-    if ((k) < 8) ampi_put_first_avx2(p, k, x); else _mm256_storeu_ps(p, x)
-#define ampi_set_avx2 _mm256_set1_ps
-#define ampi_mul_avx2 _mm256_mul_ps
-#define ampi_div_avx2 _mm256_div_ps
-#define ampi_fetch_avx2(p, by_pages) ampi_fetch_later(by_pages, p, 1024, AMPI_PAGES)
-#define ampi_own_avx2(p, by_pages) \
-    if (by_pages) ampi_fetch_later(1, p, 0, AMPI_PAGES); else AMPI_FETCH_OWN(p, 1024)
-#define ampi_end_avx2 ampi_clear_upper
-#define ampi_sqrt_avx2 _mm256_sqrt_ps
-#define ampi_fma_avx2 _mm256_fmadd_ps
-/* 0 times what is not finite is NaN: the cheapest here. */
-#define ampi_over_both_avx2(w, v) \
-    ampi_over_avx2(_mm256_fmadd_ps(v, _mm256_set1_ps(seen->zero), w), seen->low)
-#define ampi_stays_avx2(name, w, v) AMPI_STAYS_SINGLY(name)
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_beyond_avx2(__m256 x, uint32_t limit) {
-    __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
-    return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude));
-}
-#define ampi_over_avx2(x, limit) _mm256_movemask_ps(ampi_beyond_avx2(x, limit))
-#define ampi_sound_avx2(x, y, limit) _mm256_blendv_ps(x, _mm256_setzero_ps(), ampi_beyond_avx2(y, limit))
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_load_first_avx2(const float* p, size_t k) {
-    const __m256i mask = AMPI_V8_MASK(k);
-    if (k > 4) return _mm256_maskload_ps(p, mask);
-    return _mm256_insertf128_ps(_mm256_setzero_ps(), _mm_maskload_ps(p, _mm256_castsi256_si128(mask)), 0);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_first_avx2(float* p, size_t k, __m256 x) {
-    const __m256i mask = AMPI_V8_MASK(k);
-    if (k > 4) _mm256_maskstore_ps(p, mask, x);
-    else _mm_maskstore_ps(p, _mm256_castsi256_si128(mask), _mm256_castps256_ps128(x));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_flush_avx2(__m256 x) {
-    __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
-    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256())), x);
-}
-#define ampi_v_avx512 __m512
-#define ampi_load_avx512(p, k) _mm512_loadu_ps(p)
-#define ampi_put_avx512(p, k, x) _mm512_storeu_ps(p, x)
-#define ampi_set_avx512 _mm512_set1_ps
-#define ampi_mul_avx512 _mm512_mul_ps
-#define ampi_div_avx512 _mm512_div_ps
-#define ampi_fetch_avx512 ampi_fetch_avx2
-#define ampi_own_avx512 ampi_own_avx2
-#define ampi_end_avx512 ampi_clear_upper
-/* gcc 12 warns about the plain _mm512_sqrt_ps. */
-#define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
-#define ampi_fma_avx512 _mm512_fmadd_ps
-#define ampi_over_both_avx512(w, v) (ampi_over_avx512(w, seen->low) | ampi_over_avx512(v, seen->finite))
-#define ampi_stays_avx512(name, w, v) AMPI_STAYS_SINGLY(name)
-AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_over_avx512(__m512 x, uint32_t limit) {
-    __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
-    return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit));
-}
-#define ampi_sound_avx512(x, y, limit) _mm512_mask_mov_ps(x, ampi_over_avx512(y, limit), _mm512_setzero_ps())
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
-    return _mm512_maskz_mov_ps(
-        _mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
-}
-#endif
-
-#if AMPI_NEON
-#define ampi_v_neon float32x4_t
-#define ampi_load_neon ampi_load_first_neon
-#define ampi_put_neon ampi_put_first_neon
-#define ampi_set_neon vdupq_n_f32
-#define ampi_mul_neon vmulq_f32
-#define ampi_div_neon vdivq_f32
-#define ampi_fetch_neon(p, by_pages) ((void)0)
-#define ampi_own_neon(p, by_pages) ((void)0)
-#define ampi_end_neon() ((void)0)
-#define ampi_sqrt_neon vsqrtq_f32
-#define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
-#define ampi_over_both_neon(w, v) \
-    vmaxvq_u32(vorrq_u32(ampi_beyond_neon(w, seen->low), ampi_beyond_neon(v, seen->finite)))
-#define ampi_stays_neon(name, w, v) AMPI_STAYS_SINGLY(name)
-AMPI_INLINE uint32x4_t ampi_beyond_neon(float32x4_t x, uint32_t limit) {
-    return vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(limit));
-}
-#define ampi_over_neon(x, limit) vmaxvq_u32(ampi_beyond_neon(x, limit))
-#define ampi_sound_neon(x, y, limit) \
-    vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), ampi_beyond_neon(y, limit)))
-AMPI_INLINE float32x4_t ampi_load_first_neon(const float* p, size_t k) {
-    float32x4_t x = vdupq_n_f32(0.0f);
-    if (k >= 4) return vld1q_f32(p);
-    x = vld1q_lane_f32(p, x, 0);
-    if (k > 1) x = vld1q_lane_f32(p + 1, x, 1);
-    return k > 2 ? vld1q_lane_f32(p + 2, x, 2) : x;
-}
-AMPI_INLINE void ampi_put_first_neon(float* p, size_t k, float32x4_t x) {
-    if (k >= 4) { vst1q_f32(p, x); return; }
-    vst1q_lane_f32(p, x, 0);
-    if (k > 1) vst1q_lane_f32(p + 1, x, 1);
-    if (k > 2) vst1q_lane_f32(p + 2, x, 2);
-}
-AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
-    uint32x4_t u = vreinterpretq_u32_f32(x);
-    return vreinterpretq_f32_u32(vandq_u32(u, vtstq_u32(u, vdupq_n_u32(0x7f800000u))));
-}
-#endif
-
-/* The kernels of one instruction set, as functions of the signature ampi_update_fn; there is no sum outside an fma. A
-   turn takes elements [i, i + k); `rest` gives the turns behind the last whole one, of up to 8 elements. lamb_direction
-   leaves the direction in g, 0 for an element that stays, and nothing else; lamb forms it again. */
-#define AMPI_UPDATE_PARAMS                                                                               \
-    float *w, float *g, float *m, float *v, size_t n, const ampi_update *u, ampi_update_seen *seen
-#define AMPI_UPDATE_TURN                                                                                 \
-    float *w, float *g, float *m, float *v, size_t i, size_t k, int by_pages, const ampi_update *u,      \
-    ampi_update_seen *seen
-#define AMPI_UPDATE_LOOP(name, isa, target, lanes, rest)                                                 \
-    target AMPI_FN void ampi_##name##_##isa(AMPI_UPDATE_PARAMS) {                                        \
-        const size_t whole = n - n % lanes;                                                              \
-        size_t i = 0;                                                                                    \
-        if (u->by_pages)                                                                                 \
-            for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 1, u, seen);    \
-        for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 0, u, seen);        \
-        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, 0, u, seen);\
-        ampi_end_##isa();                                                                                \
-    }
-/* After a look at what w (and v) would become, the turn ends where an element of it stays as it was. */
-#define AMPI_LOOK_AT_W(name, isa, w_new)                                                                 \
-    if (ampi_over_##isa(w_new, seen->low) && ampi_stays_##isa(name, w_new, w_new)) return;
-#define AMPI_LOOK_AT_BOTH(name, isa, w_new, v_new)                                                       \
-    if (ampi_over_both_##isa(w_new, v_new) && ampi_stays_##isa(name, w_new, v_new)) return;
-#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes, rest)                                                 \
-    typedef ampi_v_##isa ampi_vector_##isa;                                                              \
-    /* mult*g + l2*w */                                                                                  \
-    target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, size_t k,   \
-                                                             int by_pages, const ampi_update* u) {       \
-        (void)k; (void)by_pages;                                                                         \
-        ampi_own_##isa(w, by_pages);                                                                     \
-        ampi_fetch_##isa(g, by_pages);                                                                   \
-        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
-                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
-    }                                                                                                    \
-    /* b1*m + c1*g */                                                                                    \
-    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(const float* m, size_t k,               \
-                                                                 ampi_vector_##isa g, int by_pages,      \
-                                                                 const ampi_update* u) {                 \
-        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
-        (void)k; (void)by_pages;                                                                         \
-        ampi_fetch_##isa(m, by_pages);                                                                   \
-        return ampi_flush_##isa(ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part));     \
-    }                                                                                                    \
-    /* b2*v + c2*g*g */                                                                                  \
-    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(const float* v, size_t k,              \
-                                                                  ampi_vector_##isa g, int by_pages,     \
-                                                                  const ampi_update* u) {                \
-        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v, k));           \
-        (void)k; (void)by_pages;                                                                         \
-        ampi_fetch_##isa(v, by_pages);                                                                   \
-        return ampi_flush_##isa(ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part));      \
-    }                                                                                                    \
-    /* m / (sqrt(v)*r2 + eps) */                                                                         \
-    target AMPI_VECTOR ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v,   \
-                                                             const ampi_update* u) {                     \
-        return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2),               \
-                                                ampi_set_##isa(u->eps)));                                \
-    }                                                                                                    \
-    /* m*r1 / (sqrt(v)*r2 + eps) + wd*w */                                                               \
-    target AMPI_VECTOR ampi_vector_##isa ampi_direct_##isa(const float* w, size_t k, ampi_vector_##isa m,\
-                                                           ampi_vector_##isa v, const ampi_update* u) {  \
-        ampi_vector_##isa x = ampi_quotient_##isa(ampi_mul_##isa(m, ampi_set_##isa(u->r1)), v, u);       \
-        (void)k;                                                                                         \
-        return ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w, k), x);                          \
-    }                                                                                                    \
-    /* decay*w + step*direction */                                                                       \
-    target AMPI_VECTOR ampi_vector_##isa ampi_moved_##isa(const float* w, size_t k,                      \
-                                                          ampi_vector_##isa direction,                   \
-                                                          const ampi_update* u) {                        \
-        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w, k), ampi_set_##isa(u->decay));        \
-        (void)k;                                                                                         \
-        return ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept);                                 \
-    }                                                                                                    \
-    target AMPI_VECTOR void ampi_sgd_turn_##isa(AMPI_UPDATE_TURN) {                                      \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
-        (void)m; (void)v;                                                                                \
-        x = ampi_moved_##isa(w + i, k, x, u);                                                            \
-        AMPI_LOOK_AT_W(sgd, isa, x)                                                                      \
-        ampi_put_##isa(w + i, k, x);                                                                     \
-    }                                                                                                    \
-    target AMPI_VECTOR void ampi_momentum_turn_##isa(AMPI_UPDATE_TURN) {                                 \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
-        ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                    \
-        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                              \
-        (void)v;                                                                                         \
-        x = ampi_moved_##isa(w + i, k, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);         \
-        AMPI_LOOK_AT_W(momentum, isa, x)                                                                 \
-        ampi_put_##isa(m + i, k, buffer);                                                                \
-        ampi_put_##isa(w + i, k, x);                                                                     \
-    }                                                                                                    \
-    target AMPI_VECTOR void ampi_adam_turn_##isa(AMPI_UPDATE_TURN) {                                     \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
-        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
-        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
-        x = ampi_moved_##isa(w + i, k, ampi_quotient_##isa(first, second, u), u);                        \
-        AMPI_LOOK_AT_BOTH(adam, isa, x, second)                                                          \
-        ampi_put_##isa(m + i, k, first);                                                                 \
-        ampi_put_##isa(v + i, k, second);                                                                \
-        ampi_put_##isa(w + i, k, x);                                                                     \
-    }                                                                                                    \
-    target AMPI_VECTOR void ampi_lamb_turn_##isa(AMPI_UPDATE_TURN) {                                     \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
-        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
-        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
-        x = ampi_moved_##isa(w + i, k, ampi_direct_##isa(w + i, k, first, second, u), u);                \
-        AMPI_LOOK_AT_BOTH(lamb, isa, x, second)                                                          \
-        ampi_put_##isa(m + i, k, first);                                                                 \
-        ampi_put_##isa(v + i, k, second);                                                                \
-        ampi_put_##isa(w + i, k, x);                                                                     \
-    }                                                                                                    \
-    target AMPI_VECTOR void ampi_lamb_direction_turn_##isa(AMPI_UPDATE_TURN) {                           \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
-        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
-        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
-        x = ampi_direct_##isa(w + i, k, first, second, u);                                               \
-        x = ampi_sound_##isa(x, x, seen->finite);                                                        \
-        ampi_put_##isa(g + i, k, ampi_sound_##isa(x, second, seen->finite));                             \
-    }                                                                                                    \
-    AMPI_UPDATE_LOOP(sgd, isa, target, lanes, rest)                                                      \
-    AMPI_UPDATE_LOOP(momentum, isa, target, lanes, rest)                                                 \
-    AMPI_UPDATE_LOOP(adam, isa, target, lanes, rest)                                                     \
-    AMPI_UPDATE_LOOP(lamb, isa, target, lanes, rest)                                                     \
-    AMPI_UPDATE_LOOP(lamb_direction, isa, target, lanes, rest)
-
-AMPI_OPTIMIZER_KERNELS(scalar, AMPI_HD, 1, scalar)
-#if AMPI_X86
-AMPI_OPTIMIZER_KERNELS(avx2, AMPI_TARGET_AVX2, 8, avx2)
-AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16, avx2)
-#endif
-#if AMPI_NEON
-AMPI_OPTIMIZER_KERNELS(neon, , 4, neon)
-#endif
-
-typedef enum ampi_update_kind {
-    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
-} ampi_update_kind;
-
-/* In the order of the enum. */
-#define AMPI_UPDATE_ROW(isa) \
-    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_##isa, ampi_lamb_direction_##isa }
-AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
-    static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
-#if AMPI_X86
-    static const ampi_update_fn avx2[] = AMPI_UPDATE_ROW(avx2), avx512[] = AMPI_UPDATE_ROW(avx512);
-    if (AMPI_IN_AVX512) return avx512[kind];
-    if (ampi_simd() == AMP_ISA_AVX2) return avx2[kind];
-#elif AMPI_NEON
-    static const ampi_update_fn neon[] = AMPI_UPDATE_ROW(neon);
-    if (ampi_simd() == AMP_ISA_NEON) return neon[kind];
-#endif
-    return scalar[kind];
-}
-
 /* --- passes over the parameters ------------------------------------------------------------------ */
 
 AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
@@ -13229,6 +13098,24 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_seen* seen, int has_master, 
     seen->last = has_master ? seen->finite : seen->low;
 }
 
+/* Updates n elements. Those behind the last whole vector are copied into one. */
+AMPI_FN void ampi_update_block(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n,
+                               const ampi_update* u, ampi_update_seen* seen) {
+    const ampi_kernels* kernels = ampi_kernels_now();
+    const size_t whole = n - n % AMPI_LANES, rest = n - whole;
+    const int arrays = kind == AMPI_UPDATE_SGD ? 2 : kind == AMPI_UPDATE_MOMENTUM ? 3 : 4;
+    float part[4][AMPI_LANES] = { { 0 } };
+    float* all[4];
+    int a;
+    all[0] = w; all[1] = g; all[2] = m; all[3] = v;
+    if (whole > 0) kernels->update(kind, w, g, m, v, whole, u, seen);
+    for (a = 0; rest > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, rest * sizeof(float));
+    seen->base += whole;
+    if (rest > 0) kernels->update(kind, part[0], part[1], part[2], part[3], rest, u, seen);
+    for (a = 0; rest > 0 && a < arrays; a++) memcpy(all[a] + whole, part[a], rest * sizeof(float));
+    ampi_clear_upper();
+}
+
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
@@ -13244,7 +13131,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
         seen.base = i;
-        ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &seen);
+        ampi_update_block(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &seen);
         if (p->master && p->low && seen.held + seen.saturated > 0)
             ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
         else if (p->low)
@@ -13283,7 +13170,7 @@ AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, g, p->m + i, p->v + i, n, &step->updates[p->group], &seen);
+        ampi_update_block(AMPI_LAMB_DIRECTION, w, g, p->m + i, p->v + i, n, &step->updates[p->group], &seen);
         ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
         ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
     }

@@ -6783,12 +6783,8 @@ template <int KIND>
 AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
     AMPI_D_UNROLL
     for (size_t j = 0; j < 4; j++) {
-        if (KIND == AMPI_UPDATE_SGD) ampi_sgd_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
-        if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
-        if (KIND == AMPI_UPDATE_ADAM) ampi_adam_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
-        if (KIND == AMPI_UPDATE_LAMB) ampi_lamb_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
+        ampi_update_element(KIND, w, g, m, v, j, &k.u, &k.seen);
         if (KIND == AMPI_LAMB_DIRECTION) {
-            ampi_lamb_direction_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
             k.sums[0] += (double)w[j] * (double)w[j];      /* squares are exact in double */
             k.sums[1] += (double)g[j] * (double)g[j];
         }
