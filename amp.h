@@ -13077,7 +13077,7 @@ AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
 typedef struct ampi_step {
     const amp_param* params;        /* the pass's first parameter */
     const ampi_update* updates;     /* by group */
-    ampi_update_kind kind;
+    int kind;                       /* an ampi_update_kind */
     int first;                      /* number of params[0] among the optimizer's */
     amp_optimizer_info* info;       /* for overflows of the update */
     double w_sum, direction_sum;    /* LAMB: sums of squares */
@@ -13099,7 +13099,7 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_seen* seen, int has_master, 
 }
 
 /* Updates n elements. Those behind the last whole vector are copied into one. */
-AMPI_FN void ampi_update_block(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n,
+AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v, size_t n,
                                const ampi_update* u, ampi_update_seen* seen) {
     const ampi_kernels* kernels = ampi_kernels_now();
     const size_t whole = n - n % AMPI_LANES, rest = n - whole;
