@@ -19,7 +19,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits test-avx512 bench bench-quick bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
@@ -55,6 +55,19 @@ bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has 
 
 bench-quick: $(B)/bench ## the same for fewer sizes
 	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)" quick; else $< quick; fi
+
+# The header before it was made small, for comparison: from git's history.
+OLD     ?= 20f938e
+OLD_DIR  = $(B)/old-$(OLD)
+bench-old: $(B)/bench ## speed beside the header at commit OLD, which git's history holds (python); ONLY=gemm, ISA=avx2
+	@mkdir -p $(OLD_DIR)/tests/bench $(OLD_DIR)/examples
+	@git show $(OLD):amp.h > $(OLD_DIR)/amp.h
+	@cp tests/bench/bench.c $(OLD_DIR)/tests/bench/ && cp examples/gpt.h $(OLD_DIR)/examples/
+	@[ $(OLD_DIR)/bench -nt tests/bench/bench.c ] || $(CC) $(STRICT) $(BENCH_CFLAGS) $(OLD_DIR)/tests/bench/bench.c -o $(OLD_DIR)/bench $(LDLIBS)
+	@$(PYTHON) tests/bench/old.py $(OLD_DIR)/bench $< $(ONLY)
+
+budget: ## lines, bytes, machine code and compile time of amp.h against their budgets, beside the header at commit OLD
+	@CC="$(CC)" OLD="$(OLD)" sh tests/budget.sh
 
 bench-counts: ## instructions of the hot paths, written to tests/bench/counts.txt; `make check` compares (valgrind)
 	@CC="$(CC)" sh tests/bench/counts.sh record

@@ -3763,6 +3763,8 @@ typedef struct ampi_kernels {
 } ampi_kernels;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
+AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
 enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
        AMPI_FEW_ROWS = 16,             /* so few rows of A that B is not packed for them */
@@ -5975,18 +5977,32 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
    `count` of them. Pixel phase + stride * i meets output i + offset at the first, and `step` outputs on at each next
    one. */
 typedef struct ampi_phase { size_t count, pixels; int first, next, offset, step; } ampi_phase;
+/* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next. By Euclid's algorithm,
+   in which k * step = a modulo n and `back` * step = b all along. */
+AMPI_FN int64_t ampi_solve_modulo(int64_t step, int64_t target, int64_t n, int64_t* period) {
+    int64_t a = step % n, b = n, k = 1, back = 0;
+    while (a > 0) {
+        const int64_t times = b / a, rest = b % a, next = back - times * k;
+        b = a; back = k;
+        a = rest; k = next;
+    }
+    *period = n / b;
+    if (target % b != 0) return -1;
+    return (back % *period + *period) % *period * (target / b % *period) % *period;
+}
 AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int dilation, int stride) {
+    const int64_t pixel = (int64_t)phase + pad;
+    int64_t period, first = ampi_solve_modulo(dilation, pixel, stride, &period);
     ampi_phase p;
-    int k;
     memset(&p, 0, sizeof p);
     p.pixels = phase < size ? (size_t)((size - phase - 1) / stride + 1) : 0;
     p.next = 1;
-    for (k = kernel - 1; k >= 0; k--) {
-        if (((int64_t)phase + pad - (int64_t)k * dilation) % stride != 0) continue;
-        if (p.count++ > 0) p.next = p.first - k;
-        p.first = k;
+    if (first >= 0 && first < kernel) {
+        p.count = (size_t)((kernel - 1 - first) / period) + 1;
+        p.first = (int)first;
+        p.offset = (int)((pixel - first * dilation) / stride);
     }
-    if (p.count > 0) p.offset = (int)(((int64_t)phase + pad - (int64_t)p.first * dilation) / stride);
+    if (p.count > 1) p.next = (int)period;
     p.step = -(int)((int64_t)p.next * dilation / stride);
     return p;
 }
@@ -6282,6 +6298,8 @@ AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
                                  : 0;
     return ampi_wide_weights(v) + ampi_max_size(product, ampi_max_size(direct, depthwise));
 }
+/* Phases of a side that are looked at: the first ones have the most pixels. */
+enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     const ampi_conv2d_call none = { NULL, AMP_F16, NULL, AMP_F16, NULL, AMP_F32, NULL, AMP_F32, 0 };
     ampi_convolution v;
@@ -6291,8 +6309,8 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     ampi_conv2d_y(&v, &c, &none);
     floats = ampi_conv2d_floats(&v);
-    for (h = 0; h < c.s.stride_h && h < c.s.height; h++)
-        for (w = 0; w < c.s.stride_w && w < c.s.width; w++) {
+    for (h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
+        for (w = 0; w < ampi_min_int(c.s.width, ampi_min_int(c.s.stride_w, AMPI_PHASES)); w++) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
             floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
         }
@@ -6692,8 +6710,6 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
     return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
 }
 
-AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
-AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
 /* n rounded up to whole groups of lanes; number of tiles of n elements; elements in tile i. */
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }

@@ -660,6 +660,15 @@ static void test_refused_shapes(void) {
                  "conv2d: w has more elements than memory can hold");
 }
 
+/* Each phase of so large a stride meets a kernel position or none: none may take the time to look at all of them. */
+static void test_large_strides(void) {
+    const int large = 1 << 29;
+    amp_conv2d_shape s = shape_of(1, 1, 1, large, 1, 1, large - 3, 1, large - 1, 0, 1, 1, 1, 1);
+    CHECK(amp_conv2d_workspace(&s) > 0);
+    s.kernel_w = 5; s.stride_w = large; s.dilation_w = 1 << 26;
+    CHECK(amp_conv2d_workspace(&s) > 0);
+}
+
 static void test_refused_calls(void) {
     amp_conv2d_shape s = shape_of(1, 1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1);
     float x[16] = { 0 }, y[16];

@@ -5,6 +5,7 @@
      bench quick                  the cases marked with a star below
      bench list                   the cases, one line each: what, shape, type, starred, unit, work
      bench serve                  answers bench.py: "open LINE", "ours" and "limit" (seconds per call)
+     bench serve processor        the same in seconds of the processor, for one thread on a busy machine
      bench count WHAT SHAPE TYPE  runs one call inside measured(), for an instruction counter (counts.sh)
      bench first                  seconds of the first matrix product of the process, and of a second one
 
@@ -37,12 +38,13 @@ enum { ROUNDS = 7, MAX_SPANS = 6, MAX_BLOCKS = 64, THREADED_BYTES = 1 << 20 };
   #define NOINLINE
 #endif
 
+static int processor_time;              /* not the clock's, but this process's */
 static double now(void) {
 #if defined(_WIN32)
     return (double)clock() / CLOCKS_PER_SEC;
 #else
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(processor_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 #endif
 }
@@ -648,12 +650,15 @@ static void open_activation(const char* shape, amp_activation f) {
 static void open_gelu(const char* shape) { open_activation(shape, AMP_GELU); }
 static void open_tanh(const char* shape) { open_activation(shape, AMP_TANH); }
 static void open_sigmoid(const char* shape) { open_activation(shape, AMP_SIGMOID); }
-static void open_gelu_backward(const char* shape) {
-    open_gelu(shape);
+static void open_relu(const char* shape) { open_activation(shape, AMP_RELU); }
+static void open_slope(const char* shape, amp_activation f) {
+    open_activation(shape, f);
     now_open.spans[1].use = 'r';
     now_open.c = low_array(now_open.n, 'w');
     now_open.call = call_activation_backward;
 }
+static void open_gelu_backward(const char* shape) { open_slope(shape, AMP_GELU); }
+static void open_relu_backward(const char* shape) { open_slope(shape, AMP_RELU); }
 static amp_result call_pool(void) {
     return amp_pool2d_forward(&now_open.pool, now_open.a, now_open.type, now_open.b, now_open.type, NULL);
 }
@@ -747,6 +752,55 @@ static void open_lenet(const char* shape) {
     train_on(m, amp_linear(m, x, 10), batch, 28 * 28);
 }
 
+/* --- a training step of a convolutional network on 32 x 32 pixels: NAME:BATCH. Layers: "c WIDTH KERNEL STRIDE" a
+   convolution, "d WIDTH 3 STRIDE" a depthwise one, each with batch norm and ReLU; "p" a maximum over 2 x 2; "r" a residual
+   block of two convolutions, "b" one of 1 x 1, 3 x 3, 1 x 1 with a quarter of the width inside --- */
+
+static const struct network { const char *name, *layers; } networks[] = {
+    { "stack", "c 32 3 1 c 32 3 1 p 2 2 2 c 64 3 1 c 64 3 1 p 2 2 2 c 128 3 1 c 128 3 1" },
+    { "residual", "c 32 3 1 r 32 3 1 r 64 3 2 r 128 3 2" },
+    { "separable", "c 32 3 2 d 32 3 1 c 64 1 1 d 64 3 2 c 128 1 1 d 128 3 1 c 128 1 1 d 128 3 2 c 256 1 1" },
+    { "bottleneck", "c 64 3 1 b 128 3 1 b 256 3 2 b 512 3 2" }
+};
+/* A convolution and batch norm; *side, the height and width of an image, and *in, its channels, become those behind. */
+static amp_value normed(amp_model* m, amp_value x, int* side, int* in, int width, int kernel, int stride, int groups) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = width; d.kernel = kernel; d.stride = stride; d.padding = kernel / 2; d.groups = groups;
+    *side = (*side - 1) / stride + 1;
+    layer_flops((double)now_open.batch.n * *side * *side * width * (*in / groups) * kernel * kernel, *in == 3);
+    *in = width;
+    return amp_batch_norm(m, amp_conv2d(m, x, &d), NULL);
+}
+static amp_value residual(amp_model* m, amp_value x, int* side, int* in, int width, int stride, int narrow) {
+    int there = *in, area = *side;
+    amp_value y = x;
+    if (*in != width || stride != 1) x = normed(m, x, &area, &there, width, 1, stride, 1);
+    if (narrow) y = amp_relu(m, normed(m, y, side, in, width / 4, 1, 1, 1));
+    y = amp_relu(m, normed(m, y, side, in, narrow ? width / 4 : width, 3, stride, 1));
+    return amp_relu(m, amp_add(m, x, normed(m, y, side, in, width, narrow ? 1 : 3, 1, 1)));
+}
+static void open_network(const char* shape) {
+    const char *colon = strchr(shape, ':'), *at = NULL;
+    const int batch = colon ? (int)count_of(colon + 1) : 0;
+    int side = 32, in = 3, width, kernel, stride, read;
+    char kind;
+    amp_model* m = new_model(batch);
+    amp_value x = amp_input(m, in, side, side);
+    size_t i;
+    for (i = 0; i < LENGTH(networks); i++)
+        if (colon && !strncmp(shape, networks[i].name, (size_t)(colon - shape))) at = networks[i].layers;
+    if (!at) die("no such network", shape);
+    now_open.batch.n = batch;
+    for (; sscanf(at, " %c %d %d %d%n", &kind, &width, &kernel, &stride, &read) == 4; at += read) {
+        if (kind == 'p') { x = amp_maxpool2d(m, x, kernel); side /= 2; }
+        else if (kind == 'c') x = amp_relu(m, normed(m, x, &side, &in, width, kernel, stride, 1));
+        else if (kind == 'd') x = amp_relu(m, normed(m, x, &side, &in, width, kernel, stride, width));
+        else x = residual(m, x, &side, &in, width, stride, kind == 'b');
+    }
+    train_on(m, amp_linear(m, amp_global_avgpool2d(m, x), 10), batch, 3 * 32 * 32);
+}
+
 /* --- a training step of the smallest GPT-2 with AdamW: BATCHxTOKENS. The vocabulary of 50257 is filled up to a multiple
    of 128; F16 has a loss scaler. The work of attention is counted for the tokens that one may see --- */
 
@@ -794,9 +848,9 @@ typedef struct subject {
 #define FAST "f16-fast bf16-fast"
 
 static const subject subjects[] = {
-    { "gemm", "NN:64x64x64 NN:128x128x128 *NN:512x512x512 NN:1024x1024x1024 *NN:2048x2048x2048 *NT:256x512x784 "
-      "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608 *NT:1x4096x4096 NN:1x4096x4096 "
-      "NT:4x4096x4096", "f32 f16 bf16", open_gemm },
+    { "gemm", "NN:64x64x64 NN:128x128x128 NN:256x256x256 NT:256x256x256 TN:256x256x256 *NN:512x512x512 NN:1024x1024x1024 "
+      "*NN:2048x2048x2048 *NT:256x512x784 NN:256x784x512 TN:784x512x256 NT:256x10x512 NT:16x1024x1024 NN:16x6400x150 "
+      "NN:64x6272x576 NN:512x392x4608 *NT:1x4096x4096 NN:1x4096x4096 NT:4x4096x4096", "f32 f16 bf16", open_gemm },
     { "gemm", "NN:128x128x128 *NN:512x512x512 *NN:2048x2048x2048 *NT:256x512x784 TN:784x512x256", FAST, open_gemm },
     { "gemm without workspace", "NN:512x512x512 NT:256x512x784 NT:64x120x400", "f32 f16 bf16", open_gemm_alone },
     { "conv forward", CONVOLUTIONS, "f32 f16 bf16", open_conv_forward },
@@ -818,10 +872,12 @@ static const subject subjects[] = {
     { "layer norm backward", "4096x768 1024x4096", "f32 f16 bf16", open_layer_norm_backward },
     { "batch norm forward", "*64x64x784 256x1024x1", "f32 f16 bf16", open_batch_norm },
     { "batch norm backward", "64x64x784 256x1024x1", "f32 f16 bf16", open_batch_norm_backward },
-    { "softmax", "*4096x1000", "f32 f16 bf16", open_softmax },
-    { "cross-entropy, both ways", "*4096x1000", "f32 f16 bf16", open_cross_entropy },
+    { "softmax", "*4096x1000 65536x10", "f32 f16 bf16", open_softmax },
+    { "cross-entropy, both ways", "*4096x1000 65536x10", "f32 f16 bf16", open_cross_entropy },
     { "gelu forward", "*4194304", "f32 f16 bf16", open_gelu },
     { "gelu backward", "4194304", "f32 f16 bf16", open_gelu_backward },
+    { "relu forward", "4194304", "f32 f16 bf16", open_relu },
+    { "relu backward", "4194304", "f32 f16 bf16", open_relu_backward },
     { "tanh forward", "4194304", "f32 f16 bf16", open_tanh },
     { "sigmoid forward", "4194304", "f32 f16 bf16", open_sigmoid },
     { "max pool forward", "*64x64x28x28 16x64x56x56:3s2p1", "f32 f16 bf16", open_pool },
@@ -833,6 +889,7 @@ static const subject subjects[] = {
       "784x512x512x10:1024 784x64x64x10:256 784x256x256x10:256 784x1024x1024x10:256 784x2048x2048x10:256 "
       "784x4096x4096x10:256", "f32 f16 bf16", open_mlp },
     { "train mlp", "*784x512x512x10:256 784x2048x2048x10:256", FAST, open_mlp },
+    { "train network", "*stack:16 *residual:16 *separable:16 *bottleneck:16", "f32 f16 bf16", open_network },
     { "train gpt2", "*4x64", "f32 f16 bf16", open_gpt2 },
     { "train gpt2", "*4x64", FAST, open_gpt2 }
 };
@@ -1016,7 +1073,10 @@ static void first_call(void) {
 int main(int argc, char** argv) {
     const char* mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "list")) print_list();
-    else if (!strcmp(mode, "serve")) serve();
+    else if (!strcmp(mode, "serve")) {
+        processor_time = argc > 2;
+        serve();
+    }
     else if (!strcmp(mode, "first")) first_call();
     else if (!strcmp(mode, "count") && argc == 5) count(argv[2], argv[3], argv[4]);
     else if (!strcmp(mode, "") || !strcmp(mode, "quick")) print_table(!strcmp(mode, "quick"));

@@ -30,6 +30,9 @@ def cpu(field):
 SAMPLE, WARM, REST, ENOUGH = 0.01, 0.01, 0.002, 0.5
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+# The layers of bench.c's networks.
+NETWORKS = dict(re.findall(r'\{ "(\w+)", "(\w \d+ \d+ \d+ [^"]*)" \}', open(os.path.join(HERE, "bench.c")).read()))
+
 def product(shape):
     """NT:MxNxK -> transposed a, transposed b, m, n, k"""
     trans, sizes = shape.split(":")
@@ -169,6 +172,12 @@ class Torch:
     def gelu_backward(self, shape, dt):
         x, dy = self.fill(int(shape), dtype=dt), self.fill(int(shape), dtype=dt)
         return lambda: self.t.ops.aten.gelu_backward(dy, x)
+    def relu_forward(self, shape, dt):
+        x = self.fill(int(shape), dtype=dt)
+        return lambda: self.t.relu(x)
+    def relu_backward(self, shape, dt):
+        x, dy = self.fill(int(shape), dtype=dt), self.fill(int(shape), dtype=dt)
+        return lambda: self.t.ops.aten.threshold_backward(dy, x, 0)
     def tanh_forward(self, shape, dt):
         x = self.fill(int(shape), dtype=dt)
         return lambda: self.t.tanh(x)
@@ -215,6 +224,30 @@ class Torch:
         nn, (i, a, b, o, batch) = self.t.nn, numbers(shape)
         net = nn.Sequential(nn.Linear(i, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, o))
         return self.train(net, self.fill(batch, i), batch, dt)
+    layout = "contiguous_format"
+    def train_network(self, shape, dt):
+        nn, (name, batch), layers, width = self.t.nn, shape.split(":"), [], 3
+        def normed(i, o, kernel, stride, groups=1):
+            return [nn.Conv2d(i, o, kernel, stride, kernel // 2, groups=groups), nn.BatchNorm2d(o)]
+        class Block(nn.Module):
+            def __init__(self, i, o, stride, narrow):
+                super().__init__()
+                a = o // 4 if narrow else o
+                inside = normed(i, a, 1, 1) + [nn.ReLU()] if narrow else []
+                inside += normed(a if narrow else i, a, 3, stride) + [nn.ReLU()] + normed(a, o, 1 if narrow else 3, 1)
+                self.inside = nn.Sequential(*inside)
+                self.past = nn.Sequential(*(normed(i, o, 1, stride) if i != o or stride != 1 else []))
+                self.relu = nn.ReLU()
+            def forward(self, x): return self.relu(self.past(x) + self.inside(x))
+        for kind, o, kernel, stride in re.findall(r"(\w) (\d+) (\d+) (\d+)", NETWORKS[name]):
+            o, kernel, stride = int(o), int(kernel), int(stride)
+            if kind == "p": layers += [nn.MaxPool2d(kernel)]
+            elif kind in "cd": layers += normed(width, o, kernel, stride, width if kind == "d" else 1) + [nn.ReLU()]
+            else: layers += [Block(width, o, stride, kind == "b")]
+            if kind != "p": width = o
+        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+        form = {"memory_format": getattr(self.t, self.layout)}
+        return self.train(net.to(**form), self.fill(int(batch), 3, 32, 32).to(**form), int(batch), dt)
     def train_gpt2(self, shape, dt):
         t, nn, f, C, H, V = self.t, self.t.nn, self.t.nn.functional, 768, 12, 50304
         class Block(nn.Module):
@@ -241,6 +274,14 @@ class Torch:
         call = self.train(Net(), x, batch * length, dt, t.optim.AdamW)
         call()                          # the first one makes the optimizer's state, and a slow case is timed once only
         return call
+
+class ChannelsLast(Torch):
+    """PyTorch's convolutional networks with the channels of a pixel side by side."""
+    layout = "channels_last"
+    def __init__(self):
+        super().__init__()
+        self.name = re.sub(r" \(.*", "", self.name) + ", channels last"
+    def case(self, what, shape, type): return super().case(what, shape, type) if what == "train network" else None
 
 class OneDNN(Torch):
     """oneDNN's product of FP32, which PyTorch's torch.mm leaves to another library."""
@@ -313,7 +354,7 @@ def tasks(): return {int(t) for t in os.listdir("/proc/self/task")} if os.path.e
 def peers():
     """Those found. Threads that one starts by itself are bound to the processors after the first, as OpenMP's are."""
     found, cpus = [], processors()
-    for make in (Torch, OneDNN, OpenBLAS, NumPy, Memcpy):
+    for make in (Torch, ChannelsLast, OneDNN, OpenBLAS, NumPy, Memcpy):
         before = tasks()
         try:
             found.append(make())
@@ -326,8 +367,8 @@ def peers():
 # --- ours ---------------------------------------------------------------------------------------------------
 
 class Ours:
-    def __init__(self, program, threads):
-        self.process = subprocess.Popen([program, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    def __init__(self, program, threads, *clock):
+        self.process = subprocess.Popen([program, "serve", *clock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=dict(os.environ, OMP_NUM_THREADS=str(threads)))
         self.isa, self.threads = self.process.stdout.readline().split()
     def ask(self, request):
@@ -469,4 +510,4 @@ def main():
     write(path + ".svg", charts.bars(short_list))
     write(path + "-scaling.svg", charts.scaling([r for r in rows if r[0] == "train mlp"]))
 
-main()
+if __name__ == "__main__": main()
