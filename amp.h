@@ -16468,6 +16468,10 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 
 /* --- what the caller hands in ------------------------------------------------------------ */
 
+/* Refusals of what the caller hands in, and of what a file holds. */
+#define AMPI_BAD_CALL(logger, ...) ampi_fail(logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
+#define AMPI_BAD_FILE(logger, ...) ampi_fail(logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
+
 /* Memory from one function must not be freed by another. */
 AMPI_FN amp_result ampi_file_check_desc(const amp_file_desc* d) {
     if (!d || (d->allocator.alloc != NULL) == (d->allocator.free != NULL)) return AMP_OK;
@@ -16492,17 +16496,16 @@ AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, c
     size_t count = 1, bytes;
     int k, fits = t->rank >= 0;
     if (!name || !ampi_is_utf8(name) || strcmp(name, "__metadata__") == 0)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d has no name in UTF-8, or a reserved one", index);
+        return AMPI_BAD_CALL(log, "tensor %d has no name in UTF-8, or a reserved one", index);
     ampi_show(name, shown);
     if (ampi_type_size(t->tensor.dtype) == 0)
         return ampi_fail(log, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", shown,
                          (int)t->tensor.dtype);
     for (k = 0; k < t->rank && fits; k++) fits = k < AMPI_FILE_MAX_RANK && ampi_mul_size(count, t->shape[k], &count);
     if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': its shape (rank %d) has not %llu elements",
-                         shown, t->rank, (ampi_ull)t->tensor.count);
-    if (count > 0 && !t->tensor.data)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': data is NULL", shown);
+        return AMPI_BAD_CALL(log, "tensor '%s': its shape (rank %d) has not %llu elements", shown, t->rank,
+                             (ampi_ull)t->tensor.count);
+    if (count > 0 && !t->tensor.data) return AMPI_BAD_CALL(log, "tensor '%s': data is NULL", shown);
     return AMP_OK;
 }
 
@@ -16511,9 +16514,8 @@ AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tens
                                            const amp_logger* log) {
     amp_result r = AMP_OK;
     int i;
-    if (!path || !path[0]) return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
-    if (count < 0 || (count > 0 && !t))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d tensors at %s", count, t ? "a pointer" : "NULL");
+    if (!path || !path[0]) return AMPI_BAD_CALL(log, "no path is given");
+    if (count < 0 || (count > 0 && !t)) return AMPI_BAD_CALL(log, "%d tensors at %s", count, t ? "a pointer" : "NULL");
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_check_tensor(&t[i], i, log);
     return r;
 }
@@ -16522,12 +16524,12 @@ AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tens
 AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, const amp_logger* log) {
     int i;
     if (count < 0 || (count > 0 && !texts))
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d texts at %s", count, texts ? "a pointer" : "NULL");
+        return AMPI_BAD_CALL(log, "%d texts at %s", count, texts ? "a pointer" : "NULL");
     for (i = 0; i < count; i++)
         if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
-            return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d has no key or value in UTF-8", i);
+            return AMPI_BAD_CALL(log, "text %d has no key or value in UTF-8", i);
         else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)
-            return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d: keys with " AMPI_CRC_KEY " are reserved", i);
+            return AMPI_BAD_CALL(log, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return AMP_OK;
 }
 
@@ -16815,8 +16817,7 @@ AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi
     ampi_show_path(path, shown);
     errno = 0;
     s.stream = ampi_stream_open(path, temporary);
-    if (!s.stream)
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown, ampi_error_text(errno));
+    if (!s.stream) return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown, ampi_error_text(errno));
     r = ampi_put_file(&s, c, header_bytes);
     /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
     ampi_sink_check(&s, s.error || (fflush(s.stream) == 0 && AMPI_OS_SYNC(s.stream)));
@@ -16854,31 +16855,26 @@ AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const 
     most = (size_t)(c->count > c->text_count ? c->count : c->text_count);
     names = ampi_mul_size(most, sizeof *names, &bytes) && ampi_add_size(bytes, strlen(path) + AMPI_SUFFIX, &bytes)
             ? (const char**)ampi_alloc(a, bytes) : NULL;
-    if (!names)
-        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names", (ampi_ull)most);
+    if (!names) return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names", (ampi_ull)most);
     twice = ampi_file_name_twice(c, names);
     c->crcs = (uint32_t*)(void*)names;                               /* the names are done with */
     memset(c->crcs, 0, (size_t)c->count * sizeof *c->crcs);
     if (!twice) ampi_put_header(&measure, c);
     if (twice)
-        r = ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: the name '%s' is used twice", ampi_show(twice, shown));
+        r = AMPI_BAD_CALL(log, "the name '%s' is used twice", ampi_show(twice, shown));
     else if (measure.bytes <= AMPI_FILE_MAX_HEADER)
         r = ampi_file_write(path, (char*)(names + most), c, measure.bytes, log);
     else
-        r = ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: names and texts make a header of %llu bytes; %u are allowed",
-                      (ampi_ull)measure.bytes, AMPI_FILE_MAX_HEADER);
+        r = AMPI_BAD_CALL(log, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)measure.bytes,
+                          AMPI_FILE_MAX_HEADER);
     ampi_free(a, names);
     return r;
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
-    ampi_file_content c = { NULL, NULL, 0, 0, NULL, NULL, NULL };
+    ampi_file_content c = { tensors, texts, count, text_count, NULL, NULL, NULL };
     amp_result r = ampi_file_check_desc(desc);
-    c.tensors = tensors;
-    c.count = count;
-    c.texts = texts;
-    c.text_count = text_count;
     return r != AMP_OK ? r : ampi_file_save(path, &c, desc ? &desc->allocator : NULL, desc ? desc->logger : NULL);
 }
 
@@ -17014,10 +17010,11 @@ typedef struct ampi_file_entry {
     const char* type;
     uint64_t rank, shape[AMPI_FILE_MAX_RANK];   /* further dimensions only count in `count` */
     uint64_t count, begin, end;
-    size_t   place;                             /* of its data in what was read */
-    uint32_t crc;
+    size_t   place;                             /* of its data in what is read */
+    int      wanted;                            /* 1 + the number of the caller's tensor; 0 = it is stepped over */
     amp_dtype dtype;                            /* 0 = it is none of ours */
-    unsigned char bits, has_crc, wanted;        /* bits: of an element */
+    uint32_t crc;
+    unsigned char bits, has_crc;                /* bits: of an element */
 } ampi_file_entry;
 
 /* An open file. */
@@ -17026,8 +17023,8 @@ typedef struct ampi_file {
     const amp_allocator* allocator;
     const amp_logger* logger;
     FILE* stream;
-    ampi_file_entry* entries;                   /* sorted by name; texts and the header are in the same block */
-    amp_file_text* texts;                       /* likewise */
+    ampi_file_entry* entries;                   /* sorted by name, once data is read by place; in the same block are */
+    amp_file_text* texts;                       /* these, sorted by key, and the header */
     size_t count, text_count;
     uint64_t data_bytes;
     char* data;                                 /* of the wanted tensors */
@@ -17124,16 +17121,16 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     for (i = 0; i < f->count; f->data_bytes = f->entries[i++].end) {
         const ampi_file_entry* e = &f->entries[i];
         if (e->begin != f->data_bytes)
-            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': tensor '%s' begins at %llu, %s %llu",
-                             f->path, ampi_show(e->name, shown), (ampi_ull)e->begin, e->begin < f->data_bytes
-                             ? "inside the one before it, which ends at" : "leaving a hole behind",
-                             (ampi_ull)f->data_bytes);
+            return AMPI_BAD_FILE(f->logger, "'%s': tensor '%s' begins at %llu, %s %llu", f->path,
+                                 ampi_show(e->name, shown), (ampi_ull)e->begin, e->begin > f->data_bytes
+                                 ? "leaving a hole behind" : "inside the one before it, which ends at",
+                                 (ampi_ull)f->data_bytes);
     }
     twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
     texts_twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
     if (twice || texts_twice)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': the name '%s' occurs twice", f->path,
-                         ampi_show(twice ? twice : texts_twice, shown));
+        return AMPI_BAD_FILE(f->logger, "'%s': the name '%s' occurs twice", f->path,
+                             ampi_show(twice ? twice : texts_twice, shown));
     for (i = 0; i < f->text_count; i++) {
         const amp_file_text* t = &f->texts[i];
         const int is_crc = strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0;
@@ -17141,8 +17138,8 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
         uint64_t crc;
         if (!e) continue;
         if (!ampi_read_number(t->value, 1, &crc))
-            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': text '%s' is not eight hexadecimal digits",
-                             f->path, ampi_show(t->key, shown));
+            return AMPI_BAD_FILE(f->logger, "'%s': text '%s' is not eight hexadecimal digits", f->path,
+                                 ampi_show(t->key, shown));
         e->has_crc = 1;
         e->crc = (uint32_t)crc;
     }
@@ -17170,13 +17167,12 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n, const char
     }
     if (ok) return AMP_OK;
     if (!moved || ferror(f->stream)) return ampi_file_cannot_read(f);
-    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is truncated: it ends inside %s", f->path, what);
+    return AMPI_BAD_FILE(f->logger, "'%s' is truncated: it ends inside %s", f->path, what);
 }
 
 /* The file must end here. */
 AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
-    if (fgetc(f->stream) != EOF)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' goes on after its last tensor", f->path);
+    if (fgetc(f->stream) != EOF) return AMPI_BAD_FILE(f->logger, "'%s' goes on after its last tensor", f->path);
     return ferror(f->stream) ? ampi_file_cannot_read(f) : AMP_OK;
 }
 
@@ -17208,11 +17204,11 @@ AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     n = ampi_get64(length);
     foreign = ampi_foreign_format(length);
     if (n > AMPI_FILE_MAX_HEADER && foreign)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is %s; needed is a safetensors file, as "
-                         "safetensors.torch.save_file writes", f->path, foreign);
+        return AMPI_BAD_FILE(f->logger, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file "
+                             "writes", f->path, foreign);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
-                         f->path, (ampi_ull)n, AMPI_FILE_MAX_HEADER);
+        return AMPI_BAD_FILE(f->logger, "'%s' has a header of %llu bytes; 2 to %u are allowed", f->path, (ampi_ull)n,
+                             AMPI_FILE_MAX_HEADER);
     r = ampi_file_get(f, NULL, n, "its header");
     if (r != AMP_OK) return r;
     bytes = (size_t)n;
@@ -17230,8 +17226,7 @@ AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     r = ampi_file_get(f, header, n, "its header");
     if (r == AMP_OK) ampi_json_header(&j, f);
     if (r == AMP_OK && j.error)
-        r = ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s', byte %ld of the header: %s", f->path,
-                      (long)(j.at - header), j.error);
+        r = AMPI_BAD_FILE(f->logger, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
     return r;
 }
 
@@ -17257,27 +17252,29 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allo
     return r == AMP_OK ? ampi_file_check(f) : r;
 }
 
-/* Compares a tensor of the caller with the file's, and marks that one as wanted. `owner` says where the caller's is;
-   with any_type the file's may have another of our types. */
-AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int any_type, const char* owner) {
-    ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
+/* Compares tensor i of the caller with the file's, and gives that one a place in the *total bytes to read, aligned for
+   any type. `owner` says where the caller's is; with any_type the file's may have another of our types. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int i, int any_type, const char* owner,
+                                  size_t* total) {
+    ampi_file_entry* e = ampi_file_find(f, t[i].tensor.name);
+    const amp_dtype type = ampi_dtype(e && any_type ? e->dtype : t[i].tensor.dtype);
     uint64_t shape[AMPI_FILE_MAX_RANK];
     char name[AMPI_SHOWN], theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
-    amp_dtype type;
-    ampi_show(t->tensor.name, name);
-    ampi_file_shape(t, shape);
-    if (!e) return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no tensor '%s'", f->path, name);
-    if (e->wanted) return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s' is asked for twice", name);
-    type = ampi_dtype(any_type ? e->dtype : t->tensor.dtype);
+    ampi_show(t[i].tensor.name, name);
+    ampi_file_shape(&t[i], shape);
+    if (!e) return AMPI_BAD_FILE(f->logger, "'%s' has no tensor '%s'", f->path, name);
+    if (e->wanted) return AMPI_BAD_CALL(f->logger, "tensor '%s' is asked for twice", name);
     if (e->dtype != type)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is %s in the file, but %s in %s", name,
-                         e->dtype ? amp_dtype_name(e->dtype) : e->type, amp_dtype_name(type), owner);
-    if (e->rank != (uint64_t)t->rank || memcmp(e->shape, shape, sizeof shape) != 0)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' has the shape %s in the file, but %s in "
-                         "%s", name, ampi_show_shape(e->rank, e->shape, theirs),
-                         ampi_show_shape((uint64_t)t->rank, shape, ours), owner);
-    e->wanted = 1;
-    return AMP_OK;
+        return AMPI_BAD_FILE(f->logger, "tensor '%s' is %s in the file, but %s in %s", name,
+                             e->dtype ? amp_dtype_name(e->dtype) : e->type, amp_dtype_name(type), owner);
+    if (e->rank != (uint64_t)t[i].rank || memcmp(e->shape, shape, sizeof shape) != 0)
+        return AMPI_BAD_FILE(f->logger, "tensor '%s' has the shape %s in the file, but %s in %s", name,
+                             ampi_show_shape(e->rank, e->shape, theirs),
+                             ampi_show_shape((uint64_t)t[i].rank, shape, ours), owner);
+    e->wanted = i + 1;
+    e->place = ampi_round_up(*total, 8);
+    if (*total < SIZE_MAX - 8 && ampi_add_size(e->place, (size_t)(e->end - e->begin), total)) return AMP_OK;
+    return AMPI_BAD_CALL(f->logger, "the tensors are larger than the memory");
 }
 
 /* Reads one tensor, whose bytes must be those that were written, or steps over it. */
@@ -17288,45 +17285,37 @@ AMPI_FN amp_result ampi_file_read_tensor(ampi_file* f, const ampi_file_entry* e)
     const uint32_t crc = r == AMP_OK && data ? ampi_crc32(0, data, (size_t)bytes) : 0;
     if (r != AMP_OK || !data) return r;
     if (e->has_crc && crc != e->crc)
-        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': tensor '%s' is damaged: its CRC-32 is %08lx, "
-                         "the file says %08lx", f->path, shown, (unsigned long)crc, (unsigned long)e->crc);
+        return AMPI_BAD_FILE(f->logger, "'%s': tensor '%s' is damaged: its CRC-32 is %08lx, the file says %08lx",
+                             f->path, shown, (unsigned long)crc, (unsigned long)e->crc);
     ampi_swap_endian((unsigned char*)data, (size_t)bytes, e->bits / 8u);
     return AMP_OK;
 }
 
-/* Reads tensors into new memory, each to a place that is aligned for any type. */
+/* Reads the wanted tensors into new memory, in the order in which they are in the file. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f, const amp_file_tensor* t, int count, int any_type, const char* owner) {
-    size_t i, total = 0;
+    size_t n, total = 0;
     amp_result r = AMP_OK;
-    int k;
-    for (k = 0; k < count && r == AMP_OK; k++) r = ampi_file_want(f, &t[k], any_type, owner);
+    int i;
+    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_want(f, t, i, any_type, owner, &total);
     if (r != AMP_OK) return r;
-    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
-    for (i = 0; i < f->count; i++) {
-        ampi_file_entry* e = &f->entries[i];
-        if (!e->wanted) continue;
-        e->place = total;
-        if (e->end - e->begin > SIZE_MAX - 7 - total)
-            return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: the tensors are larger than the memory");
-        total = (total + (size_t)(e->end - e->begin) + 7) / 8 * 8;
-    }
     f->data = (char*)ampi_alloc(f->allocator, total);
     if (!f->data)
         return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes of tensors", (ampi_ull)total);
-    for (i = 0; i < f->count && r == AMP_OK; i++) r = ampi_file_read_tensor(f, &f->entries[i]);
-    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_name_less);
+    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
+    for (n = 0; n < f->count && r == AMP_OK; n++) r = ampi_file_read_tensor(f, &f->entries[n]);
     return r == AMP_OK ? ampi_file_expect_end(f) : r;
 }
 
 /* What was read, to where the caller or the model has it. */
-AMPI_FN amp_result ampi_file_deliver(const ampi_file* f, const amp_file_tensor* t, int count, amp_model* m) {
+AMPI_FN amp_result ampi_file_deliver(const ampi_file* f, const amp_file_tensor* t, amp_model* m) {
     amp_result r = AMP_OK;
-    for (; count > 0 && r == AMP_OK; count--, t++) {
-        const amp_tensor* to = &t->tensor;
-        const ampi_file_entry* e = ampi_file_find(f, to->name);
+    size_t i;
+    for (i = 0; i < f->count && r == AMP_OK; i++) {
+        const ampi_file_entry* e = &f->entries[i];
         const char* from = f->data + e->place;
         const size_t bytes = (size_t)(e->end - e->begin);
-        if (bytes == 0) continue;
+        const amp_tensor* to = e->wanted ? &t[e->wanted - 1].tensor : NULL;
+        if (!to || bytes == 0) continue;
         if (!m) memcpy(to->data, from, bytes);
         else if (e->dtype == ampi_dtype(to->dtype)) r = m->backend->copy_in(to->data, from, bytes, &m->exec);
         else r = m->backend->upload(to->data, to->dtype, from, e->dtype, to->count, &m->exec);
@@ -17343,7 +17332,7 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
     if (r != AMP_OK) return r;
     r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
     if (r == AMP_OK) r = ampi_file_read(&f, tensors, count, 0, "memory");
-    if (r == AMP_OK) r = ampi_file_deliver(&f, tensors, count, NULL);
+    if (r == AMP_OK) r = ampi_file_deliver(&f, tensors, NULL);
     ampi_file_close(&f);
     return r;
 }
@@ -17357,17 +17346,16 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     ampi_file f;
     amp_result r = ampi_file_check_desc(desc);
     if (r != AMP_OK) return r;
-    if (!path || !path[0] || !key || !out || size == 0)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: path, key or out is missing");
+    if (!path || !path[0] || !key || !out || size == 0) return AMPI_BAD_CALL(log, "path, key or out is missing");
     ampi_show(key, shown);
     r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
     if (r == AMP_OK) r = ampi_file_get(&f, NULL, f.data_bytes, "its data");
     if (r == AMP_OK) r = ampi_file_expect_end(&f);
     if (r == AMP_OK && (text = ampi_file_text_at(&f, key)) != NULL) needed = strlen(text) + 1;
-    if (r == AMP_OK && !text) r = ampi_fail(log, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'", f.path, shown);
+    if (r == AMP_OK && !text) r = AMPI_BAD_FILE(log, "'%s' has no text '%s'", f.path, shown);
     if (r == AMP_OK && needed > size)
-        r = ampi_fail(log, AMP_ERR_FORMAT, "checkpoint: text '%s' of '%s' needs %llu bytes; there is room for %llu",
-                      shown, f.path, (ampi_ull)needed, (ampi_ull)size);
+        r = AMPI_BAD_FILE(log, "text '%s' of '%s' needs %llu bytes; there is room for %llu", shown, f.path,
+                          (ampi_ull)needed, (ampi_ull)size);
     if (r == AMP_OK) memcpy(out, text, needed);
     ampi_file_close(&f);
     return r;
@@ -17428,6 +17416,7 @@ typedef struct ampi_subject {
 #define AMPI_G(member, type) AMPI_OPTIMIZER, AMPI_IN(amp_optimizer, member), sizeof(type)
 #define AMPI_M(member) AMPI_MODEL, AMPI_IN(amp_model, member), 0
 #define AMPI_S(owner, member) owner, AMPI_IN(ampi_subject, member), 0
+#define AMPI_SETTING(member, kind) { #member, AMPI_O(desc.member), kind, AMPI_KEPT }
 static const ampi_state_row ampi_state_rows[] = {
     { "step", AMPI_O(state.step), AMPI_STEPS, AMPI_LOADED },
     { "lr", AMPI_O(state.lr), AMPI_FLOAT, AMPI_LOADED },
@@ -17441,20 +17430,13 @@ static const ampi_state_row ampi_state_rows[] = {
     { "grad_dtype", AMPI_M(desc.grad_dtype), AMPI_DTYPE, AMPI_AGREES },
     { "optimizer", AMPI_O(desc.kind), AMPI_INT, AMPI_AGREES },
     { "maximize", AMPI_O(desc.maximize), AMPI_FLAG, AMPI_AGREES },
-    { "momentum", AMPI_O(desc.momentum), AMPI_FLOAT, AMPI_KEPT },
-    { "dampening", AMPI_O(desc.dampening), AMPI_FLOAT, AMPI_KEPT },
-    { "nesterov", AMPI_O(desc.nesterov), AMPI_FLAG, AMPI_KEPT },
-    { "beta1", AMPI_O(desc.beta1), AMPI_FLOAT, AMPI_KEPT },
-    { "beta2", AMPI_O(desc.beta2), AMPI_FLOAT, AMPI_KEPT },
-    { "eps", AMPI_O(desc.eps), AMPI_FLOAT, AMPI_KEPT },
-    { "weight_decay", AMPI_O(desc.weight_decay), AMPI_FLOAT, AMPI_KEPT },
-    { "clip_norm", AMPI_O(desc.clip_norm), AMPI_FLOAT, AMPI_KEPT },
+    AMPI_SETTING(momentum, AMPI_FLOAT), AMPI_SETTING(dampening, AMPI_FLOAT), AMPI_SETTING(nesterov, AMPI_FLAG),
+    AMPI_SETTING(beta1, AMPI_FLOAT), AMPI_SETTING(beta2, AMPI_FLOAT), AMPI_SETTING(eps, AMPI_FLOAT),
+    AMPI_SETTING(weight_decay, AMPI_FLOAT), AMPI_SETTING(clip_norm, AMPI_FLOAT),
     { "schedule", AMPI_O(desc.schedule.kind), AMPI_INT, AMPI_KEPT },
-    { "schedule.warmup_steps", AMPI_O(desc.schedule.warmup_steps), AMPI_INT, AMPI_KEPT },
-    { "schedule.total_steps", AMPI_O(desc.schedule.total_steps), AMPI_INT, AMPI_KEPT },
-    { "schedule.step_size", AMPI_O(desc.schedule.step_size), AMPI_INT, AMPI_KEPT },
-    { "schedule.gamma", AMPI_O(desc.schedule.gamma), AMPI_FLOAT, AMPI_KEPT },
-    { "schedule.floor", AMPI_O(desc.schedule.floor), AMPI_FLOAT, AMPI_KEPT },
+    AMPI_SETTING(schedule.warmup_steps, AMPI_INT), AMPI_SETTING(schedule.total_steps, AMPI_INT),
+    AMPI_SETTING(schedule.step_size, AMPI_INT), AMPI_SETTING(schedule.gamma, AMPI_FLOAT),
+    AMPI_SETTING(schedule.floor, AMPI_FLOAT),
     { "groups", AMPI_O(desc.group_count), AMPI_INT, AMPI_AGREES },
     { "lr", AMPI_G(groups[0].lr, amp_param_group), AMPI_FLOAT, AMPI_LOADED },
     { "weight_decay", AMPI_G(groups[0].weight_decay, amp_param_group), AMPI_FLOAT, AMPI_KEPT },
@@ -17465,16 +17447,6 @@ static const ampi_state_row ampi_state_rows[] = {
 enum { AMPI_STATE_ROWS = sizeof ampi_state_rows / sizeof ampi_state_rows[0], AMPI_GROUP_END = AMPI_STATE_ROWS - 2,
        AMPI_GROUP_ROW = AMPI_GROUP_END - 3 };
 
-AMPI_FN uint64_t ampi_field_value(const ampi_state_row* row, const void* at) {
-    uint64_t value;
-    int32_t n;
-    if (row->bytes == sizeof value) { memcpy(&value, at, sizeof value); return value; }
-    memcpy(&n, at, sizeof n);
-    if (row->kind == AMPI_FLAG) return n != 0;
-    if (row->kind == AMPI_DTYPE) return (uint64_t)ampi_dtype((amp_dtype)n);
-    return row->kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
-}
-
 /* Appends the numbers of some rows. Without groups in the desc the caller may have written group 0, so that its numbers
    are optional; that of frozen steps always is. */
 AMPI_FN void ampi_fields_add(ampi_subject* c, int from, int to, int group) {
@@ -17482,11 +17454,16 @@ AMPI_FN void ampi_fields_add(ampi_subject* c, int from, int to, int group) {
         const ampi_state_row* row = &ampi_state_rows[from];
         unsigned char* owner = (unsigned char*)c->owners[row->owner];
         ampi_field* x = &c->fields[c->field_count];
+        int32_t n;
         if (!owner) continue;
         c->field_count++;
         x->row = row;
         x->at = owner + row->offset + (size_t)group * row->stride;
-        x->value = ampi_field_value(row, x->at);
+        memcpy(&n, x->at, sizeof n);
+        if (row->bytes == sizeof x->value) memcpy(&x->value, x->at, sizeof x->value);
+        else if (row->kind == AMPI_FLAG) x->value = n != 0;
+        else if (row->kind == AMPI_DTYPE) x->value = (uint64_t)ampi_dtype((amp_dtype)n);
+        else x->value = row->kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
         x->optional = row->stride && (row->kind == AMPI_STEPS || c->optimizer->desc.group_count == 0);
         if (row->stride) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, row->key);
         else snprintf(x->key, sizeof x->key, "amp.%s", row->key);
@@ -17556,7 +17533,7 @@ AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler
     c->more_count = count;
     if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
     if (r != AMP_OK) return r;
-    if (!o || !o->params) return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
+    if (!o || !o->params) return AMPI_BAD_CALL(c->logger, "there is no optimizer");
     if (s && ampi_scaler_ready(s) != AMP_OK)
         return ampi_fail(c->logger, AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called for the scaler");
     copy = ampi_optimizer_speaking(o, c->logger);
@@ -17564,8 +17541,8 @@ AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler
     for (i = 0; i < o->count; i++) {
         const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
         if (n == 0 || n + 3 > sizeof(ampi_state_name))
-            return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
-                             (int)sizeof(ampi_state_name) - 3);
+            return AMPI_BAD_CALL(c->logger, "parameter %d needs a name of 1 to %d bytes", i,
+                                 (int)sizeof(ampi_state_name) - 3);
     }
     ampi_subject_init(c, NULL, o, s);
     return AMP_OK;
@@ -17623,8 +17600,8 @@ AMPI_FN amp_result ampi_state_list(ampi_subject* c, int weights_alone) {
 /* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. Of a model
    one tensor at a time is copied to the host. */
 AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path, const char* scaler) {
-    ampi_file_content file = { c->tensors, NULL, c->count, 0, c->model, NULL, NULL };
     amp_file_text texts[AMPI_MAX_FIELDS + 2];
+    ampi_file_content file = { c->tensors, texts, c->count, 0, c->model, NULL, NULL };
     char crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     size_t largest = 0;
@@ -17642,7 +17619,6 @@ AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path
     n += c->scaler != NULL;
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 1, crc_text);
-    file.texts = texts;
     file.text_count = n;
     for (i = 0; i < c->count; i++)
         if (ampi_file_bytes(&c->tensors[i]) > largest) largest = ampi_file_bytes(&c->tensors[i]);
@@ -17708,19 +17684,17 @@ AMPI_FN amp_result ampi_checkpoint_read_fields(ampi_subject* c, const ampi_file*
         x->theirs = ampi_file_text_at(f, x->key);
         if (!x->theirs && x->optional) x->theirs = x->row->kind == AMPI_FLOAT ? "00000000" : "0";
         if (!x->theirs)
-            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
-                             f->path, x->key, c->saver);
+            return AMPI_BAD_FILE(c->logger, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->row->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_field_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->row->role != AMPI_LOADED) continue;
         if (!ampi_field_read(x, i ? c->fields->value : ((uint64_t)1 << 62) - 1))
-            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': %s is malformed", f->path, x->key);
+            return AMPI_BAD_FILE(c->logger, "'%s': %s is malformed", f->path, x->key);
         if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
-    return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning rates "
-                     "and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
-                     ampi_show(crc_text, shown));
+    return AMPI_BAD_FILE(c->logger, "'%s' is damaged: amp.step, amp.pass, the learning rates and frozen_steps have "
+                         "the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc_text, shown));
 }
 
 /* Loads the scaler's bytes into a copy, which speaks through the subject's logger while it is checked. */
@@ -17732,15 +17706,13 @@ AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi
     size_t i;
     amp_result r;
     if (!c->scaler && !text) return AMP_OK;
-    if (!c->scaler)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' holds a scaler, but none is given", f->path);
+    if (!c->scaler) return AMPI_BAD_FILE(c->logger, "'%s' holds a scaler, but none is given", f->path);
     for (i = 0; i < sizeof bytes && sound; i++) {
         const char *high = strchr(digits, text[2 * i]), *low = strchr(digits, text[2 * i + 1]);
         sound = high && low;
         if (sound) bytes[i] = (unsigned char)((high - digits) << 4 | (low - digits));
     }
-    if (!sound)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed", f->path);
+    if (!sound) return AMPI_BAD_FILE(c->logger, "'%s': amp.scaler is missing or malformed", f->path);
     *out = *c->scaler;
     memset(&out->logger, 0, sizeof out->logger);
     if (c->logger) out->logger = *c->logger;
@@ -17752,7 +17724,7 @@ AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi
 /* Everything was checked: from here on only a model's backend could fail. */
 AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_file* f, const amp_scaler* scaler) {
     amp_optimizer* o = c->optimizer;
-    amp_result r = ampi_file_deliver(f, c->tensors, c->count, c->model);
+    amp_result r = ampi_file_deliver(f, c->tensors, c->model);
     int i;
     if (r != AMP_OK) return r;
     if (c->scaler) *c->scaler = *scaler;
@@ -17780,12 +17752,11 @@ AMPI_FN amp_result ampi_checkpoint_read(ampi_subject* c, ampi_file* f) {
     if (r == AMP_OK) r = ampi_file_read(f, c->tensors, c->count, 0, c->name);
     for (i = 0; i < f->count && r == AMP_OK; i++)
         if (!f->entries[i].wanted)
-            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is in the file, but not in %s",
-                          ampi_show(f->entries[i].name, shown), c->name);
+            r = AMPI_BAD_FILE(c->logger, "tensor '%s' is in the file, but not in %s",
+                              ampi_show(f->entries[i].name, shown), c->name);
     if (r == AMP_OK && strcmp(graph->theirs, graph->text) != 0)
-        r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by %s", f->path, c->model
-                      ? "a model with other layers, types or settings of layers"
-                      : "an optimizer with its parameters in other groups");
+        r = AMPI_BAD_FILE(c->logger, "'%s' was saved by %s", f->path, c->model ? "a model with other layers, types "
+                          "or settings of layers" : "an optimizer with its parameters in other groups");
     if (r == AMP_OK) r = ampi_checkpoint_apply(c, f, &scaler);
     for (k = 0; k < c->field_count && r == AMP_OK; k++) {
         const ampi_field* x = &c->fields[k];
@@ -17811,11 +17782,10 @@ AMPI_FN amp_result ampi_weights_read(ampi_subject* c, ampi_file* f) {
         else if (nth == 3) strcpy(missing + at, ", ...");
     }
     if (c->count == 0)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s: its first name is '%s', %s "
-                         "has %s", f->path, c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name,
-                         missing);
+        return AMPI_BAD_FILE(c->logger, "'%s' has no weight of %s: its first name is '%s', %s has %s", f->path,
+                             c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name, missing);
     r = ampi_file_read(f, c->tensors, c->count, 1, c->name);
-    if (r == AMP_OK) r = ampi_file_deliver(f, c->tensors, c->count, c->model);
+    if (r == AMP_OK) r = ampi_file_deliver(f, c->tensors, c->model);
     if (r == AMP_OK) r = amp_model_sync_params(c->model);
     if (r == AMP_OK && c->count < all)
         ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
@@ -17875,8 +17845,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 /* >>impl-report                                                                              */
 /* ======================================================================================== */
 
-/* What a type can hold: its smallest normal number is 2^min_exponent, its largest number (2 - 2^-fraction) *
-   2^max_exponent. */
+/* What a type can hold: its least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
 typedef struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_range;
 AMPI_FN ampi_range ampi_range_of(amp_dtype t) {
     ampi_range r = { 127, -126, 23 };
@@ -17912,8 +17881,8 @@ AMPI_FN float ampi_clamped_float(uint64_t magnitude) {
     return f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
 }
 
-AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range,
-                            amp_dtype target) {
+/* Counts one element: own is the range of its type, range that of the target. */
+AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range, amp_dtype target) {
     uint64_t a = ampi_magnitude64(x), rounded;
     float f;
     int e;
@@ -17946,8 +17915,8 @@ AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
     s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
 }
 
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
-                                     amp_dtype target, int add) {
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
+                                     int add) {
     enum { CHUNK = 256 };
     ampi_range own, range;
     double tile[CHUNK];
@@ -17985,8 +17954,7 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
-                                   int capacity) {
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
     ampi_pass p;
     fenv_t floats;
     amp_result r;
@@ -18010,15 +17978,11 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
     if (r == AMP_OK) r = ampi_backward(m, &p);
     m->observed = NULL;
-    for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
-        const ampi_node* n = &m->nodes[i];
-        int k;
-        for (k = 0; k < 2 && r == AMP_OK; k++) {
-            int param = k == 0 ? n->weight : n->bias;
-            if (ampi_weight_grad(m, param))
-                r = ampi_collect(m, &stats[i].weight_gradient, m->params[param].grad,
-                                 m->params[param].grad_dtype, m->params[param].count);
-        }
+    for (i = 0; i < 2 * m->layer_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[i / 2];
+        const int param = i % 2 ? n->bias : n->weight;
+        const amp_param* w = ampi_weight_grad(m, param) ? &m->params[param] : NULL;
+        if (w) r = ampi_collect(m, &stats[i / 2].weight_gradient, w->grad, w->grad_dtype, w->count);
     }
     fesetenv(&floats);
     return r;
@@ -18069,9 +18033,8 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     fprintf(out,
             "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
             "moments %llu, workspace %llu\n",
-            (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
-            (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes,
-            (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
+            (ampi_ull)parameters, (ampi_ull)mem.activation_bytes, (ampi_ull)mem.parameter_bytes,
+            (ampi_ull)mem.low_parameter_bytes, (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
             (ampi_ull)mem.workspace_bytes);
     if (m->param_count > 0) ampi_optimizer_print(&m->training.optimizer, out);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
@@ -18083,15 +18046,14 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     int i, first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
     fprintf(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
-            (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals,
-            (ampi_ull)s->infs, (ampi_ull)s->nans, (double)s->smallest, (double)s->largest);
+            (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
+            (double)s->smallest, (double)s->largest);
     fprintf(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
-            (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal,
-            (ampi_ull)s->would_overflow, (double)s->suggested_scale);
+            (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
+            (double)s->suggested_scale);
     for (i = 0; i < AMP_STATS_BINS; i++) {
-        if (!s->histogram[i]) continue;
-        if (i < first) first = i;
-        last = i;
+        if (s->histogram[i]) last = i;
+        if (s->histogram[i] && i < first) first = i;
         if (s->histogram[i] > most) most = s->histogram[i];
     }
     for (i = first; i <= last; i++)
