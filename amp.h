@@ -3757,7 +3757,7 @@ typedef struct ampi_kernels {
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
     void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
-    void (*turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k);
+    void (*store_results)(void* dst, amp_dtype t, const float* src, size_t count);
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                    ampi_update_seen* seen);
 } ampi_kernels;
@@ -4325,6 +4325,16 @@ AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size
     size_t i;
     for (i = 0; i < count; i += AMPI_LANES)
         AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
+}
+/* `count` neighbours of a result of any type, rounded; every NaN is 0x7fc00000. */
+AMPI_KERNEL_FN void AMPI_K(store_results)(void* dst, amp_dtype t, const float* src, size_t count) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
+    size_t i;
+    for (i = 0; i + AMPI_LANES <= count; i += AMPI_LANES)
+        AMPI_K(store_typed)((char*)dst + i * size, t, AMPI_K(clean_lanes)(AMPI_K(load)(src + i)));
+    if (i < count)
+        AMPI_K(store_part)((char*)dst + i * size, t,
+                           AMPI_K(clean_lanes)(AMPI_K(load_part)(src + i, AMP_F32, count - i)), count - i);
 }
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     size_t i;
@@ -5267,7 +5277,7 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
 #else
                                               NULL,
 #endif
-                                              AMPI_K(turn),
+                                              AMPI_K(store_results),
                                               AMPI_K(update) };
 #endif /* AMPI_PASS */
 
@@ -6671,7 +6681,8 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
-/* to[i] = value, an expression of i, for i from 0 to n in whole groups of lanes; `to` may be what it is computed from.
+/* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be what
+   it is computed from.
    gcc is told that no lane reads what another one writes. Others vectorise the detour through an array. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
   #define AMPI_LOOP(to, n, value)                                                             \
@@ -6748,18 +6759,18 @@ AMPI_INLINE void ampi_clean_body(int hw, float* v, size_t n) {
     for (i = 0; any >> 31 && i < n; i++) v[i] = ampi_clean_nan(v[i]);
 }
 AMPI_KERNEL(ampi_clean, (float* v, size_t n), v, n)
+/* Elements [i, i+n) of a result from v. */
+AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
+    ampi_kernels_now()->store_results((char*)data + i * ampi_type_size(t), ampi_dtype(t), v, n);
+    ampi_clear_upper();
+}
 /* Where to form elements [i, i+n) of a result: in place or in `tile`, from which ampi_close stores them. */
 AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
     return ampi_direct(t, n) ? (float*)data + i : tile;
 }
 AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    ampi_clean(tile, n);
-    if (!ampi_direct(t, n)) ampi_store_f32(data, t, i, tile, n);
-}
-/* Elements [i, i+n) of a result from v. */
-AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
-    ampi_clean(v, n);
-    ampi_store_f32(data, t, i, v, n);
+    if (ampi_direct(t, n)) ampi_clean(tile, n);
+    else ampi_store(data, t, i, tile, n);
 }
 /* n elements of any type that a kernel reads or writes. By hand for AVX-512 kernels take operands of any type, if all
    are of one, and some for AVX2 too (by hand for both); others take floats. */
@@ -6808,90 +6819,55 @@ AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
     return sum + (double)a * (double)b;
 }
 
-/* acc[i % LANES] += x[i], also for a last group that is not full. */
-AMPI_INLINE void ampi_lane_sum_plain_body(int hw, double* acc, const float* x, size_t n) {
+/* Sums in double by lanes: element i goes to lane i % AMPI_LANES. A step adds n elements to as many lanes. Kernels take
+   eight at a time, which compilers turn into vectors without a loop, so that lanes stay in registers; the last step
+   takes what is left. acc[i % LANES] += x[i]: */
+AMPI_INLINE void ampi_sum_step(double* sum, const float* x, size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS
+    for (l = 0; l < n; l++) sum[l] += (double)x[l];
+}
+AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
     double a[AMPI_LANES];
-    size_t i, l;
     (void)hw;
     memcpy(a, acc, sizeof a);
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
-    for (l = 0; i + l < n; l++) a[l] += (double)x[i + l];
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
+        ampi_sum_step(a, x, AMPI_LANES);
+    }
+    ampi_sum_step(a, x, n);
     memcpy(acc, a, sizeof a);
 }
-AMPI_KERNEL_PLAIN(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
+AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
 
-/* Is the mean of floats such that no difference from it, rounded to float, becomes infinite? */
-AMPI_FN int ampi_mean_is_usual(double mean) { return fabs(mean) < 1e30; }
-
-/* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
-   exact. */
-AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
-    float d = (float)((double)x - mean);
-    return ampi_add_product(hw, d, d, sum);
+/* sum[i % LANES] += g[i], dot[i % LANES] += g[i] * (x[i] - mean[i % LANES]): the sums of a norm's backward pass. */
+AMPI_INLINE void ampi_dot_step(int hw, double* sum, double* dot, const float* g, const float* x, const float* mean,
+                               size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS
+    for (l = 0; l < n; l++) {
+        sum[l] += (double)g[l];
+        dot[l] = ampi_add_product(hw, g[l], x[l] - mean[l], dot[l]);
+    }
 }
-AMPI_INLINE void ampi_lane_moment_plain_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
-    double a[AMPI_LANES], m[AMPI_LANES];
-    size_t i, l;
-    memcpy(a, acc, sizeof a);
-    memcpy(m, mean, sizeof m);
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
-    for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL_PLAIN(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
-/* Both in one pass, about a pivot: acc[i % LANES] takes x, or x - pivot where that is `less`, and the 16 sums behind
-   those (x - pivot)^2. Differences are rounded to float. */
-AMPI_INLINE void ampi_add_moments(int hw, float x, float pivot, int less, double* sum, double* square) {
-    const float d = x - pivot;
-    *sum += (double)(less ? d : x);
-    *square = ampi_add_product(hw, d, d, *square);
-}
-AMPI_INLINE void ampi_lane_moments_plain_body(int hw, double* acc, const float* x, const float* pivot, int less,
-                                              size_t n) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    float p[AMPI_LANES];
-    size_t i, l;
-    memcpy(a, acc, sizeof a);
-    memcpy(b, acc + AMPI_LANES, sizeof b);
-    memcpy(p, pivot, sizeof p);
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) ampi_add_moments(hw, x[i + l], p[l], less, a + l, b + l);
-    for (l = 0; i + l < n; l++) ampi_add_moments(hw, x[i + l], p[l], less, a + l, b + l);
-    memcpy(acc, a, sizeof a);
-    memcpy(acc + AMPI_LANES, b, sizeof b);
-}
-AMPI_KERNEL_PLAIN(ampi_lane_moments_plain, (double* acc, const float* x, const float* pivot, int less, size_t n),
-                  acc, x, pivot, less, n)
-
-/* sum += g, dot += g * (x - mean) by lanes: the two sums of a norm's backward pass. */
-AMPI_INLINE void ampi_lane_dot_plain_body(int hw, double* sum, double* dot, const float* g, const float* x,
+AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const float* g, const float* x,
                                     const float* mean, size_t n) {
     double a[AMPI_LANES], b[AMPI_LANES];
     float m[AMPI_LANES];
-    size_t i, l;
     memcpy(a, sum, sizeof a);
     memcpy(b, dot, sizeof b);
     memcpy(m, mean, sizeof m);
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            a[l] += (double)g[i + l];
-            b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
-        }
-    for (l = 0; i + l < n; l++) {
-        a[l] += (double)g[i + l];
-        b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, g += AMPI_LANES, x += AMPI_LANES) {
+        ampi_dot_step(hw, a, b, g, x, m, AMPI_LANES);
     }
+    ampi_dot_step(hw, a, b, g, x, m, n);
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
 }
-AMPI_KERNEL_PLAIN(ampi_lane_dot_plain,
-            (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n), sum,
-            dot, g, x, mean, n)
+AMPI_KERNEL(ampi_lane_dot, (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
+            sum, dot, g, x, mean, n)
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
-AMPI_INLINE double ampi_lane_total(const double* acc) {
+AMPI_FN double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES / 2];
     size_t l;
     for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
@@ -6899,532 +6875,15 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-#if AMPI_X86
-/* The same sums by hand, of sixteen elements [i, i+16) of any type at a time, for the kernels below. */
-typedef struct ampi_wide { __m512d low, high; } ampi_wide;
-
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_widen_x16(__m512 x) {
-    ampi_wide w;
-    w.low = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 0));
-    w.high = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 1));
-    return w;
-}
-/* Eight floats from memory. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
-    if (t == AMP_F32) return _mm256_loadu_ps((const float*)p + i);
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)((const uint16_t*)p + i)));
-}
-/* From memory, the halves of a vector need no extraction. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_get_wide_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
-    ampi_wide w;
-    if (t == AMP_BF16 || m != AMPI_ALL16) return ampi_widen_x16(ampi_get_x16(t, p, i, m));
-    w.low = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i));
-    w.high = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i + 8));
-    return w;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_load_wide(const double* p) {
-    ampi_wide w;
-    w.low = _mm512_loadu_pd(p);
-    w.high = _mm512_loadu_pd(p + 8);
-    return w;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_wide(double* p, ampi_wide w) {
-    _mm512_storeu_pd(p, w.low);
-    _mm512_storeu_pd(p + 8, w.high);
-}
-/* acc += x. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
-    acc->low = _mm512_add_pd(acc->low, x.low);
-    acc->high = _mm512_add_pd(acc->high, x.high);
-}
-/* The same as x * 1 + acc, for kernels that widen: AMD's units for widening are those for additions. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_add_widened(ampi_wide* acc, ampi_wide x) {
-    const __m512d one = _mm512_set1_pd(1.0);
-    acc->low = _mm512_fmadd_pd(x.low, one, acc->low);
-    acc->high = _mm512_fmadd_pd(x.high, one, acc->high);
-}
-/* acc += a * b. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
-    acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
-    acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
-}
-/* d rounded to the 24 bits of a float: d * (2^29 - 1) is rounded to a double, and d * 2^29 less that is d with the same
-   error, at most half a unit of d's 24th bit, which is the last bit of the product; where the product has fallen below
-   a power of two, d is so close above one that it goes there all the same. A tie goes to the even one, as d * 2^29 is
-   even then. What a float could only hold as a subnormal number keeps more bits, but its square is lost beside any
-   eps, and 0 as a float. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512d ampi_round_24(__m512d d) {
-    return _mm512_fmsub_pd(d, _mm512_set1_pd(536870912.0), _mm512_mul_pd(d, _mm512_set1_pd(536870911.0)));
-}
-/* The tree of ampi_lane_total. */
-AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_wide_total(ampi_wide acc) {
-    __m512d a = _mm512_add_pd(acc.low, acc.high);
-    __m256d b = _mm256_add_pd(_mm512_maskz_extractf64x4_pd(0xf, a, 0), _mm512_maskz_extractf64x4_pd(0xf, a, 1));
-    __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
-    return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
-}
-
-/* Sums and moments take bfloat16 apart by a shift and a mask: its even elements are `low`, its odd ones `high`, and so
-   are the lanes of their sums and means. Other types keep their order. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_get_lanes_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
-    const uint16_t* x = (const uint16_t*)p + i;
-    ampi_wide w;
-    __m256i u;
-    if (t != AMP_BF16) return ampi_get_wide_x16(t, p, i, m);
-    u = m == AMPI_ALL16 ? _mm256_loadu_si256((const __m256i*)(const void*)x) : AMPI_LOAD_HALF_X16(m, x);
-    w.low = _mm512_maskz_cvtps_pd(0xff, _mm256_castsi256_ps(_mm256_slli_epi32(u, 16)));
-    u = _mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u));
-    w.high = _mm512_maskz_cvtps_pd(0xff, _mm256_castsi256_ps(u));
-    return w;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_load_lanes_x16(amp_dtype t, const double* p) {
-    const __m512i even = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0), odd = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
-    ampi_wide w = ampi_load_wide(p), v = w;
-    if (t != AMP_BF16) return w;
-    v.low = _mm512_permutex2var_pd(w.low, even, w.high);
-    v.high = _mm512_permutex2var_pd(w.low, odd, w.high);
-    return v;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_lanes_x16(amp_dtype t, double* p, ampi_wide w) {
-    const __m512i low = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), high = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
-    ampi_wide v = w;
-    if (t == AMP_BF16) v.low = _mm512_permutex2var_pd(w.low, low, w.high);
-    if (t == AMP_BF16) v.high = _mm512_permutex2var_pd(w.low, high, w.high);
-    ampi_store_wide(p, v);
-}
-/* The same tree: the lanes that it adds up to the end are all even or all odd. */
-AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_lanes_total_x16(amp_dtype t, ampi_wide acc) {
-    ampi_wide even, odd;
-    if (t != AMP_BF16) return ampi_wide_total(acc);
-    even.low = acc.low;
-    odd.low = acc.high;
-    even.high = odd.high = _mm512_set1_pd(-0.0);
-    return ampi_wide_total(even) + ampi_wide_total(odd);
-}
-/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_moment(amp_dtype t, ampi_wide* acc, ampi_wide x, ampi_wide mean,
-                                                     __mmask16 m) {
-    const unsigned n = m == AMPI_ALL16 ? 16u : (unsigned)__builtin_popcount(m);
-    const __mmask8 low = (__mmask8)(t == AMP_BF16 ? (1u << (n + 1u) / 2u) - 1u : m);
-    const __mmask8 high = (__mmask8)(t == AMP_BF16 ? (1u << n / 2u) - 1u : (unsigned)m >> 8);
-    ampi_wide d;
-    d.low = ampi_round_24(_mm512_maskz_sub_pd(low, x.low, mean.low));
-    d.high = ampi_round_24(_mm512_maskz_sub_pd(high, x.high, mean.high));
-    ampi_wide_fma(acc, d, d);
-}
-
-/* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
-    AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_wide_add(acc, ampi_get_lanes_x16(t, x, i, m));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
-                                                    ampi_wide mean) {
-    ampi_wide_moment(t, acc, ampi_get_lanes_x16(t, x, i, m), mean, m);
-}
-/* Of two rows `next` bytes apart: a lane's sum waits for each of its additions, and another row's can go on then.
-   What is `ahead` bytes on is fetched. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
-                                                      const char* x, size_t next, size_t ahead) {
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
-    ampi_wide_add_widened(a, ampi_get_lanes_x16(t, x, i, m));
-    ampi_wide_add_widened(b, ampi_get_lanes_x16(t, x + next, i, m));
-}
-/* With d = x - pivot: sum += d, or x if that is F32, square += d^2. What is `ahead` bytes on is fetched. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moments_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum,
-                                                     ampi_wide* square, const void* x, size_t ahead, __m512 pivot) {
-    const ampi_wide d = ampi_widen_x16(_mm512_maskz_sub_ps(m, ampi_get_x16(t, x, i, m), pivot));
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    ampi_wide_add(sum, t == AMP_F32 ? ampi_get_wide_x16(t, x, i, m) : d);
-    ampi_wide_fma(square, d, d);
-}
-/* sum += g, dot += g * (x - mean). */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
-                                                  __m512 mean) {
-    ampi_wide_add(sum, g);
-    ampi_wide_fma(dot, g, ampi_widen_x16(_mm512_maskz_sub_ps(m, x, mean)));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
-                                                 const void* g, const void* x, size_t ahead, __m512 mean) {
-    AMPI_FETCH(g, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    ampi_dot_step(m, sum, dot, ampi_get_wide_x16(t, g, i, m), ampi_get_x16(t, x, i, m), mean);
-}
-
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_sum_x16(amp_dtype t, double* acc, const void* x, size_t n) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc);
-    AMPI_EACH_X16(ampi_sum_x16, t, n, &a, x);
-    ampi_store_lanes_x16(t, acc, a);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_sum_avx512(double* acc, ampi_part x) {
-    AMPI_FOR_TYPE(ampi_lane_sum_x16, x.t, acc, x.data, x.n);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moments_avx512(double* acc, ampi_part x, size_t ahead, const float* pivot) {
-    ampi_wide a = ampi_load_wide(acc), b = ampi_load_wide(acc + AMPI_LANES);
-    const __m512 p = _mm512_loadu_ps(pivot);
-    AMPI_ALL_X16(ampi_moments_x16, x.t, x.n, &a, &b, x.data, ahead, p);
-    ampi_store_wide(acc, a);
-    ampi_store_wide(acc + AMPI_LANES, b);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
-                                                     const float* mean) {
-    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
-    const __m512 m = _mm512_loadu_ps(mean);
-    AMPI_ALL_X16(ampi_dot_x16, x.t, x.n, &a, &b, g.data, x.data, ahead, m);
-    ampi_store_wide(sum, a);
-    ampi_store_wide(dot, b);
-}
-#endif
-
-#if AMPI_X86
-/* The same for AVX2, whose vectors are half as wide: a step takes eight elements [i, i+8), or m of them where a row
-   ends, and `upper` says which eight of the sixteen lanes they belong to. */
-typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
-
-/* step(type, i, m, upper, ...) for all of n elements; and the same with the type as a constant. */
-#define AMPI_EACH_X8(step, t, n, ...)                                                       \
-    do {                                                                                    \
-        size_t ampi_i = 0;                                                                  \
-        for (; ampi_i + 16 <= (n); ampi_i += 16) {                                          \
-            step(t, ampi_i, 8, 0, __VA_ARGS__);                                             \
-            step(t, ampi_i + 8, 8, 1, __VA_ARGS__);                                         \
-        }                                                                                   \
-        if (ampi_i < (n)) step(t, ampi_i, ampi_min_size((n) - ampi_i, 8), 0, __VA_ARGS__);  \
-        if (ampi_i + 8 < (n)) step(t, ampi_i + 8, (n) - ampi_i - 8, 1, __VA_ARGS__);        \
-    } while (0)
-#define AMPI_ALL_X8(step, t, n, ...)                                                        \
-    do {                                                                                    \
-        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_X8(step, AMP_F16, n, __VA_ARGS__);          \
-        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_X8(step, AMP_BF16, n, __VA_ARGS__);   \
-        else AMPI_EACH_X8(step, AMP_F32, n, __VA_ARGS__);                                   \
-    } while (0)
-
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_x8(__m256 x) {
-    ampi_wide8 w;
-    w.low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-    w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-    return w;
-}
-/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_from_x8(const float* from) {
-    ampi_wide8 w;
-    w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
-    w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
-    return w;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_kept_x8(__m256 x) {
-    float kept[8];
-    const float* from = kept;
-    _mm256_storeu_ps(kept, x);
-    AMPI_OPAQUE(from);
-    return ampi_widen_from_x8(from);
-}
-/* Of bfloat16, zeros below the words make them floats. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
-    ampi_wide8 w;
-    if (t == AMP_BF16) {
-        const __m128i words = ampi_load_words_avx2((const uint16_t*)p + i, m), zero = _mm_setzero_si128();
-        w.low = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpacklo_epi16(zero, words)));
-        w.high = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpackhi_epi16(zero, words)));
-        return w;
-    }
-    if (t == AMP_F32 && m >= 8) return ampi_widen_from_x8((const float*)p + i);
-    return ampi_widen_kept_x8(ampi_read8_avx2(p, t, i, m));
-}
-/* Elements [i, i+16), or n of them where a row ends, for what is computed in floats. Of bfloat16 the first vector holds
-   elements 0..3 and 8..11, the second one the others, as unpacking leaves them: floats that go with such elements take
-   that order too. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
-    const uint16_t* h = (const uint16_t*)p + i;
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i words = zero;
-    ampi_twin r;
-    if (t != AMP_BF16) {
-        r.a = ampi_read8_avx2(p, t, i, n);
-        r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
-        return r;
-    }
-    if (n >= 16) words = _mm256_loadu_si256((const __m256i*)(const void*)h);
-    else {
-        words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h, n), 0);
-        if (n > 8) words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h + 8, n - 8), 1);
-    }
-    r.a = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words));
-    r.b = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words));
-    return r;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_get_quarters(const float* low, const float* high) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
-}
-/* Sixteen floats that go with elements of type t. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_twin(amp_dtype t, const float* p) {
-    ampi_twin r;
-    r.a = t == AMP_BF16 ? ampi_get_quarters(p, p + 8) : _mm256_loadu_ps(p);
-    r.b = t == AMP_BF16 ? ampi_get_quarters(p + 4, p + 12) : _mm256_loadu_ps(p + 8);
-    return r;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_fetched_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
-    uint16_t* h = (uint16_t*)p + i;
-    __m256i words;
-    if (t != AMP_BF16) {
-        ampi_put8_avx2(p, t, i, n, x.a);
-        if (n > 8) ampi_put8_avx2(p, t, i + 8, n - 8, x.b);
-        return;
-    }
-    words = ampi_bf16_pack_avx2(1, x.a, x.b);
-    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, words); return; }
-    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(words));
-    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(words, 1));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
-    AMPI_AHEAD(p, i * ampi_type_size(t));
-    ampi_put_fetched_twin(t, p, i, n, x);
-}
-/* step(type, i, n, ...) for all of n elements; and the same with the type as a constant. */
-#define AMPI_EACH_TWIN(step, t, n, ...)                                               \
-    do {                                                                              \
-        size_t ampi_i = 0;                                                            \
-        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, 16, __VA_ARGS__);    \
-        if (ampi_i < (n)) step(t, ampi_i, (n) - ampi_i, __VA_ARGS__);                 \
-    } while (0)
-#define AMPI_ALL_TWIN(step, t, n, ...)                                                      \
-    do {                                                                                    \
-        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_TWIN(step, AMP_F16, n, __VA_ARGS__);        \
-        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_TWIN(step, AMP_BF16, n, __VA_ARGS__); \
-        else AMPI_EACH_TWIN(step, AMP_F32, n, __VA_ARGS__);                                 \
-    } while (0)
-/* Sixteen bfloat16 another way, for coefficients that stay: the even elements, and the odd ones. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_parted(const uint16_t* p) {
-    const __m256i words = _mm256_loadu_si256((const __m256i*)(const void*)p);
-    ampi_twin r;
-    r.a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
-    r.b = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000u)));
-    return r;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_evens_x8(const float* p) {
-    return _mm256_set_ps(p[14], p[12], p[10], p[8], p[6], p[4], p[2], p[0]);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_parted(const float* p) {
-    ampi_twin r;
-    r.a = ampi_evens_x8(p);
-    r.b = ampi_evens_x8(p + 1);
-    return r;
-}
-/* x rounded to the 8 bits of a bfloat16, as ampi_round_24 does it. Infinities, NaNs, and numbers that overflow on the
-   way become NaNs; of zeros the sign is lost, and what bfloat16 holds as a subnormal number keeps too many bits. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_round_8_x8(__m256 x) {
-    return _mm256_castps_si256(
-        _mm256_fmsub_ps(x, _mm256_set1_ps(65536.0f), _mm256_mul_ps(x, _mm256_set1_ps(65535.0f))));
-}
-/* To bfloat16, in order. Returns the lesser of `least` and the words, where those of exponents 255 and 0, which may be
-   wrong, are the least of all: below AMPI_PARTED_SOUND. */
-enum { AMPI_PARTED_SOUND = -0x7e00 };
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_put_parted(uint16_t* p, ampi_twin x, __m256i least) {
-    const __m256i words = _mm256_or_si256(_mm256_srli_epi32(ampi_round_8_x8(x.a), 16), ampi_round_8_x8(x.b));
-    const __m256i from_255 = _mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7f00));
-    _mm256_storeu_si256((__m256i*)(void*)p, words);
-    return _mm256_min_epi16(least, from_255);
-}
-/* x - y as x * 1 - y, for kernels that widen: see ampi_wide_add_widened. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
-    return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
-}
-/* The same with the shuffle for FP16: half of a sum's vectors this way and half the other, and neither the shuffles nor
-   the loads are what it waits for. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_other_x8(amp_dtype t, const void* p, size_t i, size_t m) {
-    return t == AMP_F16 ? ampi_widen_x8(ampi_read8_avx2(p, t, i, m)) : ampi_get_wide_x8(t, p, i, m);
-}
-/* x in the first m lanes, 0 in the others. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
-    return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
-}
-/* Of sixteen elements of type t, or n of them, those; zeros for the others. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_first_twin(amp_dtype t, ampi_twin x, size_t n) {
-    float ones[16];
-    ampi_twin on;
-    if (n >= 16) return x;
-    _mm256_storeu_ps(ones, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
-    _mm256_storeu_ps(ones + 8, _mm256_castsi256_ps(AMPI_V8_MASK((int)n - 8)));
-    on = ampi_beside_twin(t, ones);
-    x.a = _mm256_and_ps(x.a, on.a);
-    x.b = _mm256_and_ps(x.b, on.b);
-    return x;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_load_wide8(const double* p) {
-    ampi_wide8 w;
-    w.low = _mm256_loadu_pd(p);
-    w.high = _mm256_loadu_pd(p + 4);
-    return w;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_wide8(double* p, ampi_wide8 w) {
-    _mm256_storeu_pd(p, w.low);
-    _mm256_storeu_pd(p + 4, w.high);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_lanes8(ampi_wide8* acc, const double* p) {
-    acc[0] = ampi_load_wide8(p);
-    acc[1] = ampi_load_wide8(p + 8);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_lanes8(double* p, const ampi_wide8* acc) {
-    ampi_store_wide8(p, acc[0]);
-    ampi_store_wide8(p + 8, acc[1]);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) {
-    acc->low = _mm256_add_pd(acc->low, x.low);
-    acc->high = _mm256_add_pd(acc->high, x.high);
-}
-/* As ampi_wide_add_widened. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add_widened(amp_dtype t, ampi_wide8* acc, ampi_wide8 x) {
-    const __m256d one = _mm256_set1_pd(1.0);
-    if (t == AMP_F32) { ampi_wide8_add(acc, x); return; }
-    acc->low = _mm256_fmadd_pd(x.low, one, acc->low);
-    acc->high = _mm256_fmadd_pd(x.high, one, acc->high);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
-    acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
-    acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
-}
-/* As ampi_round_24. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_round_24_x4(__m256d d) {
-    return _mm256_fmsub_pd(d, _mm256_set1_pd(536870912.0), _mm256_mul_pd(d, _mm256_set1_pd(536870911.0)));
-}
-/* In the first m lanes; for usual means. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
-    ampi_wide8 d;
-    if (m < 8) {                                  /* where x is the mean, nothing is added */
-        const ampi_wide8 on = ampi_widen_x8(ampi_first_x8(_mm256_set1_ps(-1.0f), m));
-        x.low = _mm256_blendv_pd(mean.low, x.low, on.low);
-        x.high = _mm256_blendv_pd(mean.high, x.high, on.high);
-    }
-    d.low = ampi_round_24_x4(_mm256_sub_pd(x.low, mean.low));
-    d.high = ampi_round_24_x4(_mm256_sub_pd(x.high, mean.high));
-    ampi_wide8_fma(acc, d, d);
-}
-/* The tree of ampi_lane_total, of both halves. */
-AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
-    __m256d a = _mm256_add_pd(_mm256_add_pd(acc[0].low, acc[1].low), _mm256_add_pd(acc[0].high, acc[1].high));
-    __m128d c = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
-}
-
-/* Elements [i, i+16), or n of them and zeros. Of bfloat16, memory puts the quarters of a twin in order. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
-    float kept[16];
-    const float* from = kept;
-    ampi_twin v;
-    if (t != AMP_BF16 || n < 16) {
-        w[0] = ampi_get_wide_x8(t, p, i, n);
-        w[1] = n > 8 ? ampi_get_wide_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
-        return;
-    }
-    v = ampi_get_twin(t, p, i, n);
-    _mm256_storeu_ps(kept, v.a);
-    _mm256_storeu_ps(kept + 8, v.b);
-    AMPI_OPAQUE(from);
-    w[0].low = _mm256_cvtps_pd(_mm_loadu_ps(from));
-    w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
-    w[0].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 8));
-    w[1].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes8_add_widened(amp_dtype t, ampi_wide8* acc, const ampi_wide8* w) {
-    ampi_wide8_add_widened(t, acc, w[0]);
-    ampi_wide8_add_widened(t, acc + 1, w[1]);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x) {
-    ampi_wide8 w[2];
-    AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_get_lanes8(t, x, i, n, w);
-    ampi_lanes8_add_widened(t, acc, w);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x,
-                                                   const ampi_wide8* mean) {
-    ampi_wide8 w[2];
-    ampi_get_lanes8(t, x, i, n, w);
-    ampi_wide8_moment(acc, w[0], mean[0], n);
-    if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);
-}
-/* As ampi_moments_x16. Half of the vectors are widened through memory and half by shuffles: nothing waits then. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moments_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* sum,
-                                                    ampi_wide8* square, const void* x, size_t ahead, ampi_twin pivot) {
-    const ampi_twin d = ampi_first_twin(t, ampi_sub_twin(ampi_get_twin(t, x, i, n), pivot), n);
-    ampi_wide8 w[2];
-    w[0] = t == AMP_F32 ? ampi_widen_x8(d.a) : ampi_widen_kept_x8(d.a);
-    w[1] = ampi_widen_x8(d.b);
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    if (t == AMP_BF16) { const __m256d low = w[1].low; w[1].low = w[0].high; w[0].high = low; }
-    ampi_wide8_fma(square, w[0], w[0]);
-    ampi_wide8_fma(square + 1, w[1], w[1]);
-    if (t == AMP_F32) ampi_get_lanes8(t, x, i, n, w);
-    ampi_wide8_add(sum, w[0]);
-    ampi_wide8_add(sum + 1, w[1]);
-}
-/* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
-    ampi_wide8_add(sum, g);
-    ampi_wide8_fma(dot, g, d);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
-                                              ampi_wide8* dot, const void* g, const void* x, const float* mean) {
-    const ampi_wide8 w = ampi_get_wide_x8(t, g, i, m);
-    __m256 d = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(mean + 8 * upper));
-    d = ampi_first_x8(d, m);
-    if (upper == 0) AMPI_AHEAD(g, i * ampi_type_size(t));
-    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_dot_step8(sum + upper, dot + upper, w, t == AMP_BF16 ? ampi_widen_kept_x8(d) : ampi_widen_x8(d));
-}
-
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
-    ampi_wide8 a[2];
-    ampi_load_lanes8(a, acc);
-    AMPI_ALL_TWIN(ampi_sum_twin, x.t, x.n, a, x.data);
-    ampi_store_lanes8(acc, a);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lane_moments8(amp_dtype t, double* acc, const void* x, size_t n, size_t ahead,
-                                                    const float* pivot) {
-    const ampi_twin p = ampi_beside_twin(t, pivot);
-    ampi_wide8 a[2], b[2];
-    ampi_load_lanes8(a, acc);
-    ampi_load_lanes8(b, acc + AMPI_LANES);
-    AMPI_EACH_TWIN(ampi_moments_twin, t, n, a, b, x, ahead, p);
-    ampi_store_lanes8(acc, a);
-    ampi_store_lanes8(acc + AMPI_LANES, b);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moments_avx2(double* acc, ampi_part x, size_t ahead, const float* pivot) {
-    AMPI_FOR_TYPE(ampi_lane_moments8, x.t, acc, x.data, x.n, ahead, pivot);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
-                                                 const float* mean) {
-    ampi_wide8 a[2], b[2];
-    (void)ahead;
-    ampi_load_lanes8(a, sum);
-    ampi_load_lanes8(b, dot);
-    AMPI_ALL_X8(ampi_dot_x8, x.t, x.n, a, b, g.data, x.data, mean);
-    ampi_store_lanes8(sum, a);
-    ampi_store_lanes8(dot, b);
-}
-#endif
-
-/* The three for a part, whose type is F32 where there is no kernel by hand. */
-AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_sum, acc, x); return; }
-#endif
-    ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
-}
-/* t: the type that x had. */
-AMPI_FN void ampi_lane_moments(double* acc, ampi_part x, amp_dtype t, size_t ahead, const float* pivot) {
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_moments, acc, x, ahead, pivot); return; }
-#endif
-    (void)ahead;
-    ampi_lane_moments_plain(acc, (const float*)x.data, pivot, ampi_dtype(t) != AMP_F32, x.n);
-}
-AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead, const float* mean) {
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, ahead, mean); return; }
-#endif
-    (void)ahead;
-    ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
+/* dst[start...] = sums, or dst + sums, n <= AMPI_TILE of them; dst may be NULL. */
+AMPI_FN void ampi_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* sums, int accumulate) {
+    float v[AMPI_TILE], old[AMPI_TILE];
+    size_t i;
+    if (!dst) return;
+    for (i = 0; i < n; i++) v[i] = (float)sums[i];
+    if (accumulate) ampi_load_f32(old, dst, t, start, n);
+    for (i = 0; accumulate && i < n; i++) v[i] = old[i] + v[i];
+    ampi_store(dst, t, start, v, n);
 }
 
 /* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
@@ -7439,68 +6898,13 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     return total;
 }
 
-/* --- short rows -------------------------------------------------------------------------- */
-
-/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So AMPI_SHORT of
-   them are turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone:
-   there each element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here.
-   Columns that are missing would be 0.0, which changes no sum that begins with 0.0: none is -0.0. */
-enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
-
-/* Fewer rows, of more elements, are not worth that. */
-AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
-
-/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, followed by zeros, or where they lie, if so
-   many others follow that AMPI_LANES numbers can be read from the start of each. */
-enum { AMPI_SHORT_TILE = AMPI_TILE + AMPI_LANES };
-AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
-    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
-    if (ampi_dtype(t) == AMP_F32 && rows >= row + AMPI_SHORT + AMPI_LANES) return (const float*)x + row * d;
-    ampi_load_f32(tile, x, t, row * d, n * d);
-    memset(tile + n * d, 0, ((ampi_padded(n) - n) * d + AMPI_LANES) * sizeof *tile);
-    return tile;
+#if AMPI_X86
+/* Eight floats from memory. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
+    if (t == AMP_F32) return _mm256_loadu_ps((const float*)p + i);
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)((const uint16_t*)p + i)));
 }
-/* n of them, whole groups of lanes, turned: columns by fours. */
-AMPI_FN void ampi_short_turn(float* turned, const float* x, size_t n, size_t d) {
-    size_t r;
-    for (r = 0; r < n; r += AMPI_LANES)
-        ampi_kernels_now()->turn(turned + r, AMPI_SHORT, x + r * d, d * sizeof *x, AMP_F32, d);
-    ampi_clear_upper();
-}
-/* Both; returns how many. */
-AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
-    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
-    AMPI_ALIGNED float tile[AMPI_SHORT_TILE];
-    ampi_short_turn(turned, ampi_short_rows(tile, x, t, row, rows, d), ampi_padded(n), d);
-    return n;
-}
-/* Back. Columns are turned by whole lanes, and those behind the last one fall on rows that follow, whose own elements
-   come later: so the first columns are the last to be turned. */
-AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* turned, size_t rows, size_t d) {
-    AMPI_ALIGNED float tile[AMPI_TILE];
-    size_t i, r;
-    for (r = 0; r < rows; r++)
-        for (i = 0; i < d; i++) tile[r * d + i] = turned[i * AMPI_SHORT + r];
-    ampi_store(y, t, start, tile, rows * d);
-}
-
-/* A column's rows from r on. Compilers are not to take several columns together. */
-AMPI_INLINE const float* ampi_short_at(const float* x, size_t i, size_t r) {
-    const float* column = x + i * AMPI_SHORT + r;
-    AMPI_OPAQUE(column);
-    return column;
-}
-
-/* The tree over d columns, of one group of lanes; its result is a[0]. */
-AMPI_INLINE void ampi_short_tree(double (*a)[AMPI_LANES], size_t d) {
-    size_t step, i, l;
-    for (step = AMPI_LANES / 2; step > 0; step /= 2)
-        for (i = 0; i < step && i + step < d; i++) {
-            AMPI_ALIGNED double sum[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) sum[l] = a[i][l] + a[i + step][l];
-            memcpy(a[i], sum, sizeof sum);
-        }
-}
+#endif
 
 /* --- pooling ----------------------------------------------------------------------------- */
 
@@ -8160,19 +7564,15 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 
 /* --- batch norm -------------------------------------------------------------------------- */
 
-/* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either
-   way a group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or
-   as many planes of the channel as fit, or a part of one plane. A plane of whole groups of lanes may be a step of its
-   own: its pixels are on the same lanes then, and sums run over it where it lies. Groups of smaller planes are `wide`
-   where kernels by hand take the operands: many go together, and kernels run along their rows, an image's elements. */
-enum { AMPI_BN_ALONE = 8 * AMPI_LANES };      /* pixels that make that worth while */
+/* A group of channels shares the 16 lanes: one channel, whose pixels they take in turn, or, where a channel has one
+   pixel, 16 channels side by side. Either way lane l has its statistics at l of arrays of 16. A step fills a tile: 64
+   rows of 16 channels, or as many planes of the channel as fit, or a part of one plane. A plane of 128 pixels or more,
+   in whole groups of lanes, is a step of its own: its pixels are on the same lanes then, and it is read in place. */
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
     size_t planes, parts, steps;     /* planes in a tile, tiles in a plane, tiles in a group */
     float eps, momentum;
-    size_t stretch;                  /* elements of a group in a row */
-    int wide;
 } ampi_bn_plan;
 
 /* Frozen statistics are nobody's function: both passes are those of evaluation. */
@@ -8197,278 +7597,159 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
         return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
-    p->groups = (p->channels + p->per_group - 1) / p->per_group;
-    p->stretch = p->spatial * p->per_group;
+    p->groups = ampi_div_up(p->channels, p->per_group);
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
-    if (p->spatial >= AMPI_BN_ALONE && p->spatial % AMPI_LANES == 0) p->planes = 1;
+    if (p->spatial >= 8 * AMPI_LANES && p->spatial % AMPI_LANES == 0) p->planes = 1;
     if (p->spatial == 1) p->planes = AMPI_TILE / AMPI_LANES;
-    p->parts = (p->spatial + AMPI_TILE - 1) / AMPI_TILE;
-    p->steps = (p->n + p->planes - 1) / p->planes * p->parts;
+    p->parts = ampi_div_up(p->spatial, AMPI_TILE);
+    p->steps = ampi_div_up(p->n, p->planes) * p->parts;
     return AMP_OK;
 }
 
-/* Piece i of a step: `length` elements at `offset` of the tensor belong at `at` of the tile. 0 = no such
-   piece. */
-AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, size_t i, size_t* offset,
-                             size_t* at) {
-    size_t image = step / p->parts * p->planes + i, start = step % p->parts * AMPI_TILE;
-    if (i >= p->planes || image >= p->n) return 0;
-    *offset = (image * p->channels + group * p->per_group) * p->spatial + start;
-    *at = i * (p->spatial == 1 ? (size_t)AMPI_LANES : p->spatial);
-    return p->spatial == 1 ? ampi_min_size(p->channels - group * AMPI_LANES, AMPI_LANES)
-                           : ampi_min_size(p->spatial - start, AMPI_TILE);
-}
-/* `count` pieces of `size` bytes, `from` bytes apart, to places `to` bytes apart: most are short, and two moves of one
-   length, which may overlap, take each. */
-#define AMPI_BN_MOVE(bytes)                                      \
-    for (; count > 0; count--, d += to, s += from) {             \
-        memcpy(d, s, bytes);                                     \
-        memcpy(d + size - (bytes), s + size - (bytes), bytes);   \
-    }
-AMPI_FN void ampi_bn_move(void* dst, size_t to, const void* src, size_t from, size_t size, size_t count) {
-    char* d = (char*)dst;
-    const char* s = (const char*)src;
-    if (size > 128) for (; count > 0; count--, d += to, s += from) memcpy(d, s, size);
-    else if (size >= 64) AMPI_BN_MOVE(64)
-    else if (size >= 32) AMPI_BN_MOVE(32)
-    else if (size >= 16) AMPI_BN_MOVE(16)
-    else if (size >= 8) AMPI_BN_MOVE(8)
-    else if (size >= 4) AMPI_BN_MOVE(4)
-    else AMPI_BN_MOVE(2)
-}
-/* The pieces of a step, which are equally long: where the first one lies, bytes of one, bytes between their places in
-   the tensor and in a tile, and the tile's elements. Channels that are missing there are 0. */
-typedef struct ampi_bn_step { size_t offset, size, from, to, count, n; } ampi_bn_step;
-AMPI_FN ampi_bn_step ampi_bn_step_at(const ampi_bn_plan* p, size_t group, size_t step, amp_dtype t) {
-    size_t at, length;
+/* The elements of a step: `count` pieces of `length`, each `next` elements behind the one before it in the tensor, the
+   first at `start`; in a tile of n elements they are `pitch` apart. */
+typedef struct ampi_bn_step { size_t start, length, next, count, pitch, n; } ampi_bn_step;
+AMPI_FN ampi_bn_step ampi_bn_step_at(const ampi_bn_plan* p, size_t group, size_t step) {
+    const size_t image = step / p->parts * p->planes, pixel = step % p->parts * AMPI_TILE;
     ampi_bn_step q;
-    length = ampi_bn_piece(p, group, step, 0, &q.offset, &at);
-    q.count = ampi_min_size(p->n - step / p->parts * p->planes, p->planes);
-    q.size = length * ampi_type_size(t);
-    q.from = p->channels * p->spatial * ampi_type_size(t);
-    q.to = (p->spatial == 1 ? (size_t)AMPI_LANES : length) * ampi_type_size(t);
-    q.n = q.count * (p->spatial == 1 ? (size_t)AMPI_LANES : length);
+    q.start = (image * p->channels + group * p->per_group) * p->spatial + pixel;
+    q.length = p->spatial == 1 ? ampi_min_size(p->channels - group * AMPI_LANES, AMPI_LANES)
+                               : ampi_min_size(p->spatial - pixel, AMPI_TILE);
+    q.next = p->channels * p->spatial;
+    q.count = ampi_min_size(p->n - image, p->planes);
+    q.pitch = p->spatial == 1 ? (size_t)AMPI_LANES : q.length;
+    q.n = q.count * q.pitch;
     return q;
 }
-/* Room for a tile of any type. */
-typedef union ampi_bn_tile { float floats[AMPI_TILE]; uint16_t words[AMPI_TILE]; } ampi_bn_tile;
-AMPI_FN size_t ampi_bn_gather(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
-                              void* tile) {
-    const ampi_bn_step q = ampi_bn_step_at(p, group, step, t);
-    if (q.size < q.to) memset(tile, 0, q.count * q.to);
-    ampi_bn_move(tile, q.to, (const char*)x + q.offset * ampi_type_size(t), q.from, q.size, q.count);
-    return q.n;
+/* A tile of the tensor's own type. */
+typedef union ampi_bn_raw { float floats[AMPI_TILE]; uint16_t halves[AMPI_TILE]; } ampi_bn_raw;
+/* The elements of a step as floats to read, in place or widened into `tile`. Channels that are missing there are 0. */
+AMPI_FN const float* ampi_bn_view(const ampi_bn_step* q, const void* x, amp_dtype t, float* tile) {
+    const size_t size = ampi_type_size(t);
+    ampi_bn_raw raw;
+    char* to = (char*)&raw;
+    size_t i;
+    if (q->count == 1 && q->n == q->length) return ampi_view(x, t, q->start, q->n, tile);
+    if (q->length < q->pitch) memset(to, 0, q->n * size);
+    for (i = 0; i < q->count; i++)
+        memcpy(to + i * q->pitch * size, (const char*)x + (q->start + i * q->next) * size, q->length * size);
+    ampi_load_f32(tile, &raw, t, 0, q->n);
+    memset(tile + q->n, 0, (ampi_padded(q->n) - q->n) * sizeof(float));
+    return tile;
 }
-AMPI_FN void ampi_bn_scatter(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
-                             const void* tile) {
-    const ampi_bn_step q = ampi_bn_step_at(p, group, step, t);
-    ampi_bn_move((char*)y + q.offset * ampi_type_size(t), q.from, tile, q.to, q.size, q.count);
+/* Where to form the results of a step, in place or in `tile`; and their storing from there. */
+AMPI_FN float* ampi_bn_open(const ampi_bn_step* q, void* y, amp_dtype t, float* tile) {
+    return q->count == 1 && q->n == q->length ? ampi_open(y, t, q->start, q->n, tile) : tile;
 }
-/* Returns the number of elements in the tile. */
-AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
-                            float* tile) {
-    ampi_bn_tile raw;
-    size_t n;
-    if (ampi_dtype(t) == AMP_F32) n = ampi_bn_gather(p, x, t, group, step, tile);
-    else {
-        n = ampi_bn_gather(p, x, t, group, step, &raw);
-        ampi_load_f32(tile, &raw, t, 0, n);
-    }
-    memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
-    return n;
-}
-AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
-                           float* tile, size_t n) {
-    ampi_bn_tile raw;
-    ampi_clean(tile, n);
-    if (ampi_dtype(t) != AMP_F32) ampi_store_f32(&raw, t, 0, tile, n);
-    ampi_bn_scatter(p, y, t, group, step, ampi_dtype(t) == AMP_F32 ? (const void*)tile : (const void*)&raw);
+AMPI_FN void ampi_bn_close(const ampi_bn_step* q, void* y, amp_dtype t, float* tile) {
+    const size_t size = ampi_type_size(t);
+    ampi_bn_raw raw;
+    size_t i;
+    if (q->count == 1 && q->n == q->length) { ampi_close(y, t, q->start, q->n, tile); return; }
+    ampi_store(&raw, t, 0, tile, q->n);
+    for (i = 0; i < q->count; i++)
+        memcpy((char*)y + (q->start + i * q->next) * size, (const char*)&raw + i * q->pitch * size, q->length * size);
 }
 
-/* The elements of a step to read: in place, or in `tile`, of their own type where kernels are typed. */
-AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, int typed,
-                               ampi_bn_tile* tile) {
-    ampi_part v;
-    size_t offset = 0, at, n = p->planes == 1 ? ampi_bn_piece(p, group, step, 0, &offset, &at) : 0;
-    if (n > 0 && (typed || ampi_direct(t, n))) return ampi_part_of(x, t, offset, n, 1, NULL);
-    v.n = typed ? ampi_bn_gather(p, x, t, group, step, tile) : ampi_bn_load(p, x, t, group, step, tile->floats);
-    v.t = typed ? ampi_dtype(t) : AMP_F32;
-    v.data = tile;
-    return v;
-}
-
-/* Bytes from a step to the next one. */
-AMPI_FN size_t ampi_bn_ahead(const ampi_bn_plan* p, amp_dtype t) {
-    return (p->parts > 1 ? (size_t)AMPI_TILE : p->planes * p->channels * p->spatial) * ampi_type_size(t);
-}
-
-/* Sums by lanes become one sum per channel, held by every lane of the channel. */
-AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
-    size_t l;
-    double total = ampi_lane_total(acc);
-    for (l = 0; p->spatial > 1 && l < AMPI_LANES; l++) acc[l] = total;
-}
-/* The lane that computes for lane l: itself, or the first one of a channel that all share. */
-AMPI_FN size_t ampi_bn_own(const ampi_bn_plan* p, size_t l) { return l < p->per_group ? l : 0; }
-/* How many lanes hold a channel's own value. */
+/* How many channels of a group exist. */
 AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
     return ampi_min_size(p->channels - group * p->per_group, p->per_group);
 }
-/* What the lanes read of a per-channel array, or `missing` beyond the last channel. */
+/* A channel that has all lanes: what lane 0 holds goes to the others. */
+AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* lanes) {
+    size_t l;
+    for (l = p->per_group; l < AMPI_LANES; l++) lanes[l] = lanes[0];
+}
+/* What the lanes read of a per-channel array, or `missing`. */
 AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, float missing,
                            float* lanes) {
     size_t l;
     for (l = 0; l < AMPI_LANES; l++) lanes[l] = missing;
     if (data) ampi_load_f32(lanes, data, t, group * p->per_group, ampi_bn_width(p, group));
-    for (l = p->per_group; l < AMPI_LANES; l++) lanes[l] = lanes[ampi_bn_own(p, l)];
+    ampi_bn_spread(p, lanes);
+}
+/* Sums by lanes become sums by channel, in the lanes below per_group. */
+AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
+    if (p->per_group == 1) acc[0] = ampi_lane_total(acc);
 }
 
-/* How many groups go together: one, or so many wide ones that every thread has some, whose rows are walked by so many
-   at a time. */
-enum { AMPI_BN_WIDE = 16, AMPI_BN_ROWS = 8 };
-AMPI_FN int64_t ampi_bn_together(const ampi_bn_plan* p, size_t n) {
-    const size_t threads = n >= AMPI_PARALLEL_MIN ? ampi_threads() : 1;
-    const size_t most = ampi_min_size((size_t)AMPI_BN_WIDE * (size_t)AMPI_LANES / p->stretch, AMPI_BN_WIDE);
-    return p->wide ? (int64_t)ampi_min_size((p->groups + threads - 1) / threads, most) : 1;
-}
-AMPI_FN int ampi_bn_is_wide(const ampi_bn_plan* p, amp_dtype x, amp_dtype y) {
-    return p->spatial < AMPI_BN_ALONE && ampi_typed_both(x, y);
-}
-/* What groups hold by lanes, `fields` of them, for the elements of their row. */
-AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* rows, const float* lanes, size_t fields, size_t count) {
-    size_t k, f, l;
-    if (p->stretch == AMPI_LANES) { memcpy(rows, lanes, count * fields * AMPI_LANES * sizeof(float)); return; }
-    for (k = 0; k < count; k++)
-        for (f = 0; f < fields; f++, lanes += AMPI_LANES)
-            for (l = 0; l < p->stretch; l++) {
-                const size_t i = k * p->stretch + l;
-                rows[(i / AMPI_LANES * fields + f) * AMPI_LANES + i % AMPI_LANES] = lanes[l % AMPI_LANES];
-            }
-}
-
-/* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
+/* A group's mean and 1/sqrt(variance + eps) by lanes. */
 typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
 
 /* A number near a channel's mean, by lanes: the mean of its first pixels, at most 16, or its first value where it has
    a lane to itself; rounded to x's type, so that differences from it are floats without another rounding, unless they
    are much larger than x. 0 where that is no number, and where a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* pivot) {
-    const size_t n = ampi_min_size(p->stretch, AMPI_LANES), one = p->per_group == 1;
-    ampi_bn_tile rounded;
+    const size_t one = p->per_group == 1, n = one ? ampi_min_size(p->spatial, AMPI_LANES) : ampi_bn_width(p, group);
+    uint16_t rounded[AMPI_LANES];
     double sum = 0.0;
     size_t l;
     memset(pivot, 0, AMPI_LANES * sizeof *pivot);
-    ampi_load_f32(pivot, x, xt, group * p->stretch, one ? n : ampi_bn_width(p, group));
+    ampi_load_f32(pivot, x, xt, group * p->per_group * p->spatial, n);
     for (l = 0; l < n; l++) sum += (double)pivot[l];
-    for (l = 0; l < AMPI_LANES && one; l++) pivot[l] = (float)(sum / (double)n);
-    ampi_store_f32(&rounded, xt, 0, pivot, AMPI_LANES);
-    ampi_load_f32(pivot, &rounded, xt, 0, AMPI_LANES);
-    for (l = 0; l < AMPI_LANES; l++) if (!ampi_mean_is_usual((double)pivot[l])) pivot[l] = 0.0f;
-}
-/* Both sums of ampi_lane_moments over a group's elements. */
-AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, const float* pivot,
-                          double* sum, double* square) {
-    double acc[2 * AMPI_LANES] = { 0 };
-    ampi_bn_tile tile;
-    size_t step;
-    for (step = 0; step < p->steps; step++)
-        ampi_lane_moments(acc, ampi_bn_view(p, x, xt, group, step, ampi_typed_both(xt, xt), &tile), xt,
-                          ampi_bn_ahead(p, xt), pivot);
-    memcpy(sum, acc, AMPI_LANES * sizeof *sum);
-    memcpy(square, acc + AMPI_LANES, AMPI_LANES * sizeof *square);
-    ampi_bn_combine(p, sum);
-    ampi_bn_combine(p, square);
+    if (one) pivot[0] = (float)(sum / (double)n);
+    ampi_bn_spread(p, pivot);
+    if (ampi_dtype(xt) != AMP_F32) {
+        ampi_store_f32(rounded, xt, 0, pivot, AMPI_LANES);
+        ampi_load_f32(pivot, rounded, xt, 0, AMPI_LANES);
+    }
+    for (l = 0; l < AMPI_LANES; l++) if (!(fabs((double)pivot[l]) < 1e30)) pivot[l] = 0.0f;
 }
 
-#if AMPI_X86
-/* The same along `rows` rows of n channels, `stride` elements apart: each channel has sums of its own. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_x16(amp_dtype t, size_t i, __mmask16 m, double* sums, double* squares,
-                                                     const void* x, size_t stride, size_t rows, const float* pivot) {
-    ampi_wide a = ampi_load_wide(sums + i), b = ampi_load_wide(squares + i);
-    const __m512 p = _mm512_loadu_ps(pivot + i);
-    size_t r;
-    for (r = 0; r < rows; r++)
-        ampi_moments_x16(t, r * stride + i, m, &a, &b, x, AMPI_BN_ROWS * stride * ampi_type_size(t), p);
-    ampi_store_wide(sums + i, a);
-    ampi_store_wide(squares + i, b);
+/* sum[i % LANES] += x[i] - base[i % LANES], square[i % LANES] += (x[i] - pivot[i % LANES])^2, all differences rounded
+   to float. */
+AMPI_INLINE void ampi_moments_step(int hw, double* sum, double* square, const float* x, const float* base,
+                                   const float* pivot, size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS
+    for (l = 0; l < n; l++) {
+        const float d = x[l] - pivot[l];
+        sum[l] += (double)(x[l] - base[l]);
+        square[l] = ampi_add_product(hw, d, d, square[l]);
+    }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_rows_avx512(double* sums, double* squares, ampi_part x, size_t stride,
-                                                    size_t rows, const float* pivot) {
-    AMPI_ALL_X16(ampi_bn_rows_x16, x.t, x.n, sums, squares, x.data, stride, rows, pivot);
+AMPI_INLINE void ampi_lane_moments_body(int hw, double* sum, double* square, const float* x, const float* base,
+                                        const float* pivot, size_t n) {
+    double a[AMPI_LANES], b[AMPI_LANES];
+    float o[AMPI_LANES], p[AMPI_LANES];
+    memcpy(a, sum, sizeof a);
+    memcpy(b, square, sizeof b);
+    memcpy(o, base, sizeof o);
+    memcpy(p, pivot, sizeof p);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
+        ampi_moments_step(hw, a, b, x, o, p, AMPI_LANES);
+    }
+    ampi_moments_step(hw, a, b, x, o, p, n);
+    memcpy(sum, a, sizeof a);
+    memcpy(square, b, sizeof b);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_twin(amp_dtype t, size_t i, size_t n, double* sums, double* squares,
-                                                    const void* x, size_t stride, size_t rows, const float* pivot) {
-    const ampi_twin p = ampi_beside_twin(t, pivot + i);
-    ampi_wide8 a[2], b[2];
-    size_t r;
-    ampi_load_lanes8(a, sums + i);
-    ampi_load_lanes8(b, squares + i);
-    for (r = 0; r < rows; r++)
-        ampi_moments_twin(t, r * stride + i, n, a, b, x, AMPI_BN_ROWS * stride * ampi_type_size(t), p);
-    ampi_store_lanes8(sums + i, a);
-    ampi_store_lanes8(squares + i, b);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* sums, double* squares, ampi_part x, size_t stride, size_t rows,
-                                                const float* pivot) {
-    AMPI_ALL_TWIN(ampi_bn_rows_twin, x.t, x.n, sums, squares, x.data, stride, rows, pivot);
-}
-#endif
-/* Row `row` of wide groups. */
-AMPI_FN ampi_part ampi_bn_row(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t count,
-                              size_t row) {
-    const size_t at = group * p->stretch, all = p->channels * p->spatial;
-    return ampi_part_of(x, t, row * all + at, ampi_min_size(all - at, count * p->stretch), 1, NULL);
-}
-/* Sums run along rows too where each pixel stays on its lane: every cycle-th image has it there again, and in between
-   are sums of their own. So a group's lanes are the pixels of `cycle` rows, 0 where rows cannot be summed. */
-AMPI_FN size_t ampi_bn_cycle(const ampi_bn_plan* p) {
-    if (!p->wide || AMPI_LANES % p->stretch != 0) return 0;
-    return AMPI_LANES / p->stretch;
-}
-/* To a group's lanes from their places in such rows, summed. */
-AMPI_FN void ampi_bn_to_lanes(const ampi_bn_plan* p, double* lanes, const double* rows, size_t count) {
-    size_t c, k, i;
-    for (c = 0; c < AMPI_LANES; c += p->stretch)
-        for (k = 0; k < count; k++)
-            for (i = 0; i < p->stretch; i++) lanes[k * AMPI_LANES + c + i] = *rows++;
-    for (k = 0; k < count; k++) ampi_bn_combine(p, lanes + k * AMPI_LANES);
-}
-#if AMPI_X86
-AMPI_FN void ampi_bn_rows(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
-                          const float* pivot, double* sum, double* square) {
-    double a[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, b[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
-    float pivots[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
-    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial, row_n = count * p->stretch;
-    size_t row, c;
-    ampi_bn_spread(p, pivots, pivot, 1, count);
-    for (row = 0; row < p->n; row += cycle * AMPI_BN_ROWS)
-        for (c = 0; c < cycle && row + c < p->n; c++)
-            AMPI_BY_HAND(ampi_bn_rows, a + c * row_n, b + c * row_n, ampi_bn_row(p, x, xt, group, count, row + c),
-                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS), pivots);
-    ampi_bn_to_lanes(p, sum, a, count);
-    ampi_bn_to_lanes(p, square, b, count);
-}
-#endif
-/* The mean and the squared distances from it, summed, of `count` groups, in one pass over their M values: with q, the
+AMPI_KERNEL(ampi_lane_moments,
+            (double* sum, double* square, const float* x, const float* base, const float* pivot, size_t n), sum,
+            square, x, base, pivot, n)
+
+/* Means, and squared distances from them, summed, of a group's channels, in one pass over their M values: with q, the
    sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the mean of m of
    the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from the sum of
    x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
-AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
-                             double* mean, double* squares) {
+AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, double* mean,
+                             double* squares) {
     const double values = (double)p->n * (double)p->spatial;
-    float pivot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-    size_t k, l;
-    for (k = 0; k < count; k++) ampi_bn_pivot(p, x, xt, group + k, pivot + k * AMPI_LANES);
-#if AMPI_X86
-    if (ampi_bn_cycle(p) > 0) ampi_bn_rows(p, x, xt, group, count, pivot, mean, squares);
-    else
-#endif
-        for (k = 0; k < count; k++)
-            ampi_bn_sums(p, x, xt, group + k, pivot + k * AMPI_LANES, mean + k * AMPI_LANES, squares + k * AMPI_LANES);
-    for (l = 0; l < count * AMPI_LANES; l++) {
-        const double at = (double)pivot[l], first = mean[l] / values;
-        const double off = ampi_dtype(xt) == AMP_F32 ? first - at : first;
-        mean[l] = ampi_dtype(xt) == AMP_F32 ? first : at + first;
+    const int wide = ampi_dtype(xt) == AMP_F32;
+    const float zero[AMPI_LANES] = { 0 };
+    float pivot[AMPI_LANES], tile[AMPI_TILE];
+    size_t step, l;
+    ampi_bn_pivot(p, x, xt, group, pivot);
+    memset(mean, 0, AMPI_LANES * sizeof *mean);
+    memset(squares, 0, AMPI_LANES * sizeof *squares);
+    for (step = 0; step < p->steps; step++) {
+        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
+        ampi_lane_moments(mean, squares, ampi_bn_view(&q, x, xt, tile), wide ? zero : pivot, pivot, q.n);
+    }
+    ampi_bn_combine(p, mean);
+    ampi_bn_combine(p, squares);
+    for (l = 0; l < p->per_group; l++) {
+        const double at = (double)pivot[l], first = mean[l] / values, off = wide ? first - at : first;
+        mean[l] = wide ? first : at + first;
         squares[l] -= off * off / (1.0 / values);
         if (ampi_bits64(squares[l]) - 0x8000000000000001u < AMPI_INF64) squares[l] = 0.0;      /* below 0, no NaN */
     }
@@ -8485,210 +7766,58 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float moment
     if (var) var[c] = next_var;
 }
 
-/* Of `count` groups. */
-AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t first, size_t count,
-                           float* running_mean, float* running_var, float* save_mean, float* save_invstd,
-                           ampi_bn_stats* stats) {
-    double means[(int)AMPI_BN_WIDE * (int)AMPI_LANES], all[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-    const double values = (double)p->n * (double)p->spatial;
-    size_t l, k;
-    ampi_bn_measure(p, x, xt, first, count, means, all);
-    for (k = 0; k < count; k++, stats++) {
-        const double *mean = means + k * AMPI_LANES, *squares = all + k * AMPI_LANES;
-        const size_t group = first + k, width = ampi_bn_width(p, group);
-        for (l = 0; l < AMPI_LANES; l++) {
-            size_t own = ampi_bn_own(p, l);
-            stats->mean[l] = (float)mean[l];
-            stats->invstd[l] = own < l ? stats->invstd[own] : (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
-        }
-        ampi_clean(stats->mean, AMPI_LANES);
-        ampi_clean(stats->invstd, AMPI_LANES);
-        for (l = 0; l < width; l++) {
-            size_t c = group * p->per_group + l;
-            save_mean[c] = stats->mean[l];
-            save_invstd[c] = stats->invstd[l];
-            if (p->momentum == 0.0f) continue;
-            ampi_bn_run(running_mean, running_var, c, p->momentum, stats->mean[l],
-                        (float)(squares[l] / (values - 1.0)));
-        }
-    }
-}
-
-AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean,
-                              const float* running_var, float* save_mean, float* save_invstd,
-                              ampi_bn_stats* stats) {
-    size_t l, width = ampi_bn_width(p, group);
-    ampi_bn_lanes(p, running_mean, AMP_F32, group, 0.0f, stats->mean);
-    ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
-    for (l = 0; l < p->per_group; l++)
-        stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
-    for (; l < AMPI_LANES; l++) stats->invstd[l] = stats->invstd[ampi_bn_own(p, l)];
+/* The statistics of a group's channels, from this batch or from running ones, with one kind of NaN; in all lanes and
+   in save_*, if that is wanted. */
+AMPI_FN void ampi_bn_save(const ampi_bn_plan* p, size_t group, float* save_mean, float* save_invstd,
+                          ampi_bn_stats* stats) {
+    const size_t width = ampi_bn_width(p, group);
     ampi_clean(stats->mean, AMPI_LANES);
     ampi_clean(stats->invstd, AMPI_LANES);
     if (save_mean) memcpy(save_mean + group * p->per_group, stats->mean, width * sizeof(float));
     if (save_invstd) memcpy(save_invstd + group * p->per_group, stats->invstd, width * sizeof(float));
+    ampi_bn_spread(p, stats->mean);
+    ampi_bn_spread(p, stats->invstd);
+}
+AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* running_mean,
+                           float* running_var, float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
+    const double values = (double)p->n * (double)p->spatial;
+    double mean[AMPI_LANES], squares[AMPI_LANES];
+    size_t l;
+    ampi_bn_measure(p, x, xt, group, mean, squares);
+    memset(stats, 0, sizeof *stats);
+    for (l = 0; l < p->per_group; l++) {
+        stats->mean[l] = (float)mean[l];
+        stats->invstd[l] = (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
+    }
+    ampi_bn_save(p, group, save_mean, save_invstd, stats);
+    for (l = 0; p->momentum != 0.0f && l < ampi_bn_width(p, group); l++)
+        ampi_bn_run(running_mean, running_var, group * p->per_group + l, p->momentum, stats->mean[l],
+                    (float)(squares[l] / (values - 1.0)));
+}
+AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean,
+                              const float* running_var, float* save_mean, float* save_invstd,
+                              ampi_bn_stats* stats) {
+    size_t l;
+    ampi_bn_lanes(p, running_mean, AMP_F32, group, 0.0f, stats->mean);
+    ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
+    for (l = 0; l < p->per_group; l++)
+        stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
+    ampi_bn_save(p, group, save_mean, save_invstd, stats);
 }
 
-/* t = (t - mean) * invstd * gamma + beta by lanes. */
-AMPI_INLINE void ampi_bn_apply_plain_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma,
-                                          const float* beta, size_t n) {
+/* y = (x - mean) * invstd * gamma + beta by lanes. */
+AMPI_INLINE void ampi_bn_apply_body(int hw, float* y, const float* x, const ampi_bn_stats* stats, const float* gamma,
+                                    const float* beta, size_t n) {
     float m[AMPI_LANES], s[AMPI_LANES], g[AMPI_LANES], b[AMPI_LANES];
-    size_t i, l;
     memcpy(m, stats->mean, sizeof m);
     memcpy(s, stats->invstd, sizeof s);
     memcpy(g, gamma, sizeof g);
     memcpy(b, beta, sizeof b);
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) t[i + l] = ampi_fma(hw, (t[i + l] - m[l]) * s[l], g[l], b[l]);
+    AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - m[ampi_l]) * s[ampi_l], g[ampi_l], b[ampi_l]));
 }
-AMPI_KERNEL_AVX2(ampi_bn_apply_plain,
-                 (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), t,
-                 stats, gamma, beta, n)
-
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
-                                                      size_t ahead, __m512 mean, __m512 invstd, __m512 gamma,
-                                                      __m512 beta) {
-    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    AMPI_FETCH_L2(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
-    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
-                                                     const float* gamma, const float* beta) {
-    const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
-    const __m512 g = _mm512_loadu_ps(gamma), b = _mm512_loadu_ps(beta);
-    AMPI_ALL_X16(ampi_bn_apply_x16, x.t, x.n, y, x.data, ahead, m, s, g, b);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
-                                                     size_t ahead, ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
-                                                     ampi_twin beta) {
-    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
-    AMPI_FETCH_L2(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
-    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, size_t ahead,
-                                                       const ampi_bn_stats* stats, const float* gamma,
-                                                       const float* beta, size_t n) {
-    const ampi_twin m = ampi_beside_twin(t, stats->mean), s = ampi_beside_twin(t, stats->invstd);
-    const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
-    AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, ahead, m, s, g, b);
-}
-/* The same for whole groups of bfloat16, not in place. 0: a result may be wrong. */
-AMPI_TARGET_AVX2 AMPI_VECTOR int ampi_bn_apply_parted(uint16_t* y, const uint16_t* x, size_t ahead,
-                                                      const ampi_bn_stats* stats, const float* gamma,
-                                                      const float* beta, size_t n) {
-    const ampi_twin m = ampi_beside_parted(stats->mean), s = ampi_beside_parted(stats->invstd);
-    const ampi_twin g = ampi_beside_parted(gamma), b = ampi_beside_parted(beta);
-    const __m256i sound = _mm256_set1_epi16(AMPI_PARTED_SOUND);
-    __m256i least = sound;
-    size_t i;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_parted(x + i), m), s);
-        AMPI_FETCH_L2(x + i, ahead);
-        AMPI_FETCH_L2(y + i, ahead);
-        least = ampi_put_parted(y + i, ampi_fma_twin(v, g, b), least);
-    }
-    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(sound, least)) == 0;
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
-                                                 const float* gamma, const float* beta) {
-    const uint16_t* words = (const uint16_t*)x.data;
-    if (x.t == AMP_BF16 && x.n % AMPI_LANES == 0 && y != x.data
-        && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
-    AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
-}
-/* Fetches elements from i on of the two rows that follow two rows `next` elements apart: to be read, and written. */
-AMPI_INLINE void ampi_bn_fetch_rows(amp_dtype t, const void* p, size_t i, size_t next) {
-    AMPI_FETCH_L2(p, (2 * next + i) * ampi_type_size(t));
-    AMPI_FETCH_L2(p, (3 * next + i) * ampi_type_size(t));
-}
-AMPI_INLINE void ampi_bn_fetch_rows_own(amp_dtype t, const void* p, size_t i, size_t next) {
-    AMPI_FETCH_OWN(p, (2 * next + i) * ampi_type_size(t));
-    AMPI_FETCH_OWN(p, (3 * next + i) * ampi_type_size(t));
-}
-/* The same for two rows, `next` elements apart. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
-                                                           size_t next, const ampi_bn_stats* stats, const float* gamma,
-                                                           const float* beta) {
-    const ampi_bn_stats* s = stats + i / AMPI_LANES;
-    const __m512 mean = _mm512_loadu_ps(s->mean), invstd = _mm512_loadu_ps(s->invstd);
-    const __m512 g = _mm512_loadu_ps(gamma + i), b = _mm512_loadu_ps(beta + i);
-    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    const __m512 w = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, next + i, m), mean), invstd);
-    ampi_bn_fetch_rows(t, x, i, next);
-    ampi_bn_fetch_rows_own(t, y, i, next);
-    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
-    ampi_put_fetched_x16(t, y, next + i, m, _mm512_fmadd_ps(w, g, b));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_rows_avx512(void* y, ampi_part x, size_t next, const ampi_bn_stats* stats,
-                                                          const float* gamma, const float* beta) {
-    AMPI_ALL_X16(ampi_bn_apply_rows_x16, x.t, x.n, y, x.data, next, stats, gamma, beta);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_rows_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
-                                                          size_t next, const ampi_bn_stats* stats, const float* gamma,
-                                                          const float* beta) {
-    const ampi_bn_stats* s = stats + i / AMPI_LANES;
-    const ampi_twin mean = ampi_beside_twin(t, s->mean), invstd = ampi_beside_twin(t, s->invstd);
-    const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
-    const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, i, n), mean), invstd);
-    const ampi_twin w = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, next + i, n), mean), invstd);
-    ampi_bn_fetch_rows(t, x, i, next);
-    ampi_bn_fetch_rows_own(t, y, i, next);
-    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
-    ampi_put_fetched_twin(t, y, next + i, n, ampi_fma_twin(w, g, b));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_rows_avx2(void* y, ampi_part x, size_t next, const ampi_bn_stats* stats,
-                                                      const float* gamma, const float* beta) {
-    AMPI_ALL_TWIN(ampi_bn_apply_rows_twin, x.t, x.n, y, x.data, next, stats, gamma, beta);
-}
-#endif
-
-/* One step from x to y. */
-AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
-                           size_t step, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
-    float tile[AMPI_TILE];
-    size_t n;
-#if AMPI_X86
-    if (ampi_typed_both(xt, yt)) {
-        size_t i, offset, at;
-        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * ampi_type_size(yt),
-                         ampi_part_of(x, xt, offset, n, 1, NULL), ampi_bn_ahead(p, xt), stats, gamma, beta);
-        return;
-    }
-#endif
-    n = ampi_bn_load(p, x, xt, group, step, tile);
-    ampi_bn_apply_plain(tile, stats, gamma, beta, ampi_padded(n));
-    ampi_bn_store(p, y, yt, group, step, tile, n);
-}
-#if AMPI_X86
-AMPI_FN void ampi_bn_apply_wide(const ampi_bn_plan* p, const void* x, amp_dtype t, void* y, size_t group, size_t count,
-                                const ampi_bn_stats* stats, const float* gamma, const float* beta) {
-    float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-    ampi_bn_stats all[AMPI_BN_WIDE];
-    const size_t stride = p->channels * p->spatial;
-    size_t row;
-    ampi_bn_spread(p, all[0].mean, stats->mean, 2, count);
-    ampi_bn_spread(p, g, gamma, 1, count);
-    ampi_bn_spread(p, b, beta, 1, count);
-    for (row = 0; row < p->n; row += 2)
-        AMPI_BY_HAND(ampi_bn_apply_rows, (char*)y + (row * stride + group * p->stretch) * ampi_type_size(t),
-                     ampi_bn_row(p, x, t, group, count, row), row + 1 < p->n ? stride : 0, all, g, b);
-}
-#endif
-/* All of `count` groups. */
-AMPI_FN void ampi_bn_apply_all(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
-                               size_t count, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
-    size_t i, k;
-#if AMPI_X86
-    if (p->wide) { ampi_bn_apply_wide(p, x, xt, y, group, count, stats, gamma, beta); return; }
-#endif
-    for (k = 0; k < count; k++)
-        for (i = 0; i < p->steps; i++)
-            ampi_bn_apply(p, x, xt, y, yt, group + k, i, stats + k, gamma + k * AMPI_LANES, beta + k * AMPI_LANES);
-}
+AMPI_KERNEL(ampi_bn_apply,
+            (float* y, const float* x, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), y,
+            x, stats, gamma, beta, n)
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
                                           amp_dtype x_dtype, const void* gamma, const void* beta,
@@ -8697,7 +7826,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                           const amp_exec* exec) {
     ampi_bn_plan p;
     size_t n;
-    int64_t i, together;
+    int64_t i;
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     training = ampi_bn_trains(s, training);
@@ -8713,307 +7842,93 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    p.wide = ampi_bn_is_wide(&p, x_dtype, y_dtype);
-    together = ampi_bn_together(&p, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i += together) {
-        float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-        ampi_bn_stats stats[AMPI_BN_WIDE];
-        const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
-        size_t k;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i++) {
+        float g[AMPI_LANES], b[AMPI_LANES], x_tile[AMPI_TILE], y_tile[AMPI_TILE];
+        ampi_bn_stats stats;
+        size_t step;
         if (training)
-            ampi_bn_train(&p, x, x_dtype, group, count, running_mean, running_var, save_mean, save_invstd, stats);
-        for (k = 0; k < count; k++) {
-            if (!training)
-                ampi_bn_evaluate(&p, group + k, running_mean, running_var, save_mean, save_invstd, stats + k);
-            ampi_bn_lanes(&p, gamma, param_dtype, group + k, 1.0f, g + k * AMPI_LANES);
-            ampi_bn_lanes(&p, beta, param_dtype, group + k, 0.0f, b + k * AMPI_LANES);
+            ampi_bn_train(&p, x, x_dtype, (size_t)i, running_mean, running_var, save_mean, save_invstd, &stats);
+        else ampi_bn_evaluate(&p, (size_t)i, running_mean, running_var, save_mean, save_invstd, &stats);
+        ampi_bn_lanes(&p, gamma, param_dtype, (size_t)i, 1.0f, g);
+        ampi_bn_lanes(&p, beta, param_dtype, (size_t)i, 0.0f, b);
+        for (step = 0; step < p.steps; step++) {
+            const ampi_bn_step q = ampi_bn_step_at(&p, (size_t)i, step);
+            float* v = ampi_bn_open(&q, y, y_dtype, y_tile);
+            ampi_bn_apply(v, ampi_bn_view(&q, x, x_dtype, x_tile), &stats, g, b, ampi_padded(q.n));
+            ampi_bn_close(&q, y, y_dtype, v);
         }
-        ampi_bn_apply_all(&p, x, x_dtype, y, y_dtype, group, count, stats, g, b);
     });
     return AMP_OK;
 }
 
 /* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
      dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
-   Here, by lanes: g = dy * scale, dx = (dy - a - (x - mean) * b) * k. */
+   Here, by lanes, dx = (dy - a - (x - mean) * b) * k. */
 typedef struct ampi_bn_slope {
     float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES];
 } ampi_bn_slope;
 
-AMPI_INLINE void ampi_bn_dx_plain_body(int hw, float* AMPI_RESTRICT t, const float* AMPI_RESTRICT x,
-                                       const ampi_bn_slope* slope, size_t n) {
-    ampi_bn_slope q = *slope;
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++)
-            t[i + l] = ampi_fma(hw, q.mean[l] - x[i + l], q.b[l], t[i + l] - q.a[l]) * q.k[l];
+/* Without x, whose statistics are constants then, dx = dy * k. dx may be dy. */
+AMPI_INLINE void ampi_bn_dx_body(int hw, float* dx, const float* dy, const float* x, const ampi_bn_slope* slope,
+                                 size_t n) {
+    const ampi_bn_slope q = *slope;
+    if (!x) AMPI_LOOP(dx, n, dy[i] * q.k[ampi_l]);
+    else AMPI_LOOP(dx, n, ampi_fma(hw, q.mean[ampi_l] - x[i], q.b[ampi_l], dy[i] - q.a[ampi_l]) * q.k[ampi_l]);
 }
-AMPI_KERNEL_AVX2(ampi_bn_dx_plain, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
+AMPI_KERNEL(ampi_bn_dx, (float* dx, const float* dy, const float* x, const ampi_bn_slope* slope, size_t n), dx, dy, x,
+            slope, n)
 
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                   const void* x, size_t ahead, __m512 mean, __m512 a, __m512 b,
-                                                   __m512 k) {
-    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    AMPI_FETCH_OWN(dx, ahead + i * ampi_type_size(t));
-    ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, size_t ahead,
-                                                  const ampi_bn_slope* slope) {
-    const __m512 mean = _mm512_loadu_ps(slope->mean), a = _mm512_loadu_ps(slope->a);
-    const __m512 b = _mm512_loadu_ps(slope->b), k = _mm512_loadu_ps(slope->k);
-    AMPI_ALL_X16(ampi_bn_dx_x16, x.t, x.n, dx, dy.data, x.data, ahead, mean, a, b, k);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
-                                                  const void* x, ampi_twin mean, ampi_twin a, ampi_twin b,
-                                                  ampi_twin k) {
-    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), a);
-    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
-    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_typed8(amp_dtype t, void* dx, const void* dy, const void* x,
-                                                    const ampi_bn_slope* q, size_t n) {
-    const ampi_twin mean = ampi_beside_twin(t, q->mean), a = ampi_beside_twin(t, q->a);
-    const ampi_twin b = ampi_beside_twin(t, q->b), k = ampi_beside_twin(t, q->k);
-    AMPI_EACH_TWIN(ampi_bn_dx_twin, t, n, dx, dy, x, mean, a, b, k);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, size_t ahead,
-                                              const ampi_bn_slope* slope) {
-    (void)ahead;
-    AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
-}
-/* Fetches what follows two rows, of FP32: with 16 bits there is more to compute than to wait for. */
-AMPI_INLINE void ampi_bn_fetch_slopes(const void* dy, const void* x, const void* dx, size_t i, size_t next) {
-    ampi_bn_fetch_rows(AMP_F32, dy, i, next);
-    ampi_bn_fetch_rows(AMP_F32, x, i, next);
-    ampi_bn_fetch_rows_own(AMP_F32, dx, i, next);
-}
-/* The same for two rows, `next` elements apart. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                        const void* x, size_t next, const ampi_bn_slope* slope) {
-    const ampi_bn_slope* q = slope + i / AMPI_LANES;
-    const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
-    const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
-    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    const __m512 h = _mm512_sub_ps(ampi_get_x16(t, dy, next + i, m), a);
-    const __m512 w = _mm512_sub_ps(mean, ampi_get_x16(t, x, next + i, m));
-    if (t == AMP_F32) ampi_bn_fetch_slopes(dy, x, dx, i, next);
-    ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
-    ampi_put_fetched_x16(t, dx, next + i, m, _mm512_mul_ps(_mm512_fmadd_ps(w, b, h), k));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_rows_avx512(void* dx, ampi_part dy, ampi_part x, size_t next,
-                                                       const ampi_bn_slope* slope) {
-    AMPI_ALL_X16(ampi_bn_dx_rows_x16, x.t, x.n, dx, dy.data, x.data, next, slope);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_rows_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
-                                                       const void* x, size_t next, const ampi_bn_slope* slope) {
-    const ampi_bn_slope* q = slope + i / AMPI_LANES;
-    const ampi_twin mean = ampi_beside_twin(t, q->mean), a = ampi_beside_twin(t, q->a);
-    const ampi_twin b = ampi_beside_twin(t, q->b), k = ampi_beside_twin(t, q->k);
-    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), a);
-    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
-    const ampi_twin h = ampi_sub_twin(ampi_get_twin(t, dy, next + i, n), a);
-    const ampi_twin w = ampi_sub_twin(mean, ampi_get_twin(t, x, next + i, n));
-    if (t == AMP_F32) ampi_bn_fetch_slopes(dy, x, dx, i, next);
-    ampi_put_fetched_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
-    ampi_put_fetched_twin(t, dx, next + i, n, ampi_mul_twin(ampi_fma_twin(w, b, h), k));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_rows_avx2(void* dx, ampi_part dy, ampi_part x, size_t next,
-                                                   const ampi_bn_slope* slope) {
-    AMPI_ALL_TWIN(ampi_bn_dx_rows_twin, x.t, x.n, dx, dy.data, x.data, next, slope);
-}
-/* The sums along `rows` rows of channels, `stride` elements apart. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dots_x16(amp_dtype t, size_t i, __mmask16 m, double* sum, double* dot,
-                                                     const void* dy, const void* x, size_t stride, size_t rows,
-                                                     const ampi_bn_slope* slope) {
-    ampi_wide a = ampi_load_wide(sum + i), b = ampi_load_wide(dot + i);
-    const __m512 mean = _mm512_loadu_ps(slope[i / AMPI_LANES].mean);
-    const size_t ahead = AMPI_BN_ROWS * stride * ampi_type_size(t);
-    size_t r;
-    for (r = 0; r < rows; r++) ampi_dot_x16(t, r * stride + i, m, &a, &b, dy, x, ahead, mean);
-    ampi_store_wide(sum + i, a);
-    ampi_store_wide(dot + i, b);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dots_avx512(double* sum, double* dot, ampi_part dy, ampi_part x, size_t stride,
-                                                    size_t rows, const ampi_bn_slope* slope) {
-    AMPI_ALL_X16(ampi_bn_dots_x16, x.t, x.n, sum, dot, dy.data, x.data, stride, rows, slope);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dots_x8(amp_dtype t, size_t i, size_t m, int upper, double* sum, double* dot,
-                                                  const void* dy, const void* x, size_t stride, size_t rows,
-                                                  const ampi_bn_slope* slope) {
-    ampi_wide8 a = ampi_load_wide8(sum + i), b = ampi_load_wide8(dot + i);
-    const __m256 mean = _mm256_loadu_ps(slope[i / AMPI_LANES].mean + 8 * upper);
-    size_t r;
-    for (r = 0; r < rows; r++) {
-        const size_t at = r * stride + i;
-        const __m256 d = ampi_first_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, at, m), mean), m);
-        ampi_dot_step8(&a, &b, ampi_get_wide_x8(t, dy, at, m), ampi_widen_x8(d));
-    }
-    ampi_store_wide8(sum + i, a);
-    ampi_store_wide8(dot + i, b);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dots_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, size_t stride,
-                                                size_t rows, const ampi_bn_slope* slope) {
-    AMPI_ALL_X8(ampi_bn_dots_x8, x.t, x.n, sum, dot, dy.data, x.data, stride, rows, slope);
-}
-#endif
+typedef struct ampi_bn_backward {
+    const void *dy, *x, *gamma;
+    const float *mean, *invstd;
+    void* dx;
+    amp_dtype dyt, xt, pt, dxt;
+    int frozen, sums, add;         /* constant statistics; dgamma or dbeta is wanted; dx is added to what is there */
+} ampi_bn_backward;
 
-#if AMPI_X86
-AMPI_FN void ampi_bn_dots_wide(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, const void* x,
-                               amp_dtype t, const ampi_bn_slope* slope, double* sum, double* dot) {
-    double a[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, b[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
-    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial;
-    ampi_bn_slope all[AMPI_BN_WIDE];
-    size_t row, c;
-    ampi_bn_spread(p, all[0].mean, slope->mean, 4, count);
-    for (row = 0; row < p->n; row += cycle * AMPI_BN_ROWS)
-        for (c = 0; c < cycle && row + c < p->n; c++)
-            AMPI_BY_HAND(ampi_bn_dots, a + c * count * p->stretch, b + c * count * p->stretch,
-                         ampi_bn_row(p, dy, t, group, count, row + c), ampi_bn_row(p, x, t, group, count, row + c),
-                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS), all);
-    ampi_bn_to_lanes(p, sum, a, count);
-    ampi_bn_to_lanes(p, dot, b, count);
-}
-#endif
-/* The two sums of `count` groups. */
-AMPI_FN void ampi_bn_dots(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, amp_dtype dyt,
-                          const void* x, amp_dtype xt, const ampi_bn_slope* slope, double* sum, double* dot) {
-    const int typed = ampi_typed_both(dyt, xt);
-    ampi_bn_tile tile, x_tile;
-    size_t i, k;
-#if AMPI_X86
-    if (ampi_bn_cycle(p) > 0) { ampi_bn_dots_wide(p, group, count, dy, x, xt, slope, sum, dot); return; }
-#endif
-    for (k = 0; k < count; k++, sum += AMPI_LANES, dot += AMPI_LANES) {
-        for (i = 0; i < p->steps; i++) {
-            ampi_part g = ampi_bn_view(p, dy, dyt, group + k, i, typed, &tile);
-            ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group + k, i, typed, &x_tile), ampi_bn_ahead(p, xt),
-                          slope[k].mean);
-        }
-        ampi_bn_combine(p, sum);
-        ampi_bn_combine(p, dot);
-    }
-}
-/* With them dgamma, dbeta and the slopes. */
-AMPI_FN void ampi_bn_slopes_make(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, amp_dtype dyt,
-                                 const void* x, amp_dtype xt, const float* save_mean, const float* save_invstd,
-                                 const void* gamma, amp_dtype pt, ampi_bn_slope* q, double* sum, double* dot) {
+/* sum and dot: dbeta and dgamma of a group's channels, if they or the slope need them; and the slope. */
+AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, double* sum,
+                                double* dot, ampi_bn_slope* slope) {
     const double values = (double)p->n * (double)p->spatial;
-    float invstd[AMPI_LANES];
-    size_t k, l;
-    memset(sum, 0, count * AMPI_LANES * sizeof(double));
-    memset(dot, 0, count * AMPI_LANES * sizeof(double));
-    for (k = 0; k < count; k++) ampi_bn_lanes(p, save_mean, AMP_F32, group + k, 0.0f, q[k].mean);
-    ampi_bn_dots(p, group, count, dy, dyt, x, xt, q, sum, dot);
-    for (k = 0; k < count; k++, q++, sum += AMPI_LANES, dot += AMPI_LANES) {
-        ampi_bn_lanes(p, save_invstd, AMP_F32, group + k, 1.0f, invstd);
-        ampi_bn_lanes(p, gamma, pt, group + k, 1.0f, q->k);
-        for (l = 0; l < p->per_group; l++) {
-            dot[l] *= (double)invstd[l];
-            q->a[l] = (float)(sum[l] / values);
-            q->b[l] = (float)(dot[l] * (double)invstd[l] / values);
-            q->k[l] *= invstd[l];
-        }
-        for (; l < AMPI_LANES; l++) {
-            const size_t own = ampi_bn_own(p, l);
-            q->a[l] = q->a[own];
-            q->b[l] = q->b[own];
-            q->k[l] = q->k[own];
-        }
+    float invstd[AMPI_LANES], dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
+    size_t step, l;
+    memset(sum, 0, AMPI_LANES * sizeof *sum);
+    memset(dot, 0, AMPI_LANES * sizeof *dot);
+    ampi_bn_lanes(p, b->mean, AMP_F32, group, 0.0f, slope->mean);
+    ampi_bn_lanes(p, b->invstd, AMP_F32, group, 1.0f, invstd);
+    ampi_bn_lanes(p, b->gamma, b->pt, group, 1.0f, slope->k);
+    for (step = 0; (b->sums || !b->frozen) && step < p->steps; step++) {
+        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
+        ampi_lane_dot(sum, dot, ampi_bn_view(&q, b->dy, b->dyt, dy_tile), ampi_bn_view(&q, b->x, b->xt, x_tile),
+                      slope->mean, q.n);
     }
+    ampi_bn_combine(p, sum);
+    ampi_bn_combine(p, dot);
+    for (l = 0; l < p->per_group; l++) {
+        dot[l] *= (double)invstd[l];
+        slope->a[l] = (float)(sum[l] / values);
+        slope->b[l] = (float)(dot[l] * (double)invstd[l] / values);
+        slope->k[l] *= invstd[l];
+    }
+    ampi_bn_spread(p, slope->a);
+    ampi_bn_spread(p, slope->b);
+    ampi_bn_spread(p, slope->k);
 }
-
 /* dx of one step. */
-AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
-                        amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope) {
-    ampi_bn_tile x_tile;
-    float tile[AMPI_TILE];
-    size_t n;
-    ampi_part v;
-#if AMPI_X86
-    if (ampi_typed_both(dyt, xt) && ampi_typed_both(dxt, xt)) {
-        size_t i, offset, at;
-        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
-                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL),
-                         ampi_bn_ahead(p, xt), slope);
-        return;
-    }
-#endif
-    n = ampi_bn_load(p, dy, dyt, group, step, tile);
-    v = ampi_bn_view(p, x, xt, group, step, 0, &x_tile);
-    ampi_bn_dx_plain(tile, (const float*)v.data, slope, ampi_padded(n));
-    ampi_bn_store(p, dx, dxt, group, step, tile, n);
-}
-#if AMPI_X86
-AMPI_FN void ampi_bn_dx_wide(const ampi_bn_plan* p, const void* dy, const void* x, void* dx, amp_dtype t, size_t group,
-                             size_t count, const ampi_bn_slope* slope) {
-    const size_t stride = p->channels * p->spatial;
-    ampi_bn_slope all[AMPI_BN_WIDE];
-    size_t row;
-    ampi_bn_spread(p, all[0].mean, slope->mean, 4, count);
-    for (row = 0; row < p->n; row += 2)
-        AMPI_BY_HAND(ampi_bn_dx_rows, (char*)dx + (row * stride + group * p->stretch) * ampi_type_size(t),
-                     ampi_bn_row(p, dy, t, group, count, row), ampi_bn_row(p, x, t, group, count, row),
-                     row + 1 < p->n ? stride : 0, all);
-}
-#endif
-/* dx of one step, added to what is there; frozen: dy * k. */
-AMPI_FN void ampi_bn_add_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
-                            amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope, int frozen) {
-    ampi_bn_tile x_tile;
-    float tile[AMPI_TILE], old[AMPI_TILE];
-    const size_t n = ampi_bn_load(p, dy, dyt, group, step, tile);
+AMPI_FN void ampi_bn_dx_step(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, size_t step,
+                             const ampi_bn_slope* slope) {
+    const ampi_bn_step q = ampi_bn_step_at(p, group, step);
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], *to = ampi_bn_open(&q, b->dx, b->dxt, dy_tile);
+    const float *dy = ampi_bn_view(&q, b->dy, b->dyt, dy_tile), *old;
     size_t i;
-    for (i = 0; frozen && i < n; i++) tile[i] *= slope->k[i % AMPI_LANES];
-    if (!frozen)
-        ampi_bn_dx_plain(tile, (const float*)ampi_bn_view(p, x, xt, group, step, 0, &x_tile).data, slope,
-                         ampi_padded(n));
-    ampi_bn_load(p, dx, dxt, group, step, old);
-    for (i = 0; i < n; i++) tile[i] += old[i];
-    ampi_bn_store(p, dx, dxt, group, step, tile, n);
-}
-/* All of `count` groups. */
-AMPI_FN void ampi_bn_dx_all(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
-                            amp_dtype dxt, size_t group, size_t count, const ampi_bn_slope* slope) {
-    size_t i, k;
-#if AMPI_X86
-    if (p->wide) { ampi_bn_dx_wide(p, dy, x, dx, xt, group, count, slope); return; }
-#endif
-    for (k = 0; k < count; k++)
-        for (i = 0; i < p->steps; i++) ampi_bn_dx(p, dy, dyt, x, xt, dx, dxt, group + k, i, slope + k);
-}
-
-/* With constant statistics dx = dy * k: the form of evaluation, ((t - 0) * 1) * k + -0, whose other steps are exact. */
-AMPI_FN void ampi_bn_frozen_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
-                               size_t group, size_t count, const float* save_invstd, const void* gamma, amp_dtype pt) {
-    ampi_bn_stats none[AMPI_BN_WIDE];
-    float scale[(int)AMPI_BN_WIDE * (int)AMPI_LANES], minus_zero[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-    size_t i, l;
-    for (i = 0; i < count; i++) {
-        float* k = scale + i * AMPI_LANES;
-        ampi_bn_lanes(p, save_invstd, AMP_F32, group + i, 1.0f, none[i].invstd);
-        ampi_bn_lanes(p, gamma, pt, group + i, 1.0f, k);
-        for (l = 0; l < AMPI_LANES; l++) {
-            k[l] *= none[i].invstd[l];
-            none[i].mean[l] = 0.0f;
-            none[i].invstd[l] = 1.0f;
-            minus_zero[i * AMPI_LANES + l] = -0.0f;
-        }
+    if (b->add) {
+        ampi_bn_dx(dy_tile, dy, b->frozen ? NULL : ampi_bn_view(&q, b->x, b->xt, x_tile), slope, ampi_padded(q.n));
+        old = ampi_bn_view(&q, b->dx, b->dxt, x_tile);
+        for (i = 0; i < q.n; i++) to[i] = old[i] + dy_tile[i];
+    } else {
+        ampi_bn_dx(to, dy, b->frozen ? NULL : ampi_bn_view(&q, b->x, b->xt, x_tile), slope, ampi_padded(q.n));
     }
-    ampi_bn_apply_all(p, dy, dyt, dx, dxt, group, count, none, scale, minus_zero);
-}
-/* dgamma or dbeta of one group, if wanted. */
-AMPI_FN void ampi_bn_give(const ampi_bn_plan* p, void* data, amp_dtype t, size_t group, const double* sum,
-                          int accumulate) {
-    const size_t start = group * p->per_group, width = ampi_bn_width(p, group);
-    float value[AMPI_LANES], old[AMPI_LANES];
-    size_t l;
-    if (!data) return;
-    for (l = 0; l < AMPI_LANES; l++) value[l] = (float)sum[l];
-    if (accumulate) ampi_load_f32(old, data, t, start, width);
-    for (l = 0; accumulate && l < width; l++) value[l] = old[l] + value[l];
-    ampi_store(data, t, start, value, width);
+    ampi_bn_close(&q, b->dx, b->dxt, to);
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -9023,6 +7938,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            void* dgamma, void* dbeta, amp_dtype dparam_dtype,
                                            int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
+    ampi_bn_backward b;
     size_t n;
     int64_t i;
     amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
@@ -9037,317 +7953,55 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
-    const int frozen = s->frozen != 0, sums = dgamma || dbeta, add = dx && ampi_adds_input(accumulate);
-    p.wide = ampi_bn_is_wide(&p, dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
-    const int64_t together = ampi_bn_together(&p, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i += together) {
-        double sum[(int)AMPI_BN_WIDE * (int)AMPI_LANES], dot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
-        ampi_bn_slope slope[AMPI_BN_WIDE];
-        const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
-        size_t k, step;
-        if (!frozen || sums || add)
-            ampi_bn_slopes_make(&p, group, count, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
-                                slope, sum, dot);
-        for (k = 0; add && k < count; k++)
-            for (step = 0; step < p.steps; step++)
-                ampi_bn_add_dx(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group + k, step, slope + k, frozen);
-        if (dx && !add && frozen)
-            ampi_bn_frozen_dx(&p, dy, dy_dtype, dx, dx_dtype, group, count, save_invstd, gamma, param_dtype);
-        if (dx && !add && !frozen) ampi_bn_dx_all(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, count, slope);
-        for (k = 0; sums && k < count; k++) {
-            ampi_bn_give(&p, dgamma, dparam_dtype, group + k, dot + k * AMPI_LANES, ampi_adds_params(accumulate));
-            ampi_bn_give(&p, dbeta, dparam_dtype, group + k, sum + k * AMPI_LANES, ampi_adds_params(accumulate));
-        }
+    b.dy = dy; b.x = x; b.gamma = gamma; b.mean = save_mean; b.invstd = save_invstd; b.dx = dx;
+    b.dyt = dy_dtype; b.xt = x_dtype; b.pt = param_dtype; b.dxt = dx_dtype;
+    b.frozen = s->frozen != 0;
+    b.sums = dgamma || dbeta;
+    b.add = ampi_adds_input(accumulate);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i++) {
+        const size_t group = (size_t)i, first = group * p.per_group, width = ampi_bn_width(&p, group);
+        double sum[AMPI_LANES], dot[AMPI_LANES];
+        ampi_bn_slope slope;
+        size_t step;
+        ampi_bn_slope_make(&p, &b, group, sum, dot, &slope);
+        for (step = 0; dx && step < p.steps; step++) ampi_bn_dx_step(&p, &b, group, step, &slope);
+        ampi_store_sums(dgamma, dparam_dtype, first, width, dot, ampi_adds_params(accumulate));
+        ampi_store_sums(dbeta, dparam_dtype, first, width, sum, ampi_adds_params(accumulate));
     });
     return AMP_OK;
 }
 
 /* --- layer norm -------------------------------------------------------------------------- */
 
-enum { AMPI_LN_PAIR = 2, AMPI_LN_ROWS = 8 };
-
-#if AMPI_X86
-/* The first elements of a row are kept as doubles for the second pass. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                      const void* x, size_t ahead, double* kept) {
-    const ampi_wide w = ampi_get_lanes_x16(t, x, i, m);
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    ampi_store_wide(kept + i, w);
-    if (t == AMP_F32) ampi_wide_add(acc, w);
-    else              ampi_wide_add_widened(acc, w);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                         const double* kept, ampi_wide mean, const char* y) {
-    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
-    ampi_wide_moment(t, acc, ampi_load_wide(kept + i), mean, m);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_to_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                       const void* x, ampi_wide mean, const char* y) {
-    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
-    ampi_moment_x16(t, i, m, acc, x, mean);
-}
-/* All of them for two rows. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
-                                                           ampi_wide* b, const char* x, size_t next, size_t ahead,
-                                                           double* kept) {
-    ampi_sum_keep_x16(t, i, m, a, x, ahead, kept);
-    ampi_sum_keep_x16(t, i, m, b, x + next, ahead, kept + AMPI_TILE);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
-                                                              ampi_wide* b, const double* kept, ampi_wide mean_a,
-                                                              ampi_wide mean_b, const char* y, size_t next) {
-    ampi_moment_kept_x16(t, i, m, a, kept, mean_a, y);
-    ampi_moment_kept_x16(t, i, m, b, kept + AMPI_TILE, mean_b, y + next);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_to_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
-                                                            ampi_wide* b, const char* x, ampi_wide mean_a,
-                                                            ampi_wide mean_b, const char* y, size_t next) {
-    ampi_moment_to_x16(t, i, m, a, x, mean_a, y);
-    ampi_moment_to_x16(t, i, m, b, x + next, mean_b, y + next);
-}
-/* The mean from a row's sums, which are cleared. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide* acc, size_t d, float* mean,
-                                                          int* usual) {
-    const double value = ampi_lanes_total_x16(t, *acc) / (double)d;
-    ampi_wide m;
-    *mean = (float)value;
-    *usual = *usual && ampi_mean_is_usual(value);
-    acc->low = acc->high = _mm512_setzero_pd();
-    m.low = m.high = _mm512_set1_pd(value);
-    return m;
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_ln_invstd_x16(amp_dtype t, ampi_wide acc, size_t d, double eps) {
-    return (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
-}
-/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
-   pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                        size_t d, double eps, float* mean, float* invstd, int* usual) {
-    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_PAIR][AMPI_TILE];
-    ampi_wide acc, m[AMPI_LN_PAIR];
-    size_t k;
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, 4096, kept[k]);
-        AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
-        m[k] = ampi_ln_mean_x16(t, &acc, d, mean + k, usual);
-    }
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m[k], (const char*)y + k * d * size);
-        AMPI_EACH_X16(ampi_moment_to_x16, t, d - first, &acc, row + first * size, m[k],
-                      (const char*)y + (k * d + first) * size);
-        invstd[k] = ampi_ln_invstd_x16(t, acc, d, eps);
+/* acc[i % LANES] += (x[i] - mean)^2. The difference is rounded to float, so its square is exact. */
+AMPI_INLINE void ampi_distance_step(int hw, double* acc, const float* x, double mean, size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS
+    for (l = 0; l < n; l++) {
+        const float d = (float)((double)x[l] - mean);
+        acc[l] = ampi_add_product(hw, d, d, acc[l]);
     }
 }
-/* The second pass over two rows, a and b, beside the first one over two others, c and e, that take their place in
-   `kept`: one mostly multiplies, the other mostly widens, which other units of the processor do. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_both_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
-                                                     ampi_wide mean_a, ampi_wide mean_b, const char* y, size_t next,
-                                                     ampi_wide* c, ampi_wide* e, const char* x, size_t after,
-                                                     size_t ahead, double* kept) {
-    ampi_moment_kept_rows_x16(t, i, m, a, b, kept, mean_a, mean_b, y, next);
-    ampi_sum_keep_rows_x16(t, i, m, c, e, x, after, ahead, kept);
-}
-/* Of some rows, two together, for 16 bits: memory brings floats more slowly than they are added. A last row without
-   another is taken twice. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pairs_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                              size_t d, double eps, float* mean, float* invstd,
-                                                              int* usual) {
-    const size_t line = d * ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), done = first * ampi_type_size(t);
-    size_t row, next, after = rows > 1 ? line : 0;
-    const size_t ahead = 4096 + (after < 4096 ? after : 0);     /* of the second row, if it begins within the page */
-    const char* from = (const char*)x;
-    double kept[(int)AMPI_LN_PAIR * (int)AMPI_TILE];
-    ampi_wide a, b, c, e, mean_a, mean_b;
-    c.low = c.high = e.low = e.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &c, &e, from, after, ahead, kept);
-    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, from + done, after, ahead);
-    for (row = 0; row < rows; row += AMPI_LN_PAIR, from += AMPI_LN_PAIR * line) {
-        const char *to = (const char*)y + row * line, *coming = from + AMPI_LN_PAIR * line;
-        next = after;
-        after = row + 3 < rows ? line : 0;
-        mean_a = ampi_ln_mean_x16(t, &c, d, mean + row, usual);
-        mean_b = ampi_ln_mean_x16(t, &e, d, mean + row + (next > 0), usual);
-        a.low = a.high = b.low = b.high = _mm512_setzero_pd();
-        if (row + AMPI_LN_PAIR < rows) {
-            AMPI_EACH_X16(ampi_ln_both_x16, t, first, &a, &b, mean_a, mean_b, to, next, &c, &e, coming, after, ahead,
-                          kept);
-            AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, coming + done, after, ahead);
-        } else {
-            AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, to, next);
-        }
-        AMPI_EACH_X16(ampi_moment_to_rows_x16, t, d - first, &a, &b, from + done, mean_a, mean_b, to + done, next);
-        invstd[row] = ampi_ln_invstd_x16(t, a, d, eps);
-        if (next > 0) invstd[row + 1] = ampi_ln_invstd_x16(t, b, d, eps);
+AMPI_INLINE void ampi_lane_distance_body(int hw, double* acc, const float* x, double mean, size_t n) {
+    double a[AMPI_LANES];
+    memcpy(a, acc, sizeof a);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
+        ampi_distance_step(hw, a, x, mean, AMPI_LANES);
     }
+    ampi_distance_step(hw, a, x, mean, n);
+    memcpy(acc, a, sizeof a);
 }
-AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
-                                                      size_t d, double eps, float* mean, float* invstd) {
-    int usual = 1;
-    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pairs_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
-    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pairs_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
-    else ampi_ln_measure_x16(AMP_F32, x, y, rows, d, eps, mean, invstd, &usual);
-    ampi_clear_upper();
-    return usual;
-}
-
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                                   const void* x, double* kept) {
-    const ampi_wide8 w = upper ? ampi_get_wide_other_x8(t, x, i, m) : ampi_get_wide_x8(t, x, i, m);
-    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_store_wide8(kept + i, w);
-    ampi_wide8_add_widened(t, acc + upper, w);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                                      const double* kept, const ampi_wide8* mean, const char* y) {
-    if (upper == 0) _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
-    ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_to_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x,
-                                                      const ampi_wide8* mean, const char* y) {
-    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
-    ampi_moment_twin(t, i, n, acc, x, mean);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
-                                                     double eps, float* mean, float* invstd, int* usual) {
-    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_PAIR][AMPI_TILE], value[AMPI_LN_PAIR];
-    ampi_wide8 acc[2], m[2];
-    size_t k;
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
-        AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
-        AMPI_EACH_TWIN(ampi_sum_twin, t, d - first, acc, row + first * size);
-        value[k] = ampi_wide8_total(acc) / (double)d;
-        *usual = *usual && ampi_mean_is_usual(value[k]);
-    }
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        m[0].low = m[0].high = m[1].low = m[1].high = _mm256_set1_pd(value[k]);
-        acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
-        AMPI_EACH_X8(ampi_moment_kept_x8, t, first, acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_TWIN(ampi_moment_to_twin, t, d - first, acc, row + first * size, m,
-                       (const char*)y + (k * d + first) * size);
-        mean[k] = (float)value[k];
-        invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
-    }
-}
-AMPI_TARGET_AVX2 AMPI_FN int ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
-                                                  double eps, float* mean, float* invstd) {
-    int usual = 1;
-    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd, &usual);
-    ampi_clear_upper();
-    return usual;
-}
-#endif
-
-/* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
-AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean,
-                             float* invstd) {
-    float tile[AMPI_TILE];
-    double acc[AMPI_LANES], m[AMPI_LANES], value;
-    const float* v = NULL;
-    size_t i, l, n;
-    memset(acc, 0, sizeof acc);
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        v = ampi_view(x, xt, start + i, n, tile);
-        ampi_lane_sum_plain(acc, v, n);
-    }
-    value = ampi_lane_total(acc) / (double)d;
-    for (l = 0; l < AMPI_LANES; l++) m[l] = value;
-    memset(acc, 0, sizeof acc);
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        if (d > AMPI_TILE) v = ampi_view(x, xt, start + i, n, tile);
-        ampi_lane_moment_plain(acc, v, m, n);
-    }
-    *mean = (float)value;
-    *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
-}
-/* Of some rows that follow each other, from element `start` on; those of the result begin at y. */
-AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, size_t start, size_t rows, size_t d,
-                                  double eps, float* mean, float* invstd) {
-    size_t k;
-#if AMPI_X86
-    const char* first = (const char*)x + start * ampi_type_size(xt);
-    if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_EITHER(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
-#endif
-    (void)y;
-    for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
-}
-
-/* Rows that are measured together. Many of 16 bits, so that their passes overlap; but what is read, kept and written on
-   the way stays in the first-level cache, and there are rows for each thread. */
-AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
-    const size_t pair = AMPI_LN_PAIR, most = (size_t)AMPI_LN_ROWS / (d <= 768 ? 1 : 2);
-    if (ampi_dtype(t) == AMP_F32) return d <= 2048 ? pair : 1;
-    return d <= AMPI_TILE && AMPI_IN_AVX512 && rows / most >= ampi_threads() ? most : pair;
-}
+AMPI_KERNEL(ampi_lane_distance, (double* acc, const float* x, double mean, size_t n), acc, x, mean, n)
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
 AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta,
                                     float mean, float invstd, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++)
-            v[l] = ampi_fma(hw, (x[i + l] - mean) * invstd, gamma[i + l], beta[i + l]);
-        memcpy(y + i, v, sizeof v);
-    }
+    AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - mean) * invstd, gamma[i], beta[i]));
 }
 AMPI_KERNEL(ampi_ln_apply,
             (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
              size_t n),
             y, x, gamma, beta, mean, invstd, n)
-
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
-                                                      const float* gamma, const float* beta, __m512 mean,
-                                                      __m512 invstd) {
-    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
-    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y, const void* x, const float* gamma,
-                                                           const float* beta, float mean, float invstd, size_t n) {
-    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_ALL_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
-                                                     const float* gamma, const float* beta, ampi_twin mean,
-                                                     ampi_twin invstd) {
-    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
-    const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
-    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
-                                                       const float* beta, float mean, float invstd, size_t n) {
-    const ampi_twin m = ampi_same_twin(mean), s = ampi_same_twin(invstd);
-    AMPI_ALL_TWIN(ampi_ln_apply_twin, t, n, y, x, gamma, beta, m, s);
-}
-#endif
-
-/* The same where types are any: elements [at, at+n) of x and y; gamma and beta are those of these elements. */
-AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at, const float* gamma,
-                                const float* beta, float mean, float invstd, size_t n) {
-    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
-#if AMPI_X86
-    const size_t byte = at * ampi_type_size(xt);
-    if (ampi_typed_both(xt, yt)) {
-        AMPI_BY_HAND(ampi_ln_apply_typed, xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
-        return;
-    }
-#endif
-    v = ampi_open(y, yt, at, n, y_tile);
-    ampi_ln_apply(v, ampi_view(x, xt, at, n, x_tile), gamma, beta, mean, invstd, ampi_padded(n));
-    ampi_close(y, yt, at, n, v);
-}
 
 /* What the rows of a layer norm share. */
 typedef struct ampi_ln_forward {
@@ -9357,132 +8011,49 @@ typedef struct ampi_ln_forward {
     double eps;
     size_t d;
 } ampi_ln_forward;
-#if AMPI_X86
-/* Long rows of floats: while one is written the next one is summed, so that memory is read and written at once, and
-   writing fills the time in which additions wait for each other. The pass between, over a row that is near, fetches its
-   row of y. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_and_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* next_sum,
-                                                              const float* next, float* y, const float* x,
-                                                              const float* gamma, const float* beta, __m512 mean,
-                                                              __m512 invstd) {
-    ampi_ln_apply_x16(t, i, m, y, x, gamma, beta, mean, invstd);
-    ampi_sum_x16(t, i, m, next_sum, next);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_long_avx512(const ampi_ln_forward* q, size_t row, size_t rows, float* mean,
-                                                    float* invstd) {
-    float g_tile[AMPI_TILE], b_tile[AMPI_TILE], *y = (float*)q->y + row * q->d;
-    const float* x = (const float*)q->x + row * q->d;
-    ampi_wide sum, squares, m;
-    size_t k, i, n;
-    sum.low = sum.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_sum_x16, AMP_F32, q->d, &sum, x);
-    for (k = 0; k < rows; k++, x += q->d, y += q->d) {
-        const float* next = k + 1 < rows ? x + q->d : x;
-        int usual = 1;
-        m = ampi_ln_mean_x16(AMP_F32, &sum, q->d, mean + k, &usual);
-        squares.low = squares.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_to_x16, AMP_F32, q->d, &squares, x, m, (const char*)y);
-        invstd[k] = ampi_ln_invstd_x16(AMP_F32, squares, q->d, q->eps);
-        if (!usual) ampi_ln_measure(x, AMP_F32, 0, q->d, q->eps, mean + k, invstd + k);
-        for (i = 0; i < q->d; i += n) {
-            const float *g, *b;
-            n = ampi_tile_size(q->d, i);
-            g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-            b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
-            AMPI_EACH_X16(ampi_ln_apply_and_sum_x16, AMP_F32, n, &sum, next + i, y + i, x + i, g, b,
-                          _mm512_set1_ps(mean[k]), _mm512_set1_ps(invstd[k]));
-        }
-    }
-    ampi_clear_upper();
-}
-#endif
-/* Are rows done so? Where each thread has some that follow each other; shorter ones are faster in pairs, which stay in
-   the first-level cache. */
-AMPI_FN int ampi_ln_is_long(const ampi_ln_forward* q, size_t rows) {
-    return AMPI_IN_AVX512 && ampi_dtype(q->xt) == AMP_F32 && ampi_dtype(q->yt) == AMP_F32
-        && q->d >= 768 && rows / AMPI_LN_ROWS >= ampi_threads();
-}
-/* Some rows, wholly: their means and 1/sqrt(variance + eps), and y. */
-AMPI_FN void ampi_ln_block(const ampi_ln_forward* q, int is_long, size_t row, size_t rows, float* mean,
-                           float* invstd) {
-    float g_tile[AMPI_TILE], b_tile[AMPI_TILE];
-    const size_t start = row * q->d;
-    size_t i, k, n;
-#if AMPI_X86
-    if (is_long) { ampi_ln_long_avx512(q, row, rows, mean, invstd); return; }
-#endif
-    (void)is_long;
-    ampi_ln_measure_rows(q->x, q->xt, (char*)q->y + start * ampi_type_size(q->yt), start, rows, q->d, q->eps, mean,
-                         invstd);
+
+/* Mean and 1/sqrt(variance + eps) of one row, in two passes. A row that fits is left in `tile`, or where it lies;
+   returned is where. */
+AMPI_FN const float* ampi_ln_measure(const ampi_ln_forward* q, size_t row, float* mean, float* invstd, float* tile) {
+    double acc[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 }, value;
+    const float* v = NULL;
+    size_t i, n;
     for (i = 0; i < q->d; i += n) {
-        const float *g, *b;
         n = ampi_tile_size(q->d, i);
-        g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-        b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
-        for (k = 0; k < rows; k++)
-            ampi_ln_apply_part(q->x, q->xt, q->y, q->yt, start + k * q->d + i, g, b, mean[k], invstd[k], n);
+        v = ampi_view(q->x, q->xt, row * q->d + i, n, tile);
+        ampi_lane_sum(acc, v, n);
     }
-}
-
-/* The same for short rows, turned. The means, and what invstd is the root of. */
-AMPI_INLINE void ampi_short_moments_body(int hw, const float* x, double* mean, double* square, double eps, size_t rows,
-                                         size_t d) {
-    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
-    size_t r, i, l;
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        AMPI_ALIGNED double m[AMPI_LANES];
-        for (i = 0; i < d; i++) {
-            const float* v = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)v[l];
-        }
-        ampi_short_tree(a, d);
-        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d;
-        for (i = 0; i < d; i++) {
-            const float* v = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_square(hw, v[l], m[l], 0.0);
-        }
-        ampi_short_tree(a, d);
-        memcpy(mean + r, m, sizeof m);
-        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d + eps;
-        memcpy(square + r, m, sizeof m);
+    value = ampi_lane_total(acc) / (double)q->d;
+    for (i = 0; i < q->d; i += n) {
+        n = ampi_tile_size(q->d, i);
+        if (q->d > AMPI_TILE) v = ampi_view(q->x, q->xt, row * q->d + i, n, tile);
+        ampi_lane_distance(squares, v, value, n);
     }
+    *mean = (float)value;
+    *invstd = (float)(1.0 / sqrt(ampi_lane_total(squares) / (double)q->d + q->eps));
+    return v;
 }
-AMPI_KERNEL(ampi_short_moments,
-            (const float* x, double* mean, double* square, double eps, size_t rows, size_t d), x, mean, square, eps,
-            rows, d)
-AMPI_INLINE void ampi_short_norm_body(int hw, float* x, const float* mean, const float* invstd, const float* gamma,
-                                      const float* beta, size_t rows, size_t d) {
-    size_t r, i, l;
-    for (i = 0; i < d; i++)
-        for (r = 0; r < rows; r += AMPI_LANES) {
-            AMPI_ALIGNED float y[AMPI_LANES];
-            const float *v = ampi_short_at(x, i, r), *m = mean + r, *s = invstd + r;
-            for (l = 0; l < AMPI_LANES; l++) y[l] = ampi_fma(hw, (v[l] - m[l]) * s[l], gamma[i], beta[i]);
-            memcpy(x + i * AMPI_SHORT + r, y, sizeof y);
+/* Rows [row, past), wholly. */
+AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t past, float* save_mean, float* save_invstd) {
+    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean, invstd, *y;
+    const float *x, *g = NULL, *b = NULL;
+    size_t i, n, first = row;
+    for (; row < past; row++) {
+        x = ampi_ln_measure(q, row, &mean, &invstd, x_tile);
+        for (i = 0; i < q->d; i += n) {
+            n = ampi_tile_size(q->d, i);
+            if (q->d > AMPI_TILE) x = ampi_view(q->x, q->xt, row * q->d + i, n, x_tile);
+            if (q->d > AMPI_TILE || row == first) {
+                g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+                b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
+            }
+            y = ampi_open(q->y, q->yt, row * q->d + i, n, y_tile);
+            ampi_ln_apply(y, x, g, b, mean, invstd, ampi_padded(n));
+            ampi_close(q->y, q->yt, row * q->d + i, n, y);
         }
-}
-AMPI_KERNEL(ampi_short_norm,
-            (float* x, const float* mean, const float* invstd, const float* gamma, const float* beta, size_t rows,
-             size_t d),
-            x, mean, invstd, gamma, beta, rows, d)
-
-/* AMPI_SHORT of so many rows, from `row` on. */
-AMPI_FN void ampi_ln_short(const void* x, amp_dtype xt, const float* gamma, const float* beta, double eps,
-                           float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t row, size_t rows,
-                           size_t d) {
-    AMPI_ALIGNED float turned[AMPI_TILE], mean[AMPI_SHORT], invstd[AMPI_SHORT];
-    AMPI_ALIGNED double m[AMPI_SHORT], square[AMPI_SHORT];
-    const size_t n = ampi_short_load(turned, x, xt, row, rows, d), all = ampi_padded(n);
-    size_t r;
-    ampi_short_moments(turned, m, square, eps, all, d);
-    for (r = 0; r < all; r++) {
-        mean[r] = (float)m[r];
-        invstd[r] = (float)(1.0 / sqrt(square[r]));
+        ampi_store_one(save_mean, AMP_F32, row, mean, 0);
+        ampi_store_one(save_invstd, AMP_F32, row, invstd, 0);
     }
-    ampi_short_norm(turned, mean, invstd, gamma, beta, all, d);
-    ampi_short_store(y, yt, row * d, turned, n, d);
-    if (save_mean) ampi_store(save_mean, AMP_F32, row, mean, n);
-    if (save_invstd) ampi_store(save_invstd, AMP_F32, row, invstd, n);
 }
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
@@ -9507,524 +8078,129 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
                          (double)eps);
     if (rows == 0) return AMP_OK;
-    if (ampi_is_short(rows, d)) {
-        float g_tile[AMPI_LANES], b_tile[AMPI_LANES];
-        const float* g = ampi_view_or(gamma, param_dtype, 0, d, g_tile, 1.0f);
-        const float* b = ampi_view_or(beta, param_dtype, 0, d, b_tile, 0.0f);
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d));
-        return AMP_OK;
-    }
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
     q.xt = x_dtype; q.pt = param_dtype; q.yt = y_dtype;
     q.eps = (double)eps;
     q.d = d;
-    const int is_long = ampi_ln_is_long(&q, rows);
-    const size_t each = is_long ? (size_t)AMPI_LN_ROWS : ampi_ln_rows(x_dtype, rows, d);
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
-        float mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
-        const size_t count = ampi_min_size(rows - (size_t)row, each);
-        size_t k;
-        ampi_ln_block(&q, is_long, (size_t)row, count, mean, invstd);
-        for (k = 0; k < count; k++) {
-            ampi_store_one(save_mean, AMP_F32, (size_t)row + k, mean[k], 0);
-            ampi_store_one(save_invstd, AMP_F32, (size_t)row + k, invstd[k], 0);
-        }
-    });
+    const int64_t each = 8;      /* rows for which gamma and beta are widened once */
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += each)
+        ampi_ln_rows(&q, (size_t)row, ampi_min_size((size_t)(row + each), rows), save_mean, save_invstd));
     return AMP_OK;
 }
 
-/* y = x * gamma. */
-AMPI_INLINE void ampi_multiply_plain_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = x[i + l] * gamma[i + l];
-        memcpy(y + i, v, sizeof v);
+/* The sums of a row by lanes, g = dy * gamma: sum[i % LANES] += g[i], dot[i % LANES] += g[i] * xhat[i]. */
+AMPI_INLINE void ampi_ln_dot_step(int hw, double* sum, double* dot, const float* dy, const float* x,
+                                  const float* gamma, float mean, float invstd, size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS
+    for (l = 0; l < n; l++) {
+        const float g = dy[l] * gamma[l], xhat = (x[l] - mean) * invstd;
+        sum[l] += (double)g;
+        dot[l] = ampi_add_product(hw, g, xhat, dot[l]);
     }
 }
-AMPI_KERNEL_AVX2(ampi_multiply_plain, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
-
-/* xhat = (x - mean) * invstd along a row. */
-AMPI_INLINE void ampi_ln_xhat_plain_body(int hw, float* xhat, const float* x, float mean, float invstd, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = (x[i + l] - mean) * invstd;
-        memcpy(xhat + i, v, sizeof v);
+AMPI_INLINE void ampi_ln_dot_body(int hw, double* sum, double* dot, const float* dy, const float* x,
+                                  const float* gamma, float mean, float invstd, size_t n) {
+    double a[AMPI_LANES], b[AMPI_LANES];
+    memcpy(a, sum, sizeof a);
+    memcpy(b, dot, sizeof b);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, dy += AMPI_LANES, x += AMPI_LANES, gamma += AMPI_LANES) {
+        ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, AMPI_LANES);
     }
+    ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, n);
+    memcpy(sum, a, sizeof a);
+    memcpy(dot, b, sizeof b);
 }
-AMPI_KERNEL_AVX2(ampi_ln_xhat_plain, (float* xhat, const float* x, float mean, float invstd, size_t n), xhat, x, mean,
-                 invstd, n)
+AMPI_KERNEL(ampi_ln_dot,
+            (double* sum, double* dot, const float* dy, const float* x, const float* gamma, float mean, float invstd,
+             size_t n),
+            sum, dot, dy, x, gamma, mean, invstd, n)
 
-/* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
-AMPI_INLINE void ampi_ln_dx_plain_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
-                                       float mean, float a, float b, float invstd, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++)
-            v[l] = ampi_fma(hw, mean - x[i + l], b, ampi_fma(hw, dy[i + l], gamma[i + l], -a)) * invstd;
-        memcpy(dx + i, v, sizeof v);
-    }
-}
-AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
-                 (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
-                  float invstd, size_t n),
-                 dx, dy, x, gamma, mean, a, b, invstd, n)
-
-#if AMPI_X86
-/* The sums of a row: sum += dy * gamma, dot += dy * gamma * xhat, whose two factors are rounded to float. */
-typedef struct ampi_ln_row { const void *dy, *x; const float* gamma; float mean, invstd; } ampi_ln_row;
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
-                                                    const ampi_ln_row* r) {
-    const __m512 g = _mm512_mul_ps(ampi_get_x16(t, r->dy, i, m), ampi_get_x16(AMP_F32, r->gamma, i, m));
-    const __m512 v = _mm512_sub_ps(ampi_get_x16(t, r->x, i, m), _mm512_set1_ps(r->mean));
-    const ampi_wide w = ampi_widen_x16(g);
-    ampi_wide_add(sum, w);
-    ampi_wide_fma(dot, w, ampi_widen_x16(_mm512_maskz_mul_ps(m, v, _mm512_set1_ps(r->invstd))));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, amp_dtype t, size_t n,
-                                                   const ampi_ln_row* r) {
-    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
-    AMPI_ALL_X16(ampi_ln_dot_x16, t, n, &a, &b, r);
-    ampi_store_wide(sum, a);
-    ampi_store_wide(dot, b);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                   const void* x, const float* gamma, __m512 mean, __m512 a, __m512 b,
-                                                   __m512 invstd) {
-    const __m512 g = _mm512_fmsub_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m), a);
-    const __m512 v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), invstd));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
-                                                  float a, float b, float invstd) {
-    const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
-    AMPI_ALL_X16(ampi_ln_dx_x16, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
-}
-
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
-                                                 ampi_wide8* dot, const ampi_ln_row* r) {
-    const __m256 g = _mm256_mul_ps(ampi_read8_avx2(r->dy, t, i, m), ampi_read8_avx2(r->gamma, AMP_F32, i, m));
-    const __m256 v = _mm256_sub_ps(ampi_read8_avx2(r->x, t, i, m), _mm256_set1_ps(r->mean));
-    const __m256 xhat = ampi_first_x8(_mm256_mul_ps(v, _mm256_set1_ps(r->invstd)), m);
-    ampi_dot_step8(sum + upper, dot + upper, ampi_widen_kept_x8(g), ampi_widen_x8(xhat));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, amp_dtype t, size_t n, const ampi_ln_row* r) {
-    ampi_wide8 a[2], b[2];
-    ampi_load_lanes8(a, sum);
-    ampi_load_lanes8(b, dot);
-    AMPI_ALL_X8(ampi_ln_dot_x8, t, n, a, b, r);
-    ampi_store_lanes8(sum, a);
-    ampi_store_lanes8(dot, b);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
-                                                  const void* x, const float* gamma, ampi_twin mean, ampi_twin a,
-                                                  ampi_twin b, ampi_twin invstd) {
-    const ampi_twin g = ampi_fms_twin(ampi_get_twin(t, dy, i, n), ampi_beside_twin(t, gamma + i), a);
-    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
-    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), invstd));
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
-                                              float a, float b, float invstd) {
-    const ampi_twin m = ampi_same_twin(mean), va = ampi_same_twin(a), vb = ampi_same_twin(b);
-    const ampi_twin s = ampi_same_twin(invstd);
-    AMPI_ALL_TWIN(ampi_ln_dx_twin, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
-}
-#endif
-
-typedef struct ampi_ln_backward {
-    const void *dy, *x, *gamma;
-    const float *mean, *invstd;
-    amp_dtype dyt, xt, pt;
-    size_t rows, d;
-    int add;                       /* dx to what is there */
-} ampi_ln_backward;
-
-/* The sums by lanes of elements [i, i+n) of a row. */
-AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t n, double* sum, double* dot) {
-    const size_t at = row * q->d + i;
-    const float zero[AMPI_LANES] = { 0 };
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE];
-    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-#if AMPI_X86
-    if (ampi_typed_both(q->dyt, q->xt)) {
-        const ampi_ln_row r = { (const char*)q->dy + at * ampi_type_size(q->dyt),
-                                (const char*)q->x + at * ampi_type_size(q->xt), gamma, q->mean[row], q->invstd[row] };
-        AMPI_BY_HAND(ampi_ln_dot, sum, dot, q->xt, n, &r);
-        return;
-    }
-#endif
-    ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
-    ampi_ln_xhat_plain(x_tile, ampi_view(q->x, q->xt, at, n, x_tile), q->mean[row], q->invstd[row], ampi_padded(n));
-    ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
-                  ampi_part_of(x_tile, AMP_F32, 0, n, 1, NULL), 4096, zero);
-}
-/* Elements [i, i+n) of a row's dx. */
-AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
-                        amp_dtype dxt) {
-    const size_t at = row * q->d + i;
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], *v;
-    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-#if AMPI_X86
-    if (!q->add && ampi_typed_both(q->dyt, q->xt) && ampi_typed_both(dxt, q->xt)) {
-        AMPI_BY_HAND(ampi_ln_dx, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
-        return;
-    }
-#endif
-    v = q->add ? dy_tile : ampi_open(dx, dxt, at, n, dy_tile);
-    ampi_ln_dx_plain(v, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile), gamma,
-                     q->mean[row], a, b, q->invstd[row], ampi_padded(n));
-    if (q->add) ampi_store_added(dx, dxt, at, v, n);
-    else ampi_close(dx, dxt, at, n, v);
-}
-
-/* A row's dx from its sums. */
-AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, void* dx, amp_dtype dxt) {
-    const float a = (float)(sum / (double)q->d), b = (float)(dot * (double)q->invstd[row] / (double)q->d);
-    size_t i;
-    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
-        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
-}
-AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
-    double sum[AMPI_LANES], dot[AMPI_LANES];
-    size_t i;
-    memset(sum, 0, sizeof sum);
-    memset(dot, 0, sizeof dot);
-    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
-        ampi_ln_dot(q, row, i, ampi_tile_size(q->d, i), sum, dot);
-    ampi_ln_row_dx(q, row, ampi_lane_total(sum), ampi_lane_total(dot), dx, dxt);
-}
-
-/* db += dy, dg += dy * xhat over the columns of one row. */
-AMPI_INLINE void ampi_ln_columns_plain_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
-                                            const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
-                                            float invstd, size_t n) {
+/* The sums of columns: db += dy, dg += dy * xhat, of one row. */
+AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
+                                      const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
+                                      float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            float xhat = (x[i + l] - mean) * invstd;
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+            const float xhat = (x[i + l] - mean) * invstd;
             db[i + l] += (double)dy[i + l];
             dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
         }
 }
-AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
-                 (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
-                 dg, db, dy, x, mean, invstd, n)
+AMPI_KERNEL(ampi_ln_columns,
+            (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n), dg, db, dy,
+            x, mean, invstd, n)
 
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
-                                                        const void* dy, const void* x, size_t ahead, __m512 mean,
-                                                        __m512 invstd) {
-    const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
-    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    AMPI_FETCH(dy, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    ampi_wide_add(&sum, g);
-    ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
-    ampi_store_wide(db + i, sum);
-    ampi_store_wide(dg + i, dot);
+/* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
+AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma, float mean,
+                                 float a, float b, float invstd, size_t n) {
+    AMPI_LOOP(dx, n, ampi_fma(hw, mean - x[i], b, ampi_fma(hw, dy[i], gamma[i], -a)) * invstd);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
-                                                       float mean, float invstd) {
-    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_ALL_X16(ampi_ln_columns_x16, x.t, x.n, dg, db, dy.data, x.data, ahead, m, s);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int upper, double* dg, double* db,
-                                                     const void* dy, const void* x, size_t ahead, __m256 mean,
-                                                     __m256 invstd) {
-    const __m256 d = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
-    const ampi_wide8 g = ampi_get_wide_x8(t, dy, i, m);
-    ampi_wide8 sum = ampi_load_wide8(db + i), dot = ampi_load_wide8(dg + i);
-    if (upper == 0) AMPI_FETCH(dy, ahead + i * ampi_type_size(t));
-    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    ampi_wide8_add(&sum, g);
-    ampi_wide8_fma(&dot, g, ampi_widen_x8(d));
-    ampi_store_wide8(db + i, sum);
-    ampi_store_wide8(dg + i, dot);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
-                                                   float mean, float invstd) {
-    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_columns_x8, x.t, x.n, dg, db, dy.data, x.data, ahead, m, s);
-}
-#endif
+AMPI_KERNEL(ampi_ln_dx,
+            (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
+             float invstd, size_t n),
+            dx, dy, x, gamma, mean, a, b, invstd, n)
 
-/* The same for columns [start, start+n) of one row; `ahead` bytes on lies what will be read soon. */
-AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, size_t ahead, double* dg,
-                             double* db) {
-    const size_t at = row * q->d + start;
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
-#if AMPI_X86
-    if (ampi_typed_both(q->dyt, q->xt)) {
-        AMPI_BY_HAND(ampi_ln_columns, dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), ahead, q->mean[row], q->invstd[row]);
-        return;
-    }
-#endif
-    (void)ahead;
-    ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
-                          q->mean[row], q->invstd[row], ampi_padded(n));
-}
+typedef struct ampi_ln_backward {
+    const void *dy, *x, *gamma;
+    const float *mean, *invstd;
+    void *dx, *dgamma, *dbeta;
+    amp_dtype dyt, xt, pt, dxt, dpt;
+    size_t rows, d;
+    int add, add_params;           /* to what dx, dgamma and dbeta hold */
+} ampi_ln_backward;
 
-#if AMPI_X86
-/* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
-   stored half as often, and a row's sums need not wait for each other. `next` bytes on lie the same elements of rows
-   that are soon to be summed; dx will be written next: to ask for its lines now makes FP32 15 to 28 % faster, and
-   16 bits no faster (measured). */
-typedef struct ampi_ln_line {
-    const char *dy, *x, *dx;
-    size_t next;
-    __m512 mean, invstd;
-    ampi_wide sum, dot;
-} ampi_ln_line;
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
-                                                     ampi_wide* db, ampi_wide* dg) {
-    const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
-    const ampi_wide g = ampi_widen_x16(_mm512_mul_ps(dy, gamma)), w = ampi_get_wide_x16(t, r->dy, i, m);
-    const ampi_wide xhat = ampi_widen_x16(_mm512_maskz_mul_ps(m, _mm512_sub_ps(x, r->mean), r->invstd));
-    AMPI_FETCH_L2(r->dy, r->next + i * ampi_type_size(t));
-    AMPI_FETCH_L2(r->x, r->next + i * ampi_type_size(t));
-    if (t == AMP_F32) AMPI_FETCH_OWN(r->dx, i * sizeof(float));
-    ampi_wide_add_widened(db, w);
-    ampi_wide_fma(dg, w, xhat);
-    ampi_wide_add(&r->sum, g);
-    ampi_wide_fma(&r->dot, g, xhat);
+/* Elements of a row, and of gamma, as floats; gamma's stay from row to row where all fit. */
+typedef struct ampi_ln_tile {
+    const float *dy, *x, *gamma;
+    float dy_room[AMPI_TILE], x_room[AMPI_TILE], gamma_room[AMPI_TILE];
+} ampi_ln_tile;
+AMPI_FN void ampi_ln_tile_read(const ampi_ln_backward* q, size_t row, size_t i, size_t n, ampi_ln_tile* t) {
+    t->dy = ampi_view(q->dy, q->dyt, row * q->d + i, n, t->dy_room);
+    t->x = ampi_view(q->x, q->xt, row * q->d + i, n, t->x_room);
+    if (!t->gamma || q->d > AMPI_TILE) t->gamma = ampi_view_or(q->gamma, q->pt, i, n, t->gamma_room, 1.0f);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* a,
-                                                      ampi_ln_line* b, const float* gamma, double* db, double* dg) {
-    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m);
-    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    ampi_ln_line_x16(t, i, m, a, g, &sum, &dot);
-    ampi_ln_line_x16(t, i, m, b, g, &sum, &dot);
-    ampi_store_wide(db + i, sum);
-    ampi_store_wide(dg + i, dot);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backward* q, size_t row, const void* dx,
-                                                               amp_dtype dxt) {
-    ampi_ln_line r;
-    r.dx = (const char*)dx + row * q->d * ampi_type_size(dxt);
-    r.dy = (const char*)q->dy + row * q->d * ampi_type_size(q->dyt);
-    r.x = (const char*)q->x + row * q->d * ampi_type_size(q->xt);
-    r.next = ampi_round_up(4096, 2 * q->d * ampi_type_size(q->xt));
-    r.mean = _mm512_set1_ps(q->mean[row]);
-    r.invstd = _mm512_set1_ps(q->invstd[row]);
-    r.sum.low = r.sum.high = r.dot.low = r.dot.high = _mm512_setzero_pd();
-    return r;
-}
-/* totals: the sums of the two rows. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, double* db, double* dg,
-                                                     const void* dx, amp_dtype dxt, double* totals) {
-    ampi_ln_line a = ampi_ln_line_of(q, row, dx, dxt), b = ampi_ln_line_of(q, row + 1, dx, dxt);
-    const size_t size = ampi_type_size(q->xt), dx_size = ampi_type_size(dxt);
-    float g_tile[AMPI_TILE];
+/* dx of a row from its two sums. A row that fits has been read. */
+AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, ampi_ln_tile* t) {
+    const float mean = q->mean[row], invstd = q->invstd[row];
+    const float a = (float)(sum / (double)q->d), b = (float)(dot * (double)invstd / (double)q->d);
     size_t i, n;
     for (i = 0; i < q->d; i += n) {
-        const float* gamma = ampi_view_or(q->gamma, q->pt, i, n = ampi_tile_size(q->d, i), g_tile, 1.0f);
-        AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, n, &a, &b, gamma, db + i, dg + i);
-        a.dy += n * size; a.x += n * size; a.dx += n * dx_size;
-        b.dy += n * size; b.x += n * size; b.dx += n * dx_size;
+        const size_t at = row * q->d + i;
+        float* v;
+        n = ampi_tile_size(q->d, i);
+        if (q->d > AMPI_TILE) ampi_ln_tile_read(q, row, i, n, t);
+        v = q->add ? t->dy_room : ampi_open(q->dx, q->dxt, at, n, t->dy_room);
+        ampi_ln_dx(v, t->dy, t->x, t->gamma, mean, a, b, invstd, ampi_padded(n));
+        if (q->add) ampi_store_added(q->dx, q->dxt, at, v, n);
+        else ampi_close(q->dx, q->dxt, at, n, v);
     }
-    totals[0] = ampi_wide_total(a.sum);
-    totals[1] = ampi_wide_total(a.dot);
-    totals[2] = ampi_wide_total(b.sum);
-    totals[3] = ampi_wide_total(b.dot);
-    ampi_clear_upper();
 }
-#endif
-/* Rows [row, past), two at a time: what they add to dg and db, and dx. Returns the first row that is left. */
-AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t row, size_t past, double* dg, double* db,
-                                      void* dx, amp_dtype dxt) {
-#if AMPI_X86
-    double totals[4];
-    if (!ampi_typed(q->dyt, q->xt)) return row;
-    for (; row + 2 <= past; row += 2) {
-        ampi_ln_lines_avx512(q, row, db, dg, dx, dxt, totals);
-        ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
-        ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
-    }
-#endif
-    (void)q; (void)past; (void)dg; (void)db; (void)dx; (void)dxt;
-    return row;
-}
-
-/* Short rows, as floats: db += dy, dg += dy * xhat over the columns, row by row. The numbers behind a row's last column
-   are those of the next one, and their sums are not stored. */
-AMPI_INLINE void ampi_short_columns_plain_body(int hw, double* dg, double* db, const float* dy, const float* x,
-                                         const float* mean, const float* invstd, size_t rows, size_t d) {
-    AMPI_ALIGNED double a[AMPI_LANES], b[AMPI_LANES];
-    size_t r, l;
-    memcpy(a, db, sizeof a);
-    memcpy(b, dg, sizeof b);
-    for (r = 0; r < rows; r++, dy += d, x += d) {
-        const float m = mean[r], s = invstd[r];
-        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)dy[l];
-        for (l = 0; l < AMPI_LANES; l++) b[l] = ampi_add_product(hw, dy[l], (x[l] - m) * s, b[l]);
-    }
-    memcpy(db, a, sizeof a);
-    memcpy(dg, b, sizeof b);
-}
-AMPI_KERNEL_AVX2(ampi_short_columns_plain,
-                 (double* dg, double* db, const float* dy, const float* x, const float* mean, const float* invstd,
-                  size_t rows, size_t d),
-                 dg, db, dy, x, mean, invstd, rows, d)
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_FN void ampi_short_columns_avx512(double* dg, double* db, const float* dy, const float* x,
-                                                          const float* mean, const float* invstd, size_t rows,
-                                                          size_t d) {
-    ampi_wide sum = ampi_load_wide(db), dot = ampi_load_wide(dg);
-    size_t r;
-    for (r = 0; r < rows; r++, dy += d, x += d) {
-        const ampi_wide g = ampi_get_wide_x16(AMP_F32, dy, 0, AMPI_ALL16);
-        const __m512 v = _mm512_sub_ps(_mm512_loadu_ps(x), _mm512_set1_ps(mean[r]));
-        ampi_wide_add(&sum, g);
-        ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(v, _mm512_set1_ps(invstd[r]))));
-    }
-    ampi_store_wide(db, sum);
-    ampi_store_wide(dg, dot);
-    ampi_clear_upper();
-}
-#endif
-AMPI_FN void ampi_short_columns(double* dg, double* db, const float* dy, const float* x, const float* mean,
-                                const float* invstd, size_t rows, size_t d) {
-#if AMPI_X86
-    if (AMPI_IN_AVX512) { ampi_short_columns_avx512(dg, db, dy, x, mean, invstd, rows, d); return; }
-#endif
-    ampi_short_columns_plain(dg, db, dy, x, mean, invstd, rows, d);
-}
-
-/* dx of short rows, turned; it replaces dy. */
-AMPI_INLINE void ampi_short_ln_dx_body(int hw, float* dy, const float* x, const float* gamma, const float* mean,
-                                       const float* invstd, size_t rows, size_t d) {
-    AMPI_ALIGNED double sum[AMPI_LANES][AMPI_LANES], dot[AMPI_LANES][AMPI_LANES];
-    size_t r, i, l;
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        AMPI_ALIGNED float a[AMPI_LANES], b[AMPI_LANES], v[AMPI_LANES];
-        const float *m = mean + r, *s = invstd + r;
-        for (i = 0; i < d; i++) {
-            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++) v[l] = g[l] * gamma[i];
-            for (l = 0; l < AMPI_LANES; l++) sum[i][l] = 0.0 + (double)v[l];
-            for (l = 0; l < AMPI_LANES; l++) dot[i][l] = ampi_add_product(hw, v[l], (u[l] - m[l]) * s[l], 0.0);
+/* Rows [row, past). sums, if not NULL: what columns [start, start + n) add to dgamma, then to dbeta. with_dx: dx too,
+   for which these are all columns. */
+AMPI_FN void ampi_ln_rows_backward(const ampi_ln_backward* q, size_t row, size_t past, size_t start, size_t n,
+                                   double* sums, int with_dx) {
+    ampi_ln_tile t;
+    size_t i, m;
+    t.gamma = NULL;
+    for (; row < past; row++) {
+        const float mean = q->mean[row], invstd = q->invstd[row];
+        double sum[AMPI_LANES] = { 0 }, dot[AMPI_LANES] = { 0 };
+        for (i = 0; i < n; i += m) {
+            m = ampi_tile_size(n, i);
+            ampi_ln_tile_read(q, row, start + i, m, &t);
+            if (sums)
+                ampi_ln_columns(sums + i, sums + ampi_padded(n) + i, t.dy, t.x, mean, invstd, ampi_padded(m));
+            if (with_dx) ampi_ln_dot(sum, dot, t.dy, t.x, t.gamma, mean, invstd, m);
         }
-        ampi_short_tree(sum, d);
-        ampi_short_tree(dot, d);
-        for (l = 0; l < AMPI_LANES; l++) a[l] = (float)(sum[0][l] / (double)d);
-        for (l = 0; l < AMPI_LANES; l++) b[l] = (float)(dot[0][l] * (double)s[l] / (double)d);
-        for (i = 0; i < d; i++) {
-            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
-            for (l = 0; l < AMPI_LANES; l++)
-                v[l] = ampi_fma(hw, m[l] - u[l], b[l], ampi_fma(hw, g[l], gamma[i], -a[l])) * s[l];
-            memcpy(dy + i * AMPI_SHORT + r, v, sizeof v);
-        }
+        if (with_dx) ampi_ln_row_dx(q, row, ampi_lane_total(sum), ampi_lane_total(dot), &t);
     }
 }
-AMPI_KERNEL(ampi_short_ln_dx,
-            (float* dy, const float* x, const float* gamma, const float* mean, const float* invstd, size_t rows,
-             size_t d),
-            dy, x, gamma, mean, invstd, rows, d)
 
-/* AMPI_SHORT rows from `row` on: what they add to dg and db, if those are wanted, and dx, if it is. */
-AMPI_FN void ampi_ln_short_backward(const ampi_ln_backward* q, size_t row, double* dg, double* db, void* dx,
-                                    amp_dtype dxt) {
-    const size_t n = ampi_min_size(q->rows - row, AMPI_SHORT), d = q->d;
-    AMPI_ALIGNED float dy_tile[AMPI_SHORT_TILE], x_tile[AMPI_SHORT_TILE], g[AMPI_TILE], turned[AMPI_TILE];
-    AMPI_ALIGNED float mean[AMPI_SHORT], invstd[AMPI_SHORT];
-    float g_tile[AMPI_LANES];
-    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, d, g_tile, 1.0f);
-    const float* dy = ampi_short_rows(dy_tile, q->dy, q->dyt, row, q->rows, d);
-    const float* x = ampi_short_rows(x_tile, q->x, q->xt, row, q->rows, d);
-    if (dg) ampi_short_columns(dg, db, dy, x, q->mean + row, q->invstd + row, n, d);
-    if (!dx) return;
-    memset(mean, 0, sizeof mean);
-    memset(invstd, 0, sizeof invstd);
-    memcpy(mean, q->mean + row, n * sizeof *mean);
-    memcpy(invstd, q->invstd + row, n * sizeof *invstd);
-    ampi_short_turn(g, dy, ampi_padded(n), d);
-    ampi_short_turn(turned, x, ampi_padded(n), d);
-    ampi_short_ln_dx(g, turned, gamma, mean, invstd, ampi_padded(n), d);
-    ampi_short_store(q->add ? dy_tile : dx, q->add ? AMP_F32 : dxt, q->add ? 0 : row * d, g, n, d);
-    if (q->add) ampi_store_added(dx, dxt, row * d, dy_tile, n * d);
-}
-
-/* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
-   fewer where other threads would have none. A column's sum does not depend on it. */
-AMPI_FN size_t ampi_ln_columns_each(size_t d) {
-    size_t share = ampi_padded((d + ampi_threads() - 1) / ampi_threads());
-    return ampi_min_size(ampi_max_size(share, 128), AMPI_TILE);
-}
-
-/* dst[start...] = src, or += src. */
-AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* src, int accumulate) {
-    float sums[AMPI_TILE], old[AMPI_TILE];
-    size_t i;
-    if (!dst) return;
-    for (i = 0; i < n; i++) sums[i] = (float)src[i];
-    if (accumulate) ampi_load_f32(old, dst, t, start, n);
-    for (i = 0; accumulate && i < n; i++) sums[i] = old[i] + sums[i];
-    ampi_store(dst, t, start, sums, n);
-}
 /* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
    are not many, as adding their sums is not shared. */
-AMPI_FN size_t ampi_ln_run_rows(size_t rows) {
-    return ampi_round_up(ampi_div_up(rows, 32), AMPI_SHORT);
-}
-/* sums: those of columns [start, start + n) over the run from `row` on, first dgamma's, then dbeta's. With dx, which is
-   for all columns, rows are finished on the way, while they are in the cache. About a page is fetched ahead: of the
-   same columns in rows below, as those beside them may be another thread's. */
-AMPI_FN void ampi_ln_run(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* sums, void* dx,
-                         amp_dtype dxt) {
-    const size_t size = ampi_type_size(q->xt), past = ampi_min_size(row + ampi_ln_run_rows(q->rows), q->rows);
-    const size_t ahead = n == q->d ? 4096 : ampi_div_up(4096, n * size) * q->d * size;
-    double *dg = sums, *db = sums + ampi_padded(n);
-    size_t i;
-    memset(sums, 0, 2 * ampi_padded(n) * sizeof *sums);
-    for (; ampi_is_short(q->rows, q->d) && row < past; row += AMPI_SHORT)
-        ampi_ln_short_backward(q, row, dg, db, dx, dxt);
-    if (dx && row < past) row = ampi_ln_pairs_backward(q, row, past, dg, db, dx, dxt);
-    for (; row < past; row++) {
-        for (i = 0; i < n; i += ampi_tile_size(n, i))
-            ampi_ln_columns(q, row, start + i, ampi_tile_size(n, i), ahead, dg + i, db + i);
-        if (dx) ampi_ln_row_backward(q, row, dx, dxt);
-    }
-}
-AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) sums[i + l] += run[i + l];
-}
-
-/* Where the parameters' gradients go. */
-typedef struct ampi_ln_params { void *dgamma, *dbeta; amp_dtype type; int accumulate; } ampi_ln_params;
-AMPI_FN void ampi_ln_store_params(const ampi_ln_params* p, size_t start, size_t n, const double* sums) {
-    const double *dg = sums, *db = sums + ampi_padded(n);
-    size_t i;
-    for (i = 0; i < n; i += ampi_tile_size(n, i)) {
-        ampi_ln_store_sums(p->dgamma, p->type, start + i, ampi_tile_size(n, i), dg + i, p->accumulate);
-        ampi_ln_store_sums(p->dbeta, p->type, start + i, ampi_tile_size(n, i), db + i, p->accumulate);
-    }
-}
-/* Of columns [start, start + count), at most a tile of them. */
-AMPI_FN void ampi_ln_params_columns(const ampi_ln_backward* q, size_t start, size_t count, const ampi_ln_params* p) {
-    AMPI_ALIGNED double sums[2 * AMPI_TILE] = { 0 }, run[2 * AMPI_TILE];
-    const size_t n = ampi_min_size(q->d - start, count);
-    const size_t rows = ampi_ln_run_rows(q->rows);
-    size_t row;
-    for (row = 0; row < q->rows; row += rows) {
-        ampi_ln_run(q, row, start, n, run, NULL, AMP_F32);
-        ampi_ln_add_run(sums, run, 2 * ampi_padded(n));
-    }
-    ampi_ln_store_params(p, start, n, sums);
-}
-
-/* Are threads to share out runs of rows, which are then read once? If there are enough runs for all. */
-AMPI_FN int ampi_ln_shares_runs(size_t rows, size_t d) {
-    return rows > 0 && (rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows));
-}
+AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
 /* Runs that are summed at a time. */
 AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
     return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
@@ -10032,27 +8208,35 @@ AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
 enum { AMPI_LN_WIDE = 16384 };
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
-    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows > SIZE_MAX / d) return 0;
-    if (!ampi_ln_shares_runs(rows, d)) return 0;
+    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
     return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
-/* Of all columns, and dx, if it is wanted: threads take runs in turn. The sums lie in `room`, or here, where they are
-   those of a tile at most. A run's have their place for themselves: the run that had it before has been added by then,
-   since no more of them are under way than there are places, and are added in turn. */
-AMPI_FN void ampi_ln_params_runs(const ampi_ln_backward* q, const ampi_ln_params* p, void* dx, amp_dtype dxt,
-                                 double* room) {
+AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) sums[i] += run[i];
+}
+/* dgamma and dbeta of columns [start, start + n), and with_dx as above: threads take runs in turn. The sums lie in
+   `room`, or here, where they are those of a tile at most. A run's have their place for themselves: the run that had it
+   before has been added by then, since no more of them are under way than there are places, and are added in turn. */
+AMPI_FN void ampi_ln_params(const ampi_ln_backward* q, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
-    const size_t width = 2 * ampi_padded(q->d), places = ampi_ln_runs_at_once(q->rows, q->d);
+    const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(q->rows, q->d);
     const int64_t rows = (int64_t)ampi_ln_run_rows(q->rows);
     double* sums = room ? room : own;
     int64_t i;
+    size_t k, m;
     memset(sums, 0, width * sizeof *sums);
     AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)q->rows; i += rows),
         AMPI_ALIGNED double own_run[2 * AMPI_TILE];
         double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
-        ampi_ln_run(q, (size_t)i, 0, q->d, run, dx, dxt),
+        memset(run, 0, width * sizeof *run);
+        ampi_ln_rows_backward(q, (size_t)i, ampi_min_size((size_t)(i + rows), q->rows), start, n, run, with_dx),
         ampi_ln_add_run(sums, run, width));
-    ampi_ln_store_params(p, 0, q->d, sums);
+    for (k = 0; k < n; k += m) {
+        m = ampi_tile_size(n, k);
+        ampi_store_sums(q->dgamma, q->dpt, start + k, m, sums + k, q->add_params);
+        ampi_store_sums(q->dbeta, q->dpt, start + k, m, sums + width / 2 + k, q->add_params);
+    }
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -10070,37 +8254,31 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
-    const ampi_ln_params params = { dgamma, dbeta, dparam_dtype, ampi_adds_params(accumulate) };
-    ampi_ln_backward q;
-    size_t columns = ampi_ln_columns_each(d), bytes = amp_layer_norm_workspace(rows, d);
+    const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
+    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
+    const int sums = dgamma || dbeta, with_dx = dx && columns == d;
+    ampi_ln_backward q;
+    int64_t i;
+    size_t start;
     amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
     if (r != AMP_OK) return r;
     if (d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "layer norm backward: rows of no elements have no mean");
-    if (rows == 0 && params.accumulate) return AMP_OK;
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
+    q.dx = dx; q.dgamma = dgamma; q.dbeta = dbeta;
+    q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.dxt = dx_dtype; q.dpt = dparam_dtype;
+    q.rows = rows; q.d = d;
     q.add = ampi_adds_input(accumulate);
-    q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
-    if ((dgamma || dbeta) && ampi_ln_shares_runs(rows, d) && (d <= AMPI_TILE || room)) {
-        ampi_ln_params_runs(&q, &params, dx, dx_dtype, room);
-        return AMP_OK;
-    }
-    if (dgamma || dbeta) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN,
-            for (i = 0; i < blocks; i++) ampi_ln_params_columns(&q, (size_t)i * columns, columns, &params));
-    }
-    if (!dx) return AMP_OK;
-    if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i += AMPI_SHORT)
-            ampi_ln_short_backward(&q, (size_t)i, NULL, NULL, dx, dx_dtype));
-        return AMP_OK;
-    }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype));
+    q.add_params = ampi_adds_params(accumulate);
+    if (rows == 0 && q.add_params) return AMP_OK;
+    for (start = 0; sums && start < d; start += columns)
+        ampi_ln_params(&q, start, ampi_min_size(d - start, columns), room, with_dx);
+    if (!dx || (sums && with_dx)) return AMP_OK;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
+        ampi_ln_rows_backward(&q, (size_t)i, (size_t)i + 1, 0, d, NULL, 1));
     return AMP_OK;
 }
 
@@ -10250,8 +8428,8 @@ AMPI_FN float* ampi_open_rows(void* data, amp_dtype t, size_t at, size_t d, floa
     return ampi_direct(t, d) ? (float*)data + at : tile;
 }
 AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
-    ampi_clean(tile, n);
-    if (!ampi_direct(t, d)) ampi_store_f32(data, t, at, tile, n);
+    if (ampi_direct(t, d)) ampi_clean(tile, n);
+    else ampi_store(data, t, at, tile, n);
 }
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
