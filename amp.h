@@ -10966,17 +10966,6 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* The same of two at a time: one loop, in which neither product waits for the other. */
-AMPI_HD AMPI_FN void ampi_pow_two(double* x, double* y, int64_t n) {
-    double a = *x, b = *y;
-    *x = *y = 1.0;
-    for (; n > 0; n >>= 1) {
-        if (n & 1) { *x = ampi_mul64(*x, a); *y = ampi_mul64(*y, b); }
-        a = ampi_mul64(a, a);
-        b = ampi_mul64(b, b);
-    }
-}
-
 /* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below
    2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
@@ -10997,24 +10986,17 @@ AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
 }
 
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
-    int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
-    int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
-    double floor_factor = (double)s->floor;
+    const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
+    const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
+    const double floor_factor = (double)s->floor, above = 1.0 - floor_factor;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
-    switch (s->kind) {
-        case AMP_SCHEDULE_STEP:
-            return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma,
-                                s->step_size > 0 ? after / s->step_size : 0);
-        case AMP_SCHEDULE_LINEAR:
-            return after >= whole ? floor_factor
-                                  : 1.0 - ampi_mul64(1.0 - floor_factor, (double)after / (double)whole);
-        case AMP_SCHEDULE_COSINE:
-            return after >= whole
-                       ? floor_factor
-                       : floor_factor + ampi_mul64(1.0 - floor_factor, ampi_cosine_factor(after, whole));
-        case AMP_SCHEDULE_CONSTANT: case AMPI_SCHEDULE_MAX: break;
-    }
-    return 1.0;
+    if (s->kind == AMP_SCHEDULE_STEP)
+        return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma,
+                            s->step_size > 0 ? after / s->step_size : 0);
+    if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
+    if (after >= whole) return floor_factor;
+    if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
+    return floor_factor + ampi_mul64(above, ampi_cosine_factor(after, whole));
 }
 
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
@@ -11034,8 +11016,13 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
 }
 
-AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logger* logger) {
-    int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
+/* Refuses a field of *d outside its range; `range` is the end of a sentence. */
+#define AMPI_REFUSE_RANGE(field, low, high, range)                  \
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->field, low, high), "optimizer: " #field " %g must " range, (double)d->field)
+
+AMPI_FN amp_result ampi_schedule_validate(const amp_optimizer_desc* d, const amp_logger* logger) {
+    const amp_schedule* s = &d->schedule;
+    const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
     AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE,
                      "optimizer: schedule.kind %d is not an amp_schedule_kind", (int)s->kind);
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
@@ -11045,10 +11032,8 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logge
                      (long long)s->total_steps, (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
                      "optimizer: schedule.step_size %lld must be at least 1", (long long)s->step_size);
-    AMPI_REFUSE_DESC(!ampi_in_range(&s->gamma, 0.0f, 1.0f),
-                     "optimizer: schedule.gamma %g must lie in (0,1]", (double)s->gamma);
-    AMPI_REFUSE_DESC(!ampi_in_range(&s->floor, 0.0f, 1.0f),
-                     "optimizer: schedule.floor %g must lie in [0,1]", (double)s->floor);
+    AMPI_REFUSE_RANGE(schedule.gamma, 0.0f, 1.0f, "lie in (0,1]");
+    AMPI_REFUSE_RANGE(schedule.floor, 0.0f, 1.0f, "lie in [0,1]");
     return AMP_OK;
 }
 
@@ -11057,35 +11042,24 @@ AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
     return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
 }
 
-/* Ranges, after the defaults were filled in. */
-AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
+AMPI_FN amp_result ampi_optimizer_ranges(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
-    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB,
-                     "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
-    AMPI_REFUSE_DESC(!ampi_lr_is_valid(&d->lr, 0),
-                     "optimizer: lr %g must be finite and not negative", (double)d->lr);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE),
-                     "optimizer: momentum %g must lie in [0,1)", (double)d->momentum);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->dampening, 0.0f, 1.0f),
-                     "optimizer: dampening %g must lie in [0,1]", (double)d->dampening);
+    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB, "optimizer: kind %d is not an amp_optimizer_kind",
+                     (int)d->kind);
+    AMPI_REFUSE_RANGE(lr, 0.0f, AMPI_FLT_MAX, "be finite and not negative");
+    AMPI_REFUSE_RANGE(momentum, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
+    AMPI_REFUSE_RANGE(dampening, 0.0f, 1.0f, "lie in [0,1]");
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
                      "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g",
                      (double)d->momentum, (double)d->dampening);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta1, 0.0f, AMPI_BELOW_ONE),
-                     "optimizer: beta1 %g must lie in [0,1)", (double)d->beta1);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta2, 0.0f, AMPI_BELOW_ONE),
-                     "optimizer: beta2 %g must lie in [0,1)", (double)d->beta2);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->eps, AMPI_FLT_MIN, AMPI_FLT_MAX),
-                     "optimizer: eps %g must be finite and positive", (double)d->eps);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->weight_decay, 0.0f, AMPI_FLT_MAX),
-                     "optimizer: weight_decay %g must be finite and not negative",
-                     (double)d->weight_decay);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->clip_norm, 0.0f, AMPI_FLT_MAX),
-                     "optimizer: clip_norm %g must be finite and positive", (double)d->clip_norm);
-    AMPI_REFUSE_DESC(
-        d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
-        "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
-    return ampi_schedule_validate(&d->schedule, logger);
+    AMPI_REFUSE_RANGE(beta1, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
+    AMPI_REFUSE_RANGE(beta2, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
+    AMPI_REFUSE_RANGE(eps, AMPI_FLT_MIN, AMPI_FLT_MAX, "be finite and positive");
+    AMPI_REFUSE_RANGE(weight_decay, 0.0f, AMPI_FLT_MAX, "be finite and not negative");
+    AMPI_REFUSE_RANGE(clip_norm, 0.0f, AMPI_FLT_MAX, "be finite and positive");
+    AMPI_REFUSE_DESC(d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
+                     "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
+    return ampi_schedule_validate(d, logger);
 }
 
 /* The first setting of `count` groups that no group can have; NULL if there is none. */
@@ -11100,11 +11074,13 @@ AMPI_FN const float* ampi_groups_fault(const amp_param_group* groups, int count,
     return NULL;
 }
 
-AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
+/* The whole desc, after the defaults were filled in. */
+AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const char* field;
     int group;
-    const float* fault = ampi_groups_fault(d->groups, d->group_count, &group, &field);
-    if (!fault) return AMP_OK;
+    const amp_result r = ampi_optimizer_ranges(d);
+    const float* fault = r == AMP_OK ? ampi_groups_fault(d->groups, d->group_count, &group, &field) : NULL;
+    if (!fault) return r;
     return ampi_fail(d->logger, AMP_ERR_DESC, "optimizer: group %d: %s %g must be finite and not negative", group,
                      field, (double)*fault);
 }
@@ -11123,27 +11099,23 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     ampi_optimizer_fill(&d);
-    if (ampi_optimizer_validate(&d) != AMP_OK || ampi_groups_validate(&d) != AMP_OK) return -1;
-    return ampi_moment_count(&d);
+    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
 }
 
 AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     return ampi_is_off(&o->groups[p->group].lr);
 }
 
-#define AMPI_REFUSE_PARAM(condition, code, what)                                              \
-    do {                                                                                      \
-        if (condition)                                                                        \
-            return ampi_fail(logger, code, "optimizer: parameter %d (%s): " what, i,          \
-                             ampi_name_or_none(p->name));                                     \
+#define AMPI_REFUSE_PARAM(condition, code, what)                                                                      \
+    do {                                                                                                              \
+        if (condition)                                                                                                \
+            return ampi_fail(&o->logger, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name)); \
     } while (0)
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
-    const amp_logger* logger = &o->logger;
-    int moments = ampi_moment_count(&o->desc);
+    const int moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
-    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
-                      "grad_dtype must be F32, F16 or BF16");
+    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
                       "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
@@ -11154,18 +11126,18 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
     AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
     AMPI_REFUSE_PARAM(moments > 1 && p->m == p->v, AMP_ERR_ARGUMENT, "m and v are the same array");
-    AMPI_REFUSE_PARAM(p->master && (p->master == p->grad || (moments > 0 && p->master == p->m)
-                                    || (moments > 1 && p->master == p->v)),
+    AMPI_REFUSE_PARAM(p->master && (p->master == p->grad || (moments > 0 && p->master == p->m) ||
+                                    (moments > 1 && p->master == p->v)),
                       AMP_ERR_ARGUMENT, "its master is its gradient or a moment too");
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
+    const amp_logger* logger = &o->logger;
     amp_result r = AMP_OK;
     int i;
-    if (!params) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
-    if (count < 1)
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
+    if (!params) return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    if (count < 1) return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
 }
@@ -11209,15 +11181,12 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     int i;
     memset(&made, 0, sizeof made);
     if (desc) made.desc = *desc;
-    if (!o)
-        return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
+    if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(&made.desc);
-    r = ampi_optimizer_validate(&made.desc);
-    if (r == AMP_OK) r = ampi_groups_validate(&made.desc);
-    if (r != AMP_OK) return r;
+    if ((r = ampi_optimizer_validate(&made.desc)) != AMP_OK) return r;
     for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
-    made.desc.groups = NULL;
     if (made.desc.logger) made.logger = *made.desc.logger;
+    made.desc.groups = NULL;
     made.desc.logger = NULL;
     made.params = params;
     made.count = count;
@@ -11231,12 +11200,8 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
 
 /* 16-bit weights: what would be infinite is the largest finite value. */
 AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
-    size_t i, part;
     ampi_store_f32(low, t, 0, w, n);
-    for (i = 0; i < n; i += part) {
-        part = ampi_min_size(n - i, AMPI_BLOCK);
-        ampi_saturate((unsigned char*)(low + i), t, part);
-    }
+    ampi_saturate((unsigned char*)low, t, n);
 }
 
 /* The 16-bit copies of the masters. */
@@ -11292,21 +11257,21 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_seen* seen, int has_master, 
     seen->last = has_master ? seen->finite : seen->low;
 }
 
-/* Updates n elements. Those behind the last whole vector are copied into one. */
-AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v, size_t n,
-                               const ampi_update* u, ampi_update_seen* seen) {
+/* Updates n elements. Those behind the last whole vector are copied into one, and what was written is copied back. */
+AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
+                               ampi_update_seen* seen) {
     const ampi_kernels* kernels = ampi_kernels_now();
-    const size_t whole = n - n % AMPI_LANES, rest = n - whole;
+    const size_t whole = n - n % AMPI_LANES, bytes = (n - whole) * sizeof(float);
     const int arrays = kind == AMPI_UPDATE_SGD ? 2 : kind == AMPI_UPDATE_MOMENTUM ? 3 : 4;
-    float part[4][AMPI_LANES] = { { 0 } };
-    float* all[4];
+    float part[4][AMPI_LANES] = { { 0 } }, *all[4];
     int a;
     all[0] = w; all[1] = g; all[2] = m; all[3] = v;
-    if (whole > 0) kernels->update(kind, w, g, m, v, whole, u, seen);
-    for (a = 0; rest > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, rest * sizeof(float));
+    kernels->update(kind, w, g, m, v, whole, u, seen);
+    for (a = 0; bytes > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, bytes);
     seen->base += whole;
-    if (rest > 0) kernels->update(kind, part[0], part[1], part[2], part[3], rest, u, seen);
-    for (a = 0; rest > 0 && a < arrays; a++) memcpy(all[a] + whole, part[a], rest * sizeof(float));
+    if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, seen);
+    for (a = 0; bytes > 0 && a < arrays; a++)
+        if ((a == 1) == (kind == AMPI_LAMB_DIRECTION)) memcpy(all[a] + whole, part[a], bytes);
     ampi_clear_upper();
 }
 
@@ -11411,10 +11376,8 @@ AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o, 
 /* Bias corrections by b^(t+1). Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    double power1 = (double)d->beta1, power2 = (double)d->beta2, correction1, correction2;
-    ampi_pow_two(&power1, &power2, t + 1);
-    correction1 = 1.0 - power1;
-    correction2 = 1.0 - power2;
+    const double correction1 = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
+    const double correction2 = 1.0 - ampi_pow_int((double)d->beta2, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
     u->c1 = (float)(1.0 - (double)d->beta1);
@@ -11470,8 +11433,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     step.info = info;
     step.kind = o->desc.kind == AMP_LAMB  ? AMPI_UPDATE_LAMB
                 : o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
-                : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM
-                                          : AMPI_UPDATE_SGD;
+                : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, 1, ampi_update_chunk, ampi_update_combine, &step);
     ampi_optimizer_advance(o);
@@ -11489,24 +11451,20 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
                          (long long)s->step);
     for (i = 0; i < AMP_MAX_GROUPS; i++)
         if (s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, "
-                             "the steps", place, i, (long long)s->frozen_steps[i], (long long)s->step);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps",
+                             place, i, (long long)s->frozen_steps[i], (long long)s->step);
     return AMP_OK;
 }
 
 /* The state, and the groups' rates and weight decay. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
-    const float* fault;
     const char* field;
     int i;
-    amp_result r = ampi_optimizer_check_state(&o->state, &o->logger, place);
-    if (r != AMP_OK) return r;
-    fault = ampi_groups_fault(o->groups, ampi_group_count(o), &i, &field);
-    if (fault)
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
-                         "%s: groups[%d].%s %g must be finite and not negative, or AMP_ZERO", place, i, field,
-                         (double)*fault);
-    return AMP_OK;
+    const amp_result r = ampi_optimizer_check_state(&o->state, &o->logger, place);
+    const float* fault = r == AMP_OK ? ampi_groups_fault(o->groups, ampi_group_count(o), &i, &field) : NULL;
+    if (!fault) return r;
+    return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: groups[%d].%s %g must be finite and not negative, or AMP_ZERO",
+                     place, i, field, (double)*fault);
 }
 
 /* The parameters may have changed since init: they are the caller's. */
@@ -11519,9 +11477,8 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
-    if (!ampi_tensors_first(t))
-        return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
-    return AMP_OK;
+    if (ampi_tensors_first(t)) return AMP_OK;
+    return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
 }
 
 /* A silent scaler tells the optimizer's logger while it works for one. Returns its own, to be put back. */
@@ -11637,8 +11594,8 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     if (!ampi_lr_is_valid(&lr, 0))
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
-                         "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative",
+                         (double)lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
         ampi_fail(&o->logger, AMP_OK,
