@@ -2235,6 +2235,11 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     return 0;
 }
 
+/* The name of an enumerator, whose values count from 0. */
+AMPI_FN const char* ampi_name_among(const char* const* names, size_t count, unsigned value) {
+    return value < count ? names[value] : "?";
+}
+
 AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
     if (size == 0) size = 1;
     return a && a->alloc ? a->alloc(size, a->user_data) : malloc(size);
@@ -9104,26 +9109,17 @@ AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
 }
 
 AMP_DEF const char* amp_rule_name(amp_rule rule) {
-    switch (rule) {
-        case AMP_RULE_LOW: return "LOW";
-        case AMP_RULE_FP32: return "FP32";
-        case AMP_RULE_PROMOTE: return "PROMOTE";
-        case AMP_RULE_FOLLOW: return "FOLLOW";
-        case AMP_RULE_GRAY: return "GRAY";
-        case AMPI_RULE_MAX: break;
-    }
-    return "?";
+    static const char* const names[] = { "LOW", "FP32", "PROMOTE", "FOLLOW", "GRAY" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)rule);
 }
-
 AMP_DEF const char* amp_level_name(amp_level level) {
-    switch (level) {
-        case AMP_O0: return "O0";
-        case AMP_O1: return "O1";
-        case AMP_O2: return "O2";
-        case AMP_O3: return "O3";
-        case AMPI_LEVEL_MAX: break;
-    }
-    return "?";
+    static const char* const names[] = { "O0", "O1", "O2", "O3" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)level);
+}
+AMP_DEF const char* amp_reason_name(amp_reason reason) {
+    static const char* const names[] = { "level list", "white list", "black list", "set by hand",
+                                         "keep_batchnorm_fp32", "region", "pinned" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)reason);
 }
 
 typedef struct ampi_style_row {
@@ -9149,20 +9145,6 @@ AMP_DEF const char* amp_style_name(amp_style style) {
     return row ? row->text : "?";
 }
 
-AMP_DEF const char* amp_reason_name(amp_reason reason) {
-    switch (reason) {
-        case AMP_REASON_LEVEL: return "level list";
-        case AMP_REASON_WHITE: return "white list";
-        case AMP_REASON_BLACK: return "black list";
-        case AMP_REASON_RULE: return "set by hand";
-        case AMP_REASON_KEEP_BN: return "keep_batchnorm_fp32";
-        case AMP_REASON_REGION: return "region";
-        case AMP_REASON_PIN: return "pinned";
-        case AMPI_REASON_MAX: break;
-    }
-    return "?";
-}
-
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
     if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
     if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
@@ -9182,64 +9164,60 @@ AMPI_FN void ampi_style_rules(amp_policy* p) {
         if (rules[i].style == p->style && rules[i].level == p->level) p->rules[rules[i].op] = rules[i].rule;
 }
 
-/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no
-   choice about batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to
-   choose at all. */
+#define AMPI_REFUSE_POLICY(condition, ...) \
+    do { if (condition) return ampi_fail(logger, AMP_ERR_POLICY, "policy: " __VA_ARGS__); } while (0)
+
+/* Of a desc, or of a policy that the user may have edited. */
+AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
+    AMPI_REFUSE_POLICY((int)level < AMP_O0 || (int)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
+    AMPI_REFUSE_POLICY(!ampi_style(style), "style %d does not exist", (int)style);
+    return AMP_OK;
+}
+/* A desc's field that takes 0, 1 or AMP_ZERO. */
+AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
+
+/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no choice about
+   batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to choose at all. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
+    const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
-    if ((int)d->level < AMP_O0 || (int)d->level > AMP_O3)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)",
-                         (int)d->level);
-    if (d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16, not %s",
-                         amp_dtype_name(d->low_dtype));
-    if (!ampi_style(d->style))
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)d->style);
-    if (!(ampi_style(d->style)->levels >> d->level & 1u))
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: the style %s has no %s", amp_style_name(d->style), level);
-    if (d->level <= AMP_O1 && d->cast_model == 1)
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: %s keeps the model in FP32, cast_model needs O2 or O3", level);
-    if (d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0)
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
-    if (d->level <= AMP_O1 && d->master_weights != 0)
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: master_weights needs O2 or O3; the weights of %s are FP32 already",
-                         level);
-    if (d->level >= AMP_O2 && d->cast_model == AMP_ZERO)
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: %s casts the model; for FP32 weights cast per operator take O1", level);
-    if (d->keep_batchnorm_fp32 < AMP_ZERO || d->keep_batchnorm_fp32 > 1 || d->master_weights < AMP_ZERO
-        || d->master_weights > 1 || d->cast_model < AMP_ZERO || d->cast_model > 1)
-        return ampi_fail(
-            d->logger, AMP_ERR_POLICY,
-            "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d, %d and %d",
-            d->cast_model, d->keep_batchnorm_fp32, d->master_weights);
+    const amp_result r = ampi_policy_check_choice(d->level, d->style, logger);
+    if (r != AMP_OK) return r;
+    AMPI_REFUSE_POLICY(d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16,
+                       "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
+    AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
+                       amp_style_name(d->style), level);
+    AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->cast_model == 1,
+                       "%s keeps the model in FP32, cast_model needs O2 or O3", level);
+    AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
+                       "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
+    AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->master_weights != 0,
+                       "master_weights needs O2 or O3; the weights of %s are FP32 already", level);
+    AMPI_REFUSE_POLICY(d->level >= AMP_O2 && d->cast_model == AMP_ZERO,
+                       "%s casts the model; for FP32 weights cast per operator take O1", level);
+    AMPI_REFUSE_POLICY(!ampi_is_switch(d->cast_model) || !ampi_is_switch(d->keep_batchnorm_fp32) ||
+                           !ampi_is_switch(d->master_weights),
+                       "cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d, %d and %d",
+                       d->cast_model, d->keep_batchnorm_fp32, d->master_weights);
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
+    const amp_logger* logger = d->logger;
     int i;
-    if (d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white)
-        || (d->black_count && !d->black))
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: a list has a count but no entries, or a count below 0");
-    if (d->level == AMP_O0 && (d->white_count || d->black_count))
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: O0 runs everything in FP32, it takes no lists");
-    if (d->white_count && d->black_count)
-        return ampi_fail(d->logger, AMP_ERR_POLICY,
-                         "policy: give a white or a black list, not both; for more take amp_policy_set_rule");
+    AMPI_REFUSE_POLICY(d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white) ||
+                           (d->black_count && !d->black),
+                       "a list has a count but no entries, or a count below 0");
+    AMPI_REFUSE_POLICY(d->level == AMP_O0 && (d->white_count || d->black_count),
+                       "O0 runs everything in FP32, it takes no lists");
+    AMPI_REFUSE_POLICY(d->white_count && d->black_count,
+                       "give a white or a black list, not both; for more take amp_policy_set_rule");
     for (i = 0; i < d->white_count + d->black_count; i++) {
-        amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
-        if (!ampi_op_is_valid(op) || ampi_op_is_data(op))
-            return ampi_fail(d->logger, AMP_ERR_POLICY,
-                             "policy: entry %d of the lists is not an operator with a type of its own: %d",
-                             i, (int)op);
-        if (i < d->white_count && ampi_op_is_loss(op))
-            return ampi_fail(d->logger, AMP_ERR_POLICY,
-                             "policy: %s on the white list: a loss is FP32 at every level",
-                             amp_op_name(op));
+        const amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
+        AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
+                           "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
+        AMPI_REFUSE_POLICY(i < d->white_count && ampi_op_is_loss(op),
+                           "%s on the white list: a loss is FP32 at every level", amp_op_name(op));
     }
     return AMP_OK;
 }
@@ -9254,9 +9232,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy out;
     amp_result r;
     int i;
-    if (!p)
-        return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT,
-                         "amp_policy_init: the policy is NULL");
+    if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if ((r = ampi_policy_check_desc(&d)) != AMP_OK || (r = ampi_policy_check_lists(&d)) != AMP_OK) return r;
@@ -9278,31 +9254,29 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     return AMP_OK;
 }
 
+/* Can an operator have this rule? A loss is FP32, data follows. */
+AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
+    if ((int)rule < 0 || (int)rule > AMP_RULE_GRAY) return 0;
+    if (ampi_op_is_loss(op)) return rule == AMP_RULE_FP32;
+    return !ampi_op_is_data(op) || rule == AMP_RULE_FOLLOW;
+}
+
 /* A policy that the user may have edited: rules that exist, losses in FP32, a 16-bit low type. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
+    const amp_result r = ampi_policy_check_choice(p->level, p->style, logger);
     int i;
-    if ((int)p->level < AMP_O0 || (int)p->level > AMP_O3)
-        return ampi_fail(logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)", (int)p->level);
-    if (p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16)
-        return ampi_fail(logger, AMP_ERR_POLICY,
-                         "policy: low_dtype must be f16 or bf16; start from amp_policy_init");
-    if (!ampi_style(p->style))
-        return ampi_fail(logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)p->style);
-    for (i = 0; i < AMP_OP_COUNT; i++) {
-        amp_op op = (amp_op)i;
-        int rule = (int)p->rules[i];
-        if (rule < 0 || rule > AMP_RULE_GRAY || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
-            || (ampi_op_is_data(op) && rule != AMP_RULE_FOLLOW))
-            return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)",
-                             amp_op_name(op), amp_rule_name(p->rules[i]), rule);
-    }
+    if (r != AMP_OK) return r;
+    AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
+                       "low_dtype must be f16 or bf16; start from amp_policy_init");
+    for (i = 0; i < AMP_OP_COUNT; i++)
+        AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]), "%s cannot have the rule %s (%d)",
+                           amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
     if (!p) return AMP_ERR_ARGUMENT;
-    if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || (int)rule < 0 || (int)rule > AMP_RULE_GRAY
-        || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)) return AMP_ERR_POLICY;
+    if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || !ampi_rule_fits(op, rule)) return AMP_ERR_POLICY;
     ampi_policy_put(p, op, rule, AMP_REASON_RULE);
     return AMP_OK;
 }

@@ -226,9 +226,11 @@ TABLE = [
      "if (level == AMP_O0) return AMP_RULE_FP32;"),
     ("policy", "if (level == AMP_O3) return AMP_RULE_LOW;", "if (level == AMP_O2) return AMP_RULE_LOW;"),
     ("policy", "d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO", "d.master_weights != AMP_ZERO"),
-    ("policy", "if (d->white_count && d->black_count)", "if (0)"),
+    ("policy", "AMPI_REFUSE_POLICY(d->white_count && d->black_count,", "AMPI_REFUSE_POLICY(0,"),
     ("policy", "for (i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);",
      "for (i = 1; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);"),
+    ("policy", "if (ampi_op_is_loss(op)) return rule == AMP_RULE_FP32;", ""),
+    ("policy", "return !ampi_op_is_data(op) || rule == AMP_RULE_FOLLOW;", "return 1;"),
     ("policy", "if (out && count < capacity) out[count] = (amp_op)i;", "if (out && count <= capacity) out[count] = (amp_op)i;"),
     # --- scaler
     ("scaler optim", "if (n >= AMPI_LEAD_MIN && data) lead =", "if (data) lead ="),
