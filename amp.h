@@ -1917,39 +1917,31 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_APART static
 #endif
 
-/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute decides. VECTOR:
-   likewise for functions of vectors, but a build without optimisation calls them: inlined, every copy would have room
-   of its own on the stack (over 1 MB in one function), and the build would take four times as long. FETCH asks for the
-   cache line `byte` bytes on, which may lie outside of all that is there, FETCH_L2 only as far as the second-level
-   cache. OPAQUE makes the compiler forget where a pointer comes from. ALIGNED is for arrays on the stack that vectors
-   are read from as soon as they are written: one that lies across two cache lines would come late. */
+/* INLINE goes into every instruction set's copy of a kernel; hosts may have defined `inline` away, so the attribute
+   decides. VECTOR does likewise for functions of vectors, but a build without optimisation calls them: inlined, every
+   copy would have room of its own on the stack (over 1 MB in one function). FETCH asks for the cache line `byte` bytes
+   on, which may lie outside of all that is there. ALIGNED is for arrays on the stack that vectors are read from as soon
+   as they are written: a vector that lies across two cache lines would come late. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
-  #if defined(__OPTIMIZE__)
-    #define AMPI_VECTOR AMPI_INLINE
-  #else
-    #define AMPI_VECTOR AMPI_FN
-  #endif
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
-  #define AMPI_FETCH_L2(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)), 0, 2)
-  #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
   #define AMPI_ALIGNED __attribute__((aligned(64)))
-#elif defined(_MSC_VER)
-  #define AMPI_INLINE static __forceinline
-  #define AMPI_RESTRICT __restrict
 #else
-  #define AMPI_INLINE static
-  #define AMPI_RESTRICT
-#endif
-#ifndef AMPI_VECTOR
-  #define AMPI_VECTOR AMPI_INLINE
-#endif
-#ifndef AMPI_FETCH
+  #if defined(_MSC_VER)
+    #define AMPI_INLINE static __forceinline
+    #define AMPI_RESTRICT __restrict
+  #else
+    #define AMPI_INLINE static
+    #define AMPI_RESTRICT
+  #endif
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
-  #define AMPI_FETCH_L2(p, byte) AMPI_FETCH(p, byte)
-  #define AMPI_OPAQUE(pointer) ((void)0)
   #define AMPI_ALIGNED
+#endif
+#if defined(__GNUC__) && !defined(__TINYC__) && !defined(__OPTIMIZE__)
+  #define AMPI_VECTOR AMPI_FN
+#else
+  #define AMPI_VECTOR AMPI_INLINE
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not depend on
@@ -2006,18 +1998,13 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
 }
 
+/* The name of an enumerator, whose values count from 0. */
+AMPI_FN const char* ampi_name_among(const char* const* names, size_t count, unsigned value) {
+    return value < count ? names[value] : "?";
+}
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
-    switch (t) {
-        case AMP_DTYPE_DEFAULT: case AMP_F32: return "f32";
-        case AMP_F16: return "f16";
-        case AMP_BF16: return "bf16";
-        case AMP_F64: return "f64";
-        case AMP_U8: return "u8";
-        case AMP_I32: return "i32";
-        case AMP_I64: return "i64";
-        case AMPI_DTYPE_MAX: break;
-    }
-    return "?";
+    static const char* const names[] = { "f32", "f32", "f16", "bf16", "f64", "u8", "i32", "i64" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)t);
 }
 
 #if !defined(AMP_NO_STDIO)
@@ -2235,11 +2222,6 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     return 0;
 }
 
-/* The name of an enumerator, whose values count from 0. */
-AMPI_FN const char* ampi_name_among(const char* const* names, size_t count, unsigned value) {
-    return value < count ? names[value] : "?";
-}
-
 AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
     if (size == 0) size = 1;
     return a && a->alloc ? a->alloc(size, a->user_data) : malloc(size);
@@ -2390,14 +2372,6 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_AMX 0
 #endif
-/* AMPI_FETCH for a line that will be written, in code for AVX2 and above: those processors know prefetchw, or pass over
-   it. A line that others have read, as all threads read weights, is taken from them at once; fetched to be read, it
-   would be asked for a second time by the store. */
-#if AMPI_X86
-  #define AMPI_FETCH_OWN(p, byte) __asm__ volatile("prefetchw %0" : : "m"(*(const char*)((uintptr_t)(p) + (byte))))
-#else
-  #define AMPI_FETCH_OWN(p, byte) AMPI_FETCH(p, byte)
-#endif
 /* gcc clears the upper halves of the vector registers behind code with AVX (vzeroupper) only from -O2 on. Left in use,
    they make what mixes SSE with AVX later on, as a loop over libm's fmaf does, up to 40 times slower (measured on
    Sapphire Rapids with glibc). So each kernel with AVX, or the call of it, ends with this. */
@@ -2437,21 +2411,10 @@ AMPI_FN void ampi_clear_upper(void) {}
         else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__);                                    \
         else name##_scalar(__VA_ARGS__);                                                                   \
     }
-  /* The same for kernels that are written by hand for AVX-512. */
-  #define AMPI_KERNEL_AVX2(name, params, ...)                                                              \
-    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
-    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
-    AMPI_FN void name params {                                                                             \
-        if (amp_cpu_isa() == AMP_ISA_SCALAR) name##_scalar(__VA_ARGS__);                                   \
-        else name##_avx2(__VA_ARGS__);                                                                     \
-    }
 #else
-  #define AMPI_KERNEL AMPI_KERNEL_PLAIN
-  #define AMPI_KERNEL_AVX2 AMPI_KERNEL_PLAIN
-#endif
-/* One copy for all others, of kernels that are written by hand for AVX2 too. */
-#define AMPI_KERNEL_PLAIN(name, params, ...) \
+  #define AMPI_KERNEL(name, params, ...) \
     AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
+#endif
 
 #if AMPI_X86
 /* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
@@ -2487,16 +2450,8 @@ AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_
 #endif
 
 AMP_DEF const char* amp_isa_name(amp_isa isa) {
-    switch (isa) {
-        case AMP_ISA_AUTO: return "auto";
-        case AMP_ISA_SCALAR: return "scalar";
-        case AMP_ISA_NEON: return "neon";
-        case AMP_ISA_AVX2: return "avx2";
-        case AMP_ISA_AVX512: return "avx512";
-        case AMP_ISA_AVX512_BF16: return "avx512_bf16";
-        case AMPI_ISA_MAX: break;
-    }
-    return "?";
+    static const char* const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)isa);
 }
 
 /* Scalar code runs anywhere, AVX2 wherever AVX-512 does, AVX-512 wherever more of it does. */
