@@ -20,8 +20,8 @@
      checkpoint   save and load (safetensors)
      report       what a person wants to see
      impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
-                  impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend,
-                  impl-model, impl-train, impl-checkpoint, impl-report
+                  impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler,
+                  impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
      license      MIT */
 
 /* ======================================================================================== */
@@ -1956,11 +1956,9 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
         if (condition) { AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered) \
             head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } } \
         } else { head { work; __VA_ARGS__; } } } while (0)
-  #define AMPI_ATOMIC AMPI_PRAGMA(omp atomic)
 #else
   #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
   #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
-  #define AMPI_ATOMIC
 #endif
 
 /* With strict -std= gcc for s390x can form sums of floats as doubles (FLT_EVAL_METHOD 1), which gives other bits. */
@@ -2349,6 +2347,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #include <cpuid.h>
   #define AMPI_TARGET_AVX2   __attribute__((target("avx2,fma,f16c")))
   #define AMPI_TARGET_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+  #define AMPI_ALL16 ((__mmask16)0xffffu)
 #else
   #define AMPI_X86 0
 #endif
@@ -2615,7 +2614,6 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
    ampi_half_bits, in three pieces because rounding to nearest and stochastic rounding share the outer two. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
-#define AMPI_F32_FORM  23u, 127u
 
 /* The magnitude is (kept + rest / 2^cut) units of the format's last place; cut can be large, rest < 2^53. */
 typedef struct ampi_split { uint64_t kept, rest, cut; } ampi_split;
@@ -2703,28 +2701,10 @@ AMP_DEF int amp_float_is_nan(const float* p) { return ampi_load_magnitude(p) > 0
 AMP_DEF int amp_float_is_inf(const float* p) { return ampi_load_magnitude(p) == 0x7f800000u; }
 AMP_DEF int amp_float_is_finite(const float* p) { return ampi_load_magnitude(p) < 0x7f800000u; }
 
-/* --- bulk kernels in plain C -------------------------------------------------------------- */
+/* --- sixteen values in plain C ------------------------------------------------------------ */
 
-/* Kernels work on sixteen elements a turn, a number that compilers vectorise; what is left over goes through
-   a padded copy. `lanes(dst, src)` converts sixteen. */
-#define AMPI_LANES_LOOP(linkage, name, dst_type, src_type, lanes)                                          \
-    linkage void name(int hw, dst_type* AMPI_RESTRICT dst, const src_type* AMPI_RESTRICT src, size_t n) {  \
-        dst_type out[16];                                                                                  \
-        src_type in[16];                                                                                   \
-        size_t i = 0, left = n & 15u;                                                                      \
-        (void)hw;                                                                                          \
-        for (; i + 16 <= n; i += 16) lanes(dst + i, src + i);                                              \
-        if (left == 0) return;                                                                             \
-        memset(in, 0, sizeof in);                                                                          \
-        memcpy(in, src + i, left * sizeof *src);                                                           \
-        lanes(out, in);                                                                                    \
-        memcpy(dst + i, out, left * sizeof *dst);                                                          \
-    }
-#define AMPI_LANES_KERNEL(name, dst_type, src_type, lanes)                       \
-    AMPI_LANES_LOOP(AMPI_INLINE, name##_body, dst_type, src_type, lanes)         \
-    AMPI_KERNEL(name, (dst_type* dst, const src_type* src, size_t n), dst, src, n)
-
-/* Most values are zero, or normal in both formats: then a conversion is a shift, and sixteen such values take
+/* Loops over sixteen elements, a number that compilers vectorise, and integers only, so the processor's modes do not
+   matter. Most values are zero, or normal in both formats: then a conversion is a shift, and sixteen such values take
    the easy way. The top bit of "hard" is set for a magnitude that is below `low` and not 0, or above `high`:
    no comparison, because not every vector instruction set can compare unsigned numbers. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
@@ -2751,21 +2731,10 @@ AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float
         dst[l] = (uint16_t)((h & ampi_mask32(mag)) | (u >> 16 & 0x8000u));
     }
 }
-
-/* Easy: zero and the normal halves; the exponent moves up by 127 - 15, but not that of zero. */
 AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
-    uint32_t hard = 0;
     int l;
-    for (l = 0; l < 16; l++) hard |= ampi_hard32(src[l] & 0x7fffu, 0x400u, 0x7bffu);
-    for (l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
-    if (hard >> 31) return;
-    for (l = 0; l < 16; l++) {
-        uint32_t mag = src[l] & 0x7fffu, sign = (uint32_t)(src[l] & 0x8000u) << 16;
-        dst[l] = ampi_float(((mag << 13) + ((112u << 23) & ampi_mask32(mag))) | sign);
-    }
+    for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
 }
-
-/* bfloat16 has float's exponents: no value is hard. */
 AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
     int l;
     for (l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
@@ -2774,7 +2743,6 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
     int l;
     for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
 }
-
 /* Easy: zero and the normal floats, which the processor widens exactly in every mode. */
 AMPI_INLINE void ampi_lanes_f32_to_f64(double* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
     uint32_t hard = 0;
@@ -2807,711 +2775,6 @@ AMPI_INLINE void ampi_lanes_narrow(uint32_t* AMPI_RESTRICT dst, const double* AM
         dst[l] = (uint32_t)((r & ampi_mask64(mag)) | sign >> sign_shift);
     }
 }
-AMPI_INLINE void ampi_lanes_f64_to_half(uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
-    uint32_t bits[16];
-    int l;
-    ampi_lanes_narrow(bits, src, NULL, AMPI_F16_FORM);
-    for (l = 0; l < 16; l++) dst[l] = (uint16_t)bits[l];
-}
-AMPI_INLINE void ampi_lanes_f64_to_bf16(uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
-    uint32_t bits[16];
-    int l;
-    ampi_lanes_narrow(bits, src, NULL, AMPI_BF16_FORM);
-    for (l = 0; l < 16; l++) dst[l] = (uint16_t)bits[l];
-}
-AMPI_INLINE void ampi_lanes_f64_to_f32(float* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
-    uint32_t bits[16];
-    ampi_lanes_narrow(bits, src, NULL, AMPI_F32_FORM);
-    memcpy(dst, bits, sizeof bits);
-}
-
-/* The first four have faster hands below, so three of them exist in portable form only; the fourth, float to
-   half, also serves where an instruction's exception flags are not wanted. */
-AMPI_LANES_KERNEL(ampi_plain_f32_to_half, uint16_t, float, ampi_lanes_f32_to_half)
-AMPI_LANES_LOOP(AMPI_FN, ampi_plain_half_to_f32_body, float, uint16_t, ampi_lanes_half_to_f32)
-AMPI_LANES_LOOP(AMPI_FN, ampi_plain_f32_to_bf16_body, uint16_t, float, ampi_lanes_f32_to_bf16)
-AMPI_LANES_LOOP(AMPI_FN, ampi_plain_bf16_to_f32_body, float, uint16_t, ampi_lanes_bf16_to_f32)
-AMPI_LANES_KERNEL(ampi_f32_to_f64, double, float, ampi_lanes_f32_to_f64)
-AMPI_LANES_KERNEL(ampi_f64_to_f32, float, double, ampi_lanes_f64_to_f32)
-AMPI_LANES_KERNEL(ampi_f64_to_half, uint16_t, double, ampi_lanes_f64_to_half)
-AMPI_LANES_KERNEL(ampi_f64_to_bf16, uint16_t, double, ampi_lanes_f64_to_bf16)
-
-/* --- the hot four by hand ------------------------------------------------------------------- */
-
-/* float <-> half by the processor's own instructions, float <-> bfloat16 by integers (vcvtne2ps2bf16 would
-   flush subnormals). The half instructions keep subnormals whatever FTZ and DAZ say, quieten a NaN, keep the
-   upper bits of its payload, and round as the instruction itself says: the bits of the formulas above. */
-#if AMPI_X86
-/* Sixteen elements in registers. Zero-masked forms with all lanes on are the plain instructions, but without
-   the undefined value in gcc 12's headers that it then warns about. */
-#define AMPI_ALL16 ((__mmask16)0xffffu)
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_half_x16(__m512i u) {
-    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u), _MM_FROUND_TO_NEAREST_INT);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_half_to_f32_x16(__m256i h) {
-    return _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_ALL16, h));
-}
-/* Lanes that hold a NaN, quiet or signalling. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nan_x16(__m512i u) {
-    return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
-}
-/* The upper half of each lane: the odd ones of 32 words. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
-    const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
-                                         0x0007000500030001);
-    return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
-}
-/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign
-   and the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(int result, __m512i u) {
-    const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
-    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
-    const __m512i nan = _mm512_set1_epi32(0x7fc00000), rounded = _mm512_sub_epi32(u, less);
-    if (result) return _mm512_mask_mov_epi32(rounded, ampi_nan_x16(u), nan);
-    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_bf16_x16(__m512i u) {
-    return ampi_upper_x16(ampi_round_bf16_x16(0, u));
-}
-/* x with NaNs as results have them. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x16(__m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
-    return _mm512_mask_mov_epi32(u, ampi_nan_x16(u), _mm512_set1_epi32(0x7fc00000));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_bf16_to_f32_x16(__m256i h) {
-    __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
-    return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-}
-
-/* Which of 32 numbers of 16 bits are NaNs, and all of them with NaNs as results have them. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __mmask32 ampi_nan_x32(amp_dtype t, __m512i x) {
-    const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    return _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x32(amp_dtype t, __m512i x) {
-    return _mm512_mask_mov_epi16(x, ampi_nan_x32(t, x), _mm512_set1_epi16(t == AMP_F16 ? 0x7e00 : 0x7fc0));
-}
-
-/* The loops: two whole vectors a turn, then masked ones. A masked store costs more than a plain one even where
-   the mask is full. */
-#define AMPI_PUT_F32_X16(p, x)   _mm512_storeu_si512((void*)(p), x)
-#define AMPI_PUT_HALF_X16(p, x)  _mm256_storeu_si256((__m256i*)(void*)(p), x)
-#define AMPI_LOAD_F32_X16(m, p)  _mm512_maskz_loadu_epi32(m, (const void*)(p))
-#define AMPI_LOAD_HALF_X16(m, p) _mm256_maskz_loadu_epi16(m, (const void*)(p))
-/* gcc would load a vector again for each use, and twice as slowly where it crosses a cache line. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_load_once_x16(__mmask16 m, const float* p) {
-    __m512i v = AMPI_LOAD_F32_X16(m, p);
-    __asm__("" : "+v"(v));
-    return v;
-}
-#define AMPI_LOOP_AVX512(name, dst_type, src_type, load, put, store)                                       \
-    AMPI_TARGET_AVX512 AMPI_FN void ampi_##name##_avx512(dst_type* dst, const src_type* src, size_t n) {   \
-        size_t i = 0;                                                                                      \
-        for (; i + 32 <= n; i += 32) {                                                                     \
-            put(dst + i, ampi_##name##_x16(load(AMPI_ALL16, src + i)));                                    \
-            put(dst + i + 16, ampi_##name##_x16(load(AMPI_ALL16, src + i + 16)));                          \
-        }                                                                                                  \
-        for (; i < n; i += 16) {                                                                           \
-            __mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1u : 0xffffu);                        \
-            store((void*)(dst + i), m, ampi_##name##_x16(load(m, src + i)));                               \
-        }                                                                                                  \
-        ampi_clear_upper();                                                                                \
-    }
-AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
-AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, ampi_load_once_x16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
-AMPI_LOOP_AVX512(half_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
-AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
-
-/* The processor prefetches up to the end of a page; this is one page ahead. */
-#define AMPI_AHEAD(p, byte) _mm_prefetch((const char*)(p) + (byte) + 4096, _MM_HINT_T0)
-
-/* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
-   and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
-   in, and on its way out all NaNs become 0x7fc00000. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
-    const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
-    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
-    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    __m256i bits;
-    if (t == AMP_F32) {
-        _mm512_mask_storeu_epi32((float*)p + i, m, ampi_clean_x16(x));
-        return;
-    }
-    if (t == AMP_F16) bits = ampi_f32_to_half_x16(ampi_clean_x16(x));
-    else bits = ampi_upper_x16(ampi_round_bf16_x16(1, _mm512_castps_si512(x)));
-    if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
-    else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    AMPI_AHEAD(p, i * ampi_type_size(t));
-    ampi_put_fetched_x16(t, p, i, m, x);
-}
-/* Thirty-two elements, which as bfloat16 are one store. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x32(amp_dtype t, void* p, size_t i, __m512 x, __m512 y) {
-    const __m512i odd = _mm512_set_epi64(0x003f003d003b0039, 0x0037003500330031, 0x002f002d002b0029,
-                                         0x0027002500230021, 0x001f001d001b0019, 0x0017001500130011,
-                                         0x000f000d000b0009, 0x0007000500030001);
-    if (t == AMP_BF16) {
-        const __m512i u = ampi_round_bf16_x16(1, _mm512_castps_si512(x));
-        const __m512i v = ampi_round_bf16_x16(1, _mm512_castps_si512(y));
-        _mm512_storeu_si512((uint16_t*)p + i, _mm512_permutex2var_epi16(u, odd, v));
-    } else {
-        ampi_put_fetched_x16(t, p, i, AMPI_ALL16, x);
-        ampi_put_fetched_x16(t, p, i + 16, AMPI_ALL16, y);
-    }
-}
-/* Fetches elements [i, i+32), so many bytes on, and [i, i+64), one page ahead. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_fetch_x32(amp_dtype t, const void* p, size_t i, size_t ahead) {
-    AMPI_FETCH(p, ahead + i * ampi_type_size(t));
-    if (t == AMP_F32) AMPI_FETCH(p, ahead + i * ampi_type_size(t) + 64);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
-    ampi_fetch_x32(t, p, i, 4096);
-    ampi_fetch_x32(t, p, i + 32, 4096);
-}
-/* The first n of sixteen. */
-AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
-/* Those of the 32 places from x on that lie in [0, width). */
-AMPI_INLINE __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
-    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
-    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
-    return low & high;
-}
-
-/* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
-#define AMPI_EACH_X16(step, t, n, ...)                                                    \
-    do {                                                                                  \
-        size_t ampi_i = 0;                                                                \
-        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
-        if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
-    } while (0)
-/* Both forms of a step, name_x64(type, i, ...) for groups of 64 and name_x16(type, i, mask, ...) for the rest. */
-#define AMPI_EACH_X64(name, t, n, ...)                                                                     \
-    do {                                                                                                   \
-        size_t ampi_i = 0;                                                                                 \
-        for (; ampi_i + 64 <= (n); ampi_i += 64) name##_x64(t, ampi_i, __VA_ARGS__);                       \
-        for (; ampi_i < (n); ampi_i += 16) name##_x16(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
-    } while (0)
-/* fn(type, ...) with the type as a constant. */
-#define AMPI_FOR_TYPE(fn, t, ...)                                       \
-    do {                                                                \
-        if (ampi_dtype(t) == AMP_F16) fn(AMP_F16, __VA_ARGS__);         \
-        else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
-        else fn(AMP_F32, __VA_ARGS__);                                  \
-    } while (0)
-/* As EACH_X16 with any type: a loop for each, but one body for the last group, which asks for the type. */
-#define AMPI_WHOLE_X16(step, t, n, ...) \
-    for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__)
-#define AMPI_ALL_X16(step, t, n, ...)                                                             \
-    do {                                                                                          \
-        size_t ampi_i = 0;                                                                        \
-        if (ampi_dtype(t) == AMP_F16) AMPI_WHOLE_X16(step, AMP_F16, n, __VA_ARGS__);              \
-        else if (ampi_dtype(t) == AMP_BF16) AMPI_WHOLE_X16(step, AMP_BF16, n, __VA_ARGS__);       \
-        else AMPI_WHOLE_X16(step, AMP_F32, n, __VA_ARGS__);                                       \
-        if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
-    } while (0)
-
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
-    __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
-    __m128i b = _mm256_cvtps_ph(_mm256_loadu_ps(src + 8), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128((__m128i*)(void*)dst, a);
-    _mm_storeu_si128((__m128i*)(void*)(dst + 8), b);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_half_to_f32_avx2(float* dst, const uint16_t* src) {
-    _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
-    _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
-}
-/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. A result's NaNs
-   become 0x7fc0. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) {
-    __m256i u = _mm256_castps_si256(v);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
-    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-    __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
-    __m256i quiet = result ? _mm256_set1_epi32(0x7fc00000) : _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
-    return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
-}
-/* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
-   a[0..3], b[0..3], a[4..7], b[4..7]. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) {
-    return _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
-}
-/* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
-   or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
-   exponents 2^7 more carries into the sign, are rare. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(int result, __m256 a, __m256 b) {
-    const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
-    const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
-    __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
-    if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
-        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(result, a), ampi_bf16_round_avx2(result, b));
-    cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
-    cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
-    return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
-    const __m256i words = ampi_bf16_pack_avx2(0, _mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
-    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(words, 0xd8));
-}
-/* NaNs become quiet. The quarters change places, because unpacking works within the halves of a register. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
-    const __m256i zero = _mm256_setzero_si256(), quiet = _mm256_set1_epi16(0x40);
-    __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)src);
-    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi16(0x7fff));
-    u = _mm256_or_si256(u, _mm256_and_si256(_mm256_cmpgt_epi16(mag, _mm256_set1_epi16(0x7f80)), quiet));
-    u = _mm256_permute4x64_epi64(u, 0xd8);
-    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_unpacklo_epi16(zero, u));
-    _mm256_storeu_si256((__m256i*)(void*)(dst + 8), _mm256_unpackhi_epi16(zero, u));
-}
-AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_half_avx2, uint16_t, float, ampi_lanes_f32_to_half_avx2)
-AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_half_to_f32_avx2, float, uint16_t, ampi_lanes_half_to_f32_avx2)
-AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_bf16_avx2, uint16_t, float, ampi_lanes_f32_to_bf16_avx2)
-AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_bf16_to_f32_avx2, float, uint16_t, ampi_lanes_bf16_to_f32_avx2)
-
-#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
-    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        if (AMPI_IN_AVX512) ampi_##name##_avx512(dst, src, n);                               \
-        else if (ampi_simd() != AMP_ISA_AVX2) ampi_plain_##name##_body(0, dst, src, n);      \
-        else { ampi_##name##_avx2(1, dst, src, n); ampi_clear_upper(); }                     \
-    }
-
-#elif AMPI_NEON
-/* The half instructions obey FPCR: default NaN (bit 25), the alternative half format (26) and the rounding
-   mode (22, 23) must be off, else the formulas do the work. */
-AMPI_FN int ampi_neon_half_usable(void) {
-    uint64_t fpcr;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
-    return (fpcr & ((uint64_t)15u << 22 | (uint64_t)1u << 26)) == 0;
-}
-AMPI_INLINE void ampi_lanes_f32_to_half_neon(uint16_t* dst, const float* src) {
-    int l;
-    for (l = 0; l < 16; l += 4)
-        vst1_u16(dst + l, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(src + l))));
-}
-AMPI_INLINE void ampi_lanes_half_to_f32_neon(float* dst, const uint16_t* src) {
-    int l;
-    for (l = 0; l < 16; l += 4)
-        vst1q_f32(dst + l, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(src + l))));
-}
-AMPI_LANES_LOOP(AMPI_FN, ampi_f32_to_half_neon, uint16_t, float, ampi_lanes_f32_to_half_neon)
-AMPI_LANES_LOOP(AMPI_FN, ampi_half_to_f32_neon, float, uint16_t, ampi_lanes_half_to_f32_neon)
-/* Compilers turn the plain bfloat16 kernels into NEON code. */
-#define ampi_f32_to_bf16_neon ampi_plain_f32_to_bf16_body
-#define ampi_bf16_to_f32_neon ampi_plain_bf16_to_f32_body
-
-#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
-    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        if (ampi_simd() == AMP_ISA_NEON && ampi_neon_half_usable())                        \
-            ampi_##name##_neon(1, dst, src, n);                                              \
-        else                                                                                 \
-            ampi_plain_##name##_body(0, dst, src, n);                                        \
-    }
-
-#else
-#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
-    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        ampi_plain_##name##_body(0, dst, src, n);                                            \
-    }
-#endif
-
-AMPI_HOT_KERNEL(f32_to_half, uint16_t, float)
-AMPI_HOT_KERNEL(half_to_f32, float, uint16_t)
-AMPI_HOT_KERNEL(f32_to_bf16, uint16_t, float)
-AMPI_HOT_KERNEL(bf16_to_f32, float, uint16_t)
-
-/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
-AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
-    switch (ampi_dtype(t)) {
-        case AMP_F16:  ampi_half_to_f32(dst, (const uint16_t*)src + offset, n); break;
-        case AMP_BF16: ampi_bf16_to_f32(dst, (const uint16_t*)src + offset, n); break;
-        case AMP_F64:  ampi_f64_to_f32(dst, (const double*)src + offset, n); break;
-        default:       if (n) memcpy(dst, (const float*)src + offset, n * sizeof(float));
-    }
-}
-AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    switch (ampi_dtype(t)) {
-        case AMP_F16:  ampi_f32_to_half((uint16_t*)dst + offset, src, n); break;
-        case AMP_BF16: ampi_f32_to_bf16((uint16_t*)dst + offset, src, n); break;
-        case AMP_F64:  ampi_f32_to_f64((double*)dst + offset, src, n); break;
-        default:       if (n) memcpy((float*)dst + offset, src, n * sizeof(float));
-    }
-}
-
-/* --- stochastic rounding -------------------------------------------------------------------- */
-
-/* Random words of positions [4*counter, 4*counter + 64): one Philox block per lane, as ampi_philox; behind the last
-   counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
-#define AMPI_PHILOX_ROUND(r)                                                                        \
-    for (l = 0; l < 16; l++) {                                                                      \
-        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
-        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
-        x1[l] = (uint32_t)b;                                                                        \
-        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
-        x3[l] = (uint32_t)a;                                                                        \
-    }
-AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
-    uint32_t x0[16], x1[16], x2[16], x3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    size_t l;
-    for (l = 0; l < 16; l++) {
-        x0[l] = (uint32_t)(counter + l);
-        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
-        x2[l] = x3[l] = 0;
-    }
-    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
-    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
-    for (l = 0; l < 16; l++) {
-        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
-    }
-}
-/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
-AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
-    size_t i;
-    (void)hw;
-    for (i = 0; i < n; i += 64) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
-}
-AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
-
-/* A block of doubles to half or bfloat16, rounded with one random word each. */
-#define AMPI_RANDOM_BLOCK 256
-AMPI_INLINE void ampi_round_random_body(int hw, uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src,
-                                        const uint32_t* AMPI_RESTRICT random, int is_half) {
-    uint32_t bits[16];
-    int i, l;
-    (void)hw;
-    for (i = 0; i < AMPI_RANDOM_BLOCK; i += 16) {
-        if (is_half) ampi_lanes_narrow(bits, src + i, random + i, AMPI_F16_FORM);
-        else ampi_lanes_narrow(bits, src + i, random + i, AMPI_BF16_FORM);
-        for (l = 0; l < 16; l++) dst[i + l] = (uint16_t)bits[l];
-    }
-}
-AMPI_KERNEL(ampi_round_random, (uint16_t* dst, const double* src, const uint32_t* random, int is_half),
-            dst, src, random, is_half)
-
-/* --- amp_convert ------------------------------------------------------------------------------ */
-
-/* Everything a block of the conversion needs to know. */
-typedef struct ampi_convert_job {
-    unsigned char* dst;
-    const unsigned char* src;
-    amp_dtype dst_dtype, src_dtype;
-    size_t n, block;             /* elements in all, and in one block */
-    size_t streams;              /* whole blocks go past the cache, from so many places in turn; 0: they do not */
-    amp_convert_desc desc;
-} ampi_convert_job;
-
-#define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
-#define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
-#define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
-
-/* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
-AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                  size_t n) {
-    float tile[AMPI_CONVERT_TILE];
-    size_t i, m;
-    if (dst_dtype == src_dtype)
-        memcpy(dst, src, n * ampi_type_size(dst_dtype));
-    else if (dst_dtype == AMP_F32)
-        ampi_load_f32((float*)dst, src, src_dtype, 0, n);
-    else if (src_dtype == AMP_F32)
-        ampi_store_f32(dst, dst_dtype, 0, (const float*)src, n);
-    else if (src_dtype == AMP_F64 && dst_dtype == AMP_F16)
-        ampi_f64_to_half((uint16_t*)dst, (const double*)src, n);
-    else if (src_dtype == AMP_F64)
-        ampi_f64_to_bf16((uint16_t*)dst, (const double*)src, n);
-    else
-        for (i = 0; i < n; i += m) {
-            m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
-            ampi_load_f32(tile, src, src_dtype, i, m);
-            ampi_store_f32(dst, dst_dtype, i, tile, m);
-        }
-}
-
-/* The same for at most a tile, by integers where half instructions could raise the overflow exception. */
-AMPI_FN void ampi_convert_silent(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                 size_t n) {
-    float tile[AMPI_CONVERT_TILE];
-    if (dst_dtype != AMP_F16 || src_dtype == AMP_F16 || src_dtype == AMP_F64) {
-        ampi_convert_nearest(dst, dst_dtype, src, src_dtype, n);
-        return;
-    }
-    ampi_load_f32(tile, src, src_dtype, 0, n);
-    ampi_plain_f32_to_half((uint16_t*)dst, tile, n);
-}
-
-/* n elements with stochastic rounding; element 0 has the given position in the random stream. */
-AMPI_FN void ampi_convert_random(uint16_t* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                 size_t n, uint64_t seed, uint64_t position) {
-    double wide[AMPI_RANDOM_BLOCK];
-    uint32_t random[AMPI_RANDOM_BLOCK + 64];
-    uint16_t out[AMPI_RANDOM_BLOCK];
-    size_t i, m, size = ampi_type_size(src_dtype);
-    memset(wide, 0, sizeof wide);
-    memset(random, 0, sizeof random);
-    for (i = 0; i < n; i += m) {
-        const size_t skip = (size_t)((position + i) & 3u);
-        m = ampi_min_size(n - i, AMPI_RANDOM_BLOCK);
-        ampi_convert_nearest(wide, AMP_F64, (const unsigned char*)src + i * size, src_dtype, m);
-        ampi_random_fill(random, seed, position + i - skip, ampi_round_up(skip + m, 64));
-        ampi_round_random(out, wide, random + skip, dst_dtype == AMP_F16);
-        memcpy(dst + i, out, m * sizeof *out);
-    }
-}
-
-/* Infinity becomes the largest finite value: its bits minus one, in every format. Adds to *count. n is at
-   most a tile, so that sixteen counters of 16 bits are enough. */
-AMPI_INLINE void ampi_saturate16_body(int hw, uint16_t* p, size_t n, uint16_t inf, size_t* count) {
-    uint16_t hits[16] = { 0 };
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (l = 0; l < 16; l++) {
-            uint16_t hit = (p[i + l] & 0x7fff) == inf;
-            p[i + l] = (uint16_t)(p[i + l] - hit);
-            hits[l] = (uint16_t)(hits[l] + hit);
-        }
-    for (l = 0; i + l < n; l++) {
-        uint16_t hit = (p[i + l] & 0x7fff) == inf;
-        p[i + l] = (uint16_t)(p[i + l] - hit);
-        hits[l] = (uint16_t)(hits[l] + hit);
-    }
-    for (l = 0; l < 16; l++) *count += hits[l];
-}
-AMPI_KERNEL(ampi_saturate16, (uint16_t* p, size_t n, uint16_t inf, size_t* count), p, n, inf, count)
-
-/* The same for any type; returns how many elements it clamped. */
-AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
-    size_t i, count = 0;
-    if (t == AMP_F16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7c00, &count);
-    if (t == AMP_BF16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7f80, &count);
-    for (i = 0; i < n && t == AMP_F32; i++) {
-        uint32_t u;
-        memcpy(&u, p + i * sizeof u, sizeof u);
-        if ((u & 0x7fffffffu) != 0x7f800000u) continue;
-        u--;
-        count++;
-        memcpy(p + i * sizeof u, &u, sizeof u);
-    }
-    for (i = 0; i < n && t == AMP_F64; i++) {
-        uint64_t u;
-        memcpy(&u, p + i * sizeof u, sizeof u);
-        if ((u & 0x7fffffffffffffffu) != AMPI_INF64) continue;
-        u--;
-        count++;
-        memcpy(p + i * sizeof u, &u, sizeof u);
-    }
-    return count;
-}
-
-/* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and on Intel
-   taking from eight places in turn keeps more of the processor's prefetchers at work, and what a place gives next is
-   fetched besides. AMD's would be half as fast so: there one place, and a line of each page to come, is the fastest.
-   Within the cache a streaming store would be several times slower than a plain one. */
-#define AMPI_STREAMS 8
-#define AMPI_STREAM_STEP 128       /* elements from one place before the next: whole cache lines of every type */
-#define AMPI_STREAM_CACHE ((size_t)64 << 20)   /* more is not counted: others use it too */
-
-#if AMPI_X86
-/* Bytes of the largest cache, 0 if unknown: Intel's list of caches, then AMD's. */
-AMPI_FN size_t ampi_cache_bytes(void) {
-    static const unsigned lists[] = { 4u, 0x8000001du };
-    unsigned i, k, a, b, c, d;
-    size_t largest = 0;
-    if (ampi_simd() < AMP_ISA_AVX2) return 0;
-    for (i = 0; i < 2; i++)
-        for (k = 0; __get_cpuid_count(lists[i], k, &a, &b, &c, &d) && (a & 31u) != 0; k++) {
-            size_t line = (b & 0xfffu) + 1u, parts = (b >> 12 & 0x3ffu) + 1u, ways = (b >> 22) + 1u;
-            size_t size = ((size_t)c + 1u) * line * parts * ways;
-            if (size > largest) largest = size;
-        }
-    return largest < AMPI_STREAM_CACHE ? largest : AMPI_STREAM_CACHE;
-}
-
-/* All three are multiples of 32. The fence is for other threads that will read dst. */
-AMPI_TARGET_AVX2 AMPI_FN void ampi_stream_copy(unsigned char* dst, const unsigned char* src, size_t bytes) {
-    size_t i;
-    for (i = 0; i < bytes; i += 32)
-        _mm256_stream_si256((__m256i*)(void*)(dst + i), _mm256_load_si256((const __m256i*)(const void*)(src + i)));
-    ampi_clear_upper();
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_stream_end(void) { _mm_sfence(); }
-#else
-AMPI_FN size_t ampi_cache_bytes(void) { return 0; }
-AMPI_FN void ampi_stream_copy(unsigned char* dst, const unsigned char* src, size_t bytes) { memcpy(dst, src, bytes); }
-AMPI_FN void ampi_stream_end(void) {}
-#endif
-
-/* Elements before the first that begins a cache line. Vectors that cross lines take up to twice as long, and what
-   malloc gives begins 16 bytes behind one. */
-AMPI_FN size_t ampi_lead(const void* p, size_t size) { return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size; }
-
-/* A job that half of the cache does not hold is streamed, from where dst begins a line. */
-AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
-    size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype), lead, cache;
-    if (job->block != AMPI_CONVERT_CHUNK || job->n < 4 * AMPI_CONVERT_CHUNK) return;
-    cache = ampi_cache_bytes();
-    if (cache == 0 || job->n <= cache / 2 / (dst_size + src_size)) return;
-    lead = ampi_lead(job->dst, dst_size);
-    ampi_convert_nearest(job->dst, job->dst_dtype, job->src, job->src_dtype, lead);
-    job->dst += lead * dst_size;
-    job->src += lead * src_size;
-    job->n -= lead;
-    job->streams = ampi_by_pages() ? 1 : AMPI_STREAMS;
-}
-
-AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
-    const size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype);
-    const size_t part = AMPI_CONVERT_CHUNK / job->streams;
-    const int by_pages = job->streams == 1;
-    unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
-    size_t i, k, b;
-    for (i = 0; i < part; i += AMPI_STREAM_STEP)
-        for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {
-            const unsigned char* from = src + k * src_size;
-            unsigned char* to = dst + k * dst_size;
-            for (b = 0; !by_pages && b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, 512 + b);
-            if (by_pages) ampi_fetch_page(from, AMPI_STREAM_STEP * src_size, AMPI_PAGES);
-            if (by_pages) ampi_fetch_page(to, AMPI_STREAM_STEP * dst_size, AMPI_PAGES);
-            ampi_convert_nearest(tile, job->dst_dtype, from, job->src_dtype, AMPI_STREAM_STEP);
-            ampi_stream_copy(to, tile, AMPI_STREAM_STEP * dst_size);
-        }
-    ampi_stream_end();
-}
-
-/* One block; returns how many elements were clamped. In place, the source moves to the stack first. */
-AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
-    double copy[AMPI_CONVERT_TILE];
-    size_t first = index * job->block, n = job->n - first < job->block ? job->n - first : job->block;
-    size_t src_size = ampi_type_size(job->src_dtype);
-    unsigned char* dst = job->dst + first * ampi_type_size(job->dst_dtype);
-    const void* src = job->src + first * src_size;
-    if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
-    if (job->streams > 0 && n == AMPI_CONVERT_CHUNK)
-        ampi_stream_block(job, dst, (const unsigned char*)src);
-    else if (job->desc.rounding == AMP_ROUND_STOCHASTIC && job->dst_dtype != job->src_dtype)
-        ampi_convert_random((uint16_t*)(void*)dst, job->dst_dtype, src, job->src_dtype, n, job->desc.seed,
-                            job->desc.offset + first);
-    else if (job->desc.saturate)
-        ampi_convert_silent(dst, job->dst_dtype, src, job->src_dtype, n);
-    else
-        ampi_convert_nearest(dst, job->dst_dtype, src, job->src_dtype, n);
-    return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
-}
-
-/* All blocks. In place one after the other, from the end if elements grow: no block then overwrites source
-   elements that another one still needs. */
-AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
-    int in_place = job->dst == job->src;
-    int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
-    int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
-    size_t clamped = 0;
-    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_MIN, for (i = 0; i < blocks; i++) {
-        size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
-        if (hits > 0) {
-            AMPI_ATOMIC
-            clamped += hits;
-        }
-    });
-    return clamped;
-}
-
-/* What can be refused without looking at the pointers, then the pointers; both before anything is written. */
-AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype,
-                                            const amp_convert_desc* desc) {
-    const amp_logger* log = desc->logger;
-    if (ampi_type_size(dst_dtype) == 0)
-        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
-    if (ampi_type_size(src_dtype) == 0)
-        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)src_dtype);
-    if (desc->rounding != AMP_ROUND_NEAREST && desc->rounding != AMP_ROUND_STOCHASTIC)
-        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
-                         (int)desc->rounding);
-    if (desc->rounding == AMP_ROUND_STOCHASTIC && ampi_type_size(dst_dtype) != 2)
-        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
-                         amp_dtype_name(dst_dtype));
-    return AMP_OK;
-}
-
-AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, size_t dst_n, const void* src,
-                                             size_t src_size, size_t src_n, const amp_logger* log) {
-    const size_t largest = dst_size > src_size ? dst_size : src_size, n = dst_n > src_n ? dst_n : src_n;
-    uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
-    if (!dst || !src)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
-                         dst ? "src" : "dst", ampi_shown(n));
-    if (n > (SIZE_MAX >> 1) / largest)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lld elements of %lld bytes",
-                         ampi_shown(n), ampi_shown(largest));
-    if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
-                         "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
-    return AMP_OK;
-}
-
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_convert_desc* desc) {
-    ampi_convert_job job;
-    fenv_t floats;
-    amp_result r;
-    size_t clamped;
-    memset(&job, 0, sizeof job);
-    if (desc) job.desc = *desc;
-    r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
-    if (r != AMP_OK || n == 0) return r;
-    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), n, src, ampi_type_size(src_dtype), n,
-                                  job.desc.logger);
-    if (r != AMP_OK) return r;
-    job.dst = (unsigned char*)dst;
-    job.src = (const unsigned char*)src;
-    job.dst_dtype = ampi_dtype(dst_dtype);
-    job.src_dtype = ampi_dtype(src_dtype);
-    job.n = n;
-    job.block = n < 4 * AMPI_CONVERT_CHUNK ? AMPI_CONVERT_PIECE : AMPI_CONVERT_CHUNK;
-    if (dst == src || job.desc.saturate || job.desc.rounding) job.block = AMPI_CONVERT_TILE;
-    if (job.desc.saturate) feholdexcept(&floats);
-    ampi_stream_begin(&job);
-    clamped = ampi_convert_run(&job);
-    if (job.desc.saturate) fesetenv(&floats);
-    if (job.desc.saturated) *job.desc.saturated += clamped;
-    return AMP_OK;
-}
-
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                               size_t n) {
-    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
-}
-
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
-                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
-                                    const amp_convert_desc* desc) {
-    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
-    amp_convert_desc d;
-    amp_result r;
-    size_t i;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    r = ampi_convert_check_types(dst_dtype, src_dtype, &d);
-    if (r != AMP_OK || rows == 0 || cols == 0) return r;
-    if (dst_ld < cols || src_ld < cols || dst_ld > most / rows || src_ld > most / rows)
-        return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld "
-                         "of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
-                         (ampi_ull)src_ld);
-    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
-                                  d.logger);
-    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
-        r = ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows are %llu "
-                      "and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
-    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
-    for (i = 0; i < rows && r == AMP_OK; i++, d.offset += cols)
-        r = amp_convert_with((char*)dst + i * dst_ld * to, dst_dtype, (const char*)src + i * src_ld * from, src_dtype,
-                             cols, &d);
-    return r;
-}
 
 /* ======================================================================================== */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
@@ -3533,6 +2796,7 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 #define AMPI_V16 AMPI_K(v16)
+#define AMPI_D16 AMPI_K(d16)      /* sixteen doubles */
 /* A kernel; and an operation on vectors, or a function whose arguments are constants where it is called. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
@@ -3720,7 +2984,13 @@ typedef struct ampi_kernels {
     void (*store_results)(void* dst, amp_dtype t, const float* src, size_t count);
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                    ampi_update_seen* seen);
+    void (*widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n);       /* t: AMP_F16 or AMP_BF16 */
+    void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
+    void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
 } ampi_kernels;
+
+/* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
+enum { AMPI_AHEAD_BYTES = 1024 };
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
@@ -3847,6 +3117,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
 #if AMPI_X86
 /* --- pass 1: AVX2, two registers for 16 lanes --- */
 #define AMPI_PASS avx2
+#define AMPI_PASS_LEAVE ampi_clear_upper()
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_NV 1
@@ -3880,15 +3151,16 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
     const __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
 }
-AMPI_LANES_FN __m256 AMPI_K(widen8)(const uint16_t* p, amp_dtype t) {
-    const __m128i h = _mm_loadu_si128((const __m128i*)(const void*)p);
+AMPI_LANES_FN __m256 AMPI_K(load8)(const void* p, amp_dtype t) {
+    const __m128i h = _mm_loadu_si128((const __m128i*)p);
+    if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
     return t == AMP_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
-    return AMPI_K(make)(AMPI_K(widen8)(p, AMP_F16), AMPI_K(widen8)(p + 8, AMP_F16));
+    return AMPI_K(make)(AMPI_K(load8)(p, AMP_F16), AMPI_K(load8)(p + 8, AMP_F16));
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
-    return AMPI_K(make)(AMPI_K(widen8)(p, AMP_BF16), AMPI_K(widen8)(p + 8, AMP_BF16));
+    return AMPI_K(make)(AMPI_K(load8)(p, AMP_BF16), AMPI_K(load8)(p + 8, AMP_BF16));
 }
 AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
     _mm_storeu_si128((__m128i*)(void*)p, _mm256_cvtps_ph(x.lo, 0));
@@ -3909,16 +3181,47 @@ AMPI_LANES_FN __m256 AMPI_K(clean_half)(__m256 x) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
     return AMPI_K(make)(AMPI_K(clean_half)(x.lo), AMPI_K(clean_half)(x.hi));
 }
+/* NaNs quiet, with what bfloat16 keeps of their payload. They are rare, and blending is slow. */
+AMPI_LANES_FN __m256 AMPI_K(quiet_half)(__m256i u, __m256i magnitude, __m256i last) {
+    const __m256i upper = _mm256_and_si256(u, _mm256_set1_epi32(-0x10000));
+    const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x400000));
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(u, quiet, _mm256_cmpgt_epi32(magnitude, last)));
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) {
+    const __m256i u = _mm256_castps_si256(x.lo), v = _mm256_castps_si256(x.hi), last = _mm256_set1_epi32(0x7f800000);
+    const __m256i a = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    const __m256i b = _mm256_and_si256(v, _mm256_set1_epi32(0x7fffffff));
+    if (!_mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_max_epi32(a, b), last))) return x;
+    return AMPI_K(make)(AMPI_K(quiet_half)(u, a, last), AMPI_K(quiet_half)(v, b, last));
+}
+typedef struct { __m256d q[4]; } AMPI_D16;
+AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
+    AMPI_D16 s;
+    int i;
+    AMPI_UNROLL for (i = 0; i < 4; i++) s.q[i] = _mm256_setzero_pd();
+    return s;
+}
+/* s + x * x of sixteen elements. Widening to double is faster from memory than from a wider register. */
+AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
+    float wide[16];
+    const float* x = (const float*)p;
+    int i;
+    if (t != AMP_F32) {
+        AMPI_K(store)(wide, AMPI_K(make)(AMPI_K(load8)(p, t), AMPI_K(load8)((const uint16_t*)p + 8, t)));
+        AMPI_FORGET(wide);
+        x = wide;
+    }
+    AMPI_UNROLL for (i = 0; i < 4; i++) {
+        const __m256d wider = _mm256_cvtps_pd(_mm_loadu_ps(x + 4 * i));
+        s.q[i] = _mm256_fmadd_pd(wider, wider, s.q[i]);
+    }
+    return s;
+}
 /* dst[j][i] = src[i][j], 8 x 8; ldd counts floats, step bytes. */
 AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step, amp_dtype type) {
     __m256 r[8], t[8];
     int i;
-    if (type == AMP_F32)
-        AMPI_UNROLL for (i = 0; i < 8; i++) r[i] =
-            _mm256_loadu_ps((const float*)(const void*)(src + (size_t)i * step));
-    else
-        AMPI_UNROLL for (i = 0; i < 8; i++) r[i] =
-            AMPI_K(widen8)((const uint16_t*)(const void*)(src + (size_t)i * step), type);
+    AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load8)(src + (size_t)i * step, type);
     AMPI_UNROLL for (i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -3949,6 +3252,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_DONE
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
+#undef AMPI_PASS_LEAVE
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
@@ -3960,6 +3264,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #if AMPI_AVX512
 /* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's warnings. --- */
 #define AMPI_PASS avx512
+#define AMPI_PASS_LEAVE ampi_clear_upper()
 #if AMPI_PAIRS
 #define AMPI_PASS_TARGET AMPI_TARGET_PAIRS        /* no compiler takes vdpbf16ps by itself */
 #define AMPI_PASS_PAIRS 1
@@ -4036,14 +3341,47 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
     return AMPI_K(spread)(_mm256_loadu_si256((const __m256i*)(const void*)p));
 }
 AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
-    _mm256_storeu_si256((__m256i*)(void*)p, ampi_f32_to_half_x16(_mm512_castps_si512(x)));
+    _mm256_storeu_si256((__m256i*)(void*)p, _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0));
+}
+/* Sixteen bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the odd ones of 32 words. NaNs are
+   clean or quiet already. */
+AMPI_LANES_FN __m256i AMPI_K(round16)(AMPI_V16 x) {
+    const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1), carry = _mm512_set1_epi32(0x7ffe);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, carry, 0x15);
+    const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011, 0xf000d000b0009,
+                                           0x7000500030001);
+    const __m512i words = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
+    return _mm512_maskz_extracti64x4_epi64(0xf, words, 0);
 }
 AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
-    _mm256_storeu_si256((__m256i*)(void*)p, ampi_f32_to_bf16_x16(_mm512_castps_si512(x)));
+    _mm256_storeu_si256((__m256i*)(void*)p, AMPI_K(round16)(x));
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
                               _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+/* NaNs quiet, with what bfloat16 keeps of their payload: (u | 0x400000) & 0xffff0000. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) {
+    const __m512i quiet = _mm512_set1_epi32(0x400000), upper = _mm512_set1_epi32(-0x10000);
+    const __mmask16 nan = _mm512_fpclass_ps_mask(x, 0x81);
+    return _mm512_castsi512_ps(_mm512_mask_ternarylogic_epi32(_mm512_castps_si512(x), nan, quiet, upper, 0xa8));
+}
+typedef struct { __m512d q[2]; } AMPI_D16;
+AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
+    AMPI_D16 s;
+    s.q[0] = s.q[1] = _mm512_setzero_pd();
+    return s;
+}
+/* s + x * x of sixteen elements. */
+AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
+    const __m512 x = t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)p) : _mm512_setzero_ps();
+    const __m256 x0 = t == AMP_BF16 ? _mm512_castps512_ps256(x) : ampi_load8_avx2(p, t);
+    const __m256 x1 = t == AMP_BF16 ? _mm512_maskz_extractf32x8_ps(0xff, x, 1)
+                                    : ampi_load8_avx2((const char*)p + (t == AMP_F32 ? 32 : 16), t);
+    const __m512d lo = _mm512_maskz_cvtps_pd(0xff, x0), hi = _mm512_maskz_cvtps_pd(0xff, x1);
+    s.q[0] = _mm512_fmadd_pd(lo, lo, s.q[0]);
+    s.q[1] = _mm512_fmadd_pd(hi, hi, s.q[1]);
+    return s;
 }
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) {
     return (__mmask16)(count >= 16 ? 0xffffu : (1u << count) - 1u);
@@ -4057,8 +3395,8 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t coun
 AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     const __mmask16 m = AMPI_K(first)(count);
     if (t == AMP_F32) _mm512_mask_storeu_ps(p, m, x);
-    else if (t == AMP_F16) _mm256_mask_storeu_epi16(p, m, ampi_f32_to_half_x16(_mm512_castps_si512(x)));
-    else _mm256_mask_storeu_epi16(p, m, ampi_f32_to_bf16_x16(_mm512_castps_si512(x)));
+    else if (t == AMP_F16) _mm256_mask_storeu_epi16(p, m, _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0));
+    else _mm256_mask_storeu_epi16(p, m, AMPI_K(round16)(x));
 }
 #define AMPI_LO_PS(a, b) _mm512_maskz_unpacklo_ps(AMPI_ALL16, a, b)
 #define AMPI_HI_PS(a, b) _mm512_maskz_unpackhi_ps(AMPI_ALL16, a, b)
@@ -4103,6 +3441,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_DONE
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
+#undef AMPI_PASS_LEAVE
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
@@ -4115,6 +3454,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 /* --- the baseline: NEON, or sixteen floats --- */
 #define AMPI_PASS base
 #define AMPI_PASS_FMA AMPI_FMA_NATIVE
+#define AMPI_PASS_LEAVE ((void)0)
 #define AMPI_PASS_PAIRS 0
 #define AMPI_PASS_TARGET
 #define AMPI_PASS_NV 1
@@ -4200,6 +3540,9 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
 }
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) { return x; }      /* loads and stores below do it */
+typedef struct { double v[16]; } AMPI_D16;
+AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) { AMPI_D16 s; memset(&s, 0, sizeof s); return s; }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
     float wide[16];
     ampi_lanes_half_to_f32(wide, p);
@@ -4227,10 +3570,25 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
     for (l = 0; l < 16; l++) v[l] = ampi_clean_nan(v[l]);
     return AMPI_K(load)(v);
 }
+/* s + x * x of sixteen elements. */
+AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
+    float x[16];
+    int l;
+    if (t == AMP_F32) memcpy(x, p, sizeof x);
+    else if (t == AMP_F16) ampi_lanes_half_to_f32(x, (const uint16_t*)p);
+    else ampi_lanes_bf16_to_f32(x, (const uint16_t*)p);
+    for (l = 0; l < 16; l++) s.v[l] += (double)x[l] * (double)x[l];
+    return s;
+}
 AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
     float rows[16][16];
     size_t i, j;
-    for (i = 0; i < 16; i++) ampi_load_f32(rows[i], (const char*)src + i * step, t, 0, 16);
+    for (i = 0; i < 16; i++) {
+        const void* from = (const char*)src + i * step;
+        AMPI_K(store)(rows[i], t == AMP_F16 ? AMPI_K(load_f16)((const uint16_t*)from)
+                               : t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)from)
+                                               : AMPI_K(load)((const float*)from));
+    }
     for (j = 0; j < 16; j++)
         for (i = 0; i < 16; i++) dst[j * ldd + i] = rows[i][j];
 }
@@ -5221,6 +4579,75 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
     }
 }
 
+/* --- conversions and sums of squares --------------------------------------------------------------------------- */
+
+/* Each NaN becomes quiet, and keeps its sign and the upper bits of its payload: halves do so by themselves. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet_typed)(amp_dtype t, AMPI_V16 x) { return t == AMP_F16 ? x : AMPI_K(quiet)(x); }
+AMPI_LANES_FN void AMPI_K(widen_typed)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
+    size_t i;
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES) {
+        AMPI_FETCH(src + i, AMPI_AHEAD_BYTES);
+        AMPI_K(store)(dst + i, AMPI_K(quiet_typed)(t, AMPI_K(load_typed)(src + i, t)));
+    }
+    if (i < n)
+        AMPI_K(store_part)(dst + i, AMP_F32, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, t, n - i)), n - i);
+    AMPI_PASS_LEAVE;
+}
+AMPI_LANES_FN void AMPI_K(narrow_typed)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
+    size_t i;
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES) {
+        AMPI_FETCH(src + i, AMPI_AHEAD_BYTES);
+        AMPI_K(store_typed)(dst + i, t, AMPI_K(quiet_typed)(t, AMPI_K(load)(src + i)));
+    }
+    if (i < n)
+        AMPI_K(store_part)(dst + i, t, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, AMP_F32, n - i)), n - i);
+    AMPI_PASS_LEAVE;
+}
+AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
+    if (t == AMP_F16) AMPI_K(widen_typed)(dst, src, AMP_F16, n);
+    else AMPI_K(widen_typed)(dst, src, AMP_BF16, n);
+}
+AMPI_KERNEL_FN void AMPI_K(narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
+    if (t == AMP_F16) AMPI_K(narrow_typed)(dst, src, AMP_F16, n);
+    else AMPI_K(narrow_typed)(dst, src, AMP_BF16, n);
+}
+/* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
+AMPI_LANES_FN double AMPI_K(tree)(AMPI_D16 low, AMPI_D16 high) {
+    double a[AMPI_LANES], b[AMPI_LANES];
+    int l;
+    memcpy(a, &low, sizeof low);
+    memcpy(b, &high, sizeof high);
+    for (l = 0; l < 16; l++) a[l] += b[l];
+    for (l = 0; l < 8; l++) a[l] += a[l + 8];
+    for (l = 0; l < 4; l++) a[l] += a[l + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
+    enum { lanes = 2 * AMPI_LANES };
+    const size_t size = ampi_type_size(t);
+    uint32_t rest[lanes] = { 0 };
+    AMPI_D16 low = AMPI_K(zero_d16)(), high = low;
+    size_t i;
+    for (i = 0; i + lanes <= n; i += lanes) {
+        AMPI_FETCH((const char*)x + i * size, AMPI_AHEAD_BYTES);
+        AMPI_FETCH((const char*)x + (i + AMPI_LANES) * size, AMPI_AHEAD_BYTES);
+        low = AMPI_K(square)(low, (const char*)x + i * size, t);
+        high = AMPI_K(square)(high, (const char*)x + (i + AMPI_LANES) * size, t);
+    }
+    if (i < n) {
+        memcpy(rest, (const char*)x + i * size, (n - i) * size);
+        low = AMPI_K(square)(low, rest, t);
+        high = AMPI_K(square)(high, (const char*)rest + AMPI_LANES * size, t);
+    }
+    *sum += AMPI_K(tree)(low, high);
+    AMPI_PASS_LEAVE;
+}
+AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
+    if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
+    else if (t == AMP_BF16) AMPI_K(squares_typed)(sum, x, AMP_BF16, n);
+    else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
+}
+
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
@@ -5238,7 +4665,10 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               NULL,
 #endif
                                               AMPI_K(store_results),
-                                              AMPI_K(update) };
+                                              AMPI_K(update),
+                                              AMPI_K(widen_low),
+                                              AMPI_K(narrow_low),
+                                              AMPI_K(add_squares) };
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
@@ -5249,7 +4679,7 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
 #undef AMPI_PASS_BASE
 #undef AMPI_PASS_DONE
 /* ======================================================================================== */
-/* >>impl-gemm  Matrix product, dense layer.                                                  */
+/* >>impl-convert  Conversions of arrays.                                                     */
 /* ======================================================================================== */
 
 /* The kernels for the instruction set in use. */
@@ -5262,6 +4692,629 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #endif
     return &ampi_kernels_base;
 }
+
+/* --- double, and rounding at random ----------------------------------------------------------- */
+
+AMPI_INLINE void ampi_f32_to_f64_body(int hw, double* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src, size_t n) {
+    size_t i = 0;
+    (void)hw;
+    for (; i + 16 <= n; i += 16) ampi_lanes_f32_to_f64(dst + i, src + i);
+    for (; i < n; i++) dst[i] = ampi_double(ampi_f32_widen(ampi_bits_at(src + i)));
+}
+AMPI_KERNEL(ampi_f32_to_f64, (double* dst, const float* src, size_t n), dst, src, n)
+
+/* Random words of positions [4*counter, 4*counter + 64): one Philox block per lane, as ampi_philox; behind the last
+   counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
+#define AMPI_PHILOX_ROUND(r)                                                                        \
+    for (l = 0; l < 16; l++) {                                                                      \
+        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
+        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
+        x1[l] = (uint32_t)b;                                                                        \
+        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
+        x3[l] = (uint32_t)a;                                                                        \
+    }
+AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
+    uint32_t x0[16], x1[16], x2[16], x3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    size_t l;
+    for (l = 0; l < 16; l++) {
+        x0[l] = (uint32_t)(counter + l);
+        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
+        x2[l] = x3[l] = 0;
+    }
+    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
+    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
+    for (l = 0; l < 16; l++) {
+        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
+    }
+}
+/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
+AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
+    size_t i;
+    (void)hw;
+    for (i = 0; i < n; i += 64) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
+}
+AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
+
+/* A block of doubles to the bits of type t, to nearest or, given a random word for each, stochastically. */
+enum { AMPI_F64_BLOCK = 256 };
+AMPI_INLINE void ampi_f64_narrow_body(int hw, uint32_t* bits, const double* src, const uint32_t* random, amp_dtype t) {
+    const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u, bias = t == AMP_F16 ? 15u : 127u;
+    int i;
+    (void)hw;
+    for (i = 0; i < AMPI_F64_BLOCK; i += 16) {
+        if (random) ampi_lanes_narrow(bits + i, src + i, random + i, fraction_bits, bias);
+        else ampi_lanes_narrow(bits + i, src + i, NULL, fraction_bits, bias);
+    }
+}
+AMPI_KERNEL(ampi_f64_narrow, (uint32_t* bits, const double* src, const uint32_t* random, amp_dtype t),
+            bits, src, random, t)
+
+/* Up to a block of doubles to type t; element 0 has this position in the stream of random numbers. */
+AMPI_FN void ampi_store_f64(void* dst, amp_dtype t, const double* src, size_t n, const amp_convert_desc* d,
+                            uint64_t position) {
+    const int random = d && d->rounding == AMP_ROUND_STOCHASTIC;
+    const size_t skip = (size_t)(position & 3u);
+    uint32_t words[AMPI_F64_BLOCK + 64], bits[AMPI_F64_BLOCK];
+    double block[AMPI_F64_BLOCK] = { 0 };
+    size_t i;
+    memcpy(block, src, n * sizeof *src);
+    if (random) ampi_random_fill(words, d->seed, position - skip, ampi_round_up(skip + AMPI_F64_BLOCK, 64));
+    ampi_f64_narrow(bits, block, random ? words + skip : NULL, t);
+    if (t == AMP_F32) memcpy(dst, bits, n * sizeof *bits);
+    else for (i = 0; i < n; i++) ((uint16_t*)dst)[i] = (uint16_t)bits[i];
+}
+
+/* --- to and from FP32 --------------------------------------------------------------------------- */
+
+/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
+AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
+    size_t i;
+    if (n == 0) return;
+    switch (ampi_dtype(t)) {
+        case AMP_F16: case AMP_BF16: ampi_kernels_now()->widen_low(dst, (const uint16_t*)src + offset, t, n); break;
+        case AMP_F64:
+            for (i = 0; i < n; i += AMPI_F64_BLOCK)
+                ampi_store_f64(dst + i, AMP_F32, (const double*)src + offset + i, ampi_min_size(n - i, AMPI_F64_BLOCK),
+                               NULL, 0);
+            break;
+        default: memcpy(dst, (const float*)src + offset, n * sizeof(float));
+    }
+}
+AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
+    if (n == 0) return;
+    switch (ampi_dtype(t)) {
+        case AMP_F16: case AMP_BF16: ampi_kernels_now()->narrow_low((uint16_t*)dst + offset, src, t, n); break;
+        case AMP_F64: ampi_f32_to_f64((double*)dst + offset, src, n); break;
+        default: memcpy((float*)dst + offset, src, n * sizeof(float));
+    }
+}
+
+/* --- amp_convert ------------------------------------------------------------------------------ */
+
+#define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
+#define AMPI_CONVERT_BLOCK 16384   /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
+
+/* Everything a block of the conversion needs to know. */
+typedef struct ampi_convert_job {
+    unsigned char* dst;
+    const unsigned char* src;
+    amp_dtype dst_dtype, src_dtype;
+    size_t n, block;             /* elements in all, and in one block */
+    amp_convert_desc desc;
+} ampi_convert_job;
+
+/* n elements, one step through FP32: exact where both types are of 16 bits. */
+AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
+    float tile[AMPI_CONVERT_TILE];
+    size_t i, m;
+    if (dst_dtype == src_dtype) memcpy(dst, src, n * ampi_type_size(dst_dtype));
+    else if (dst_dtype == AMP_F32) ampi_load_f32((float*)dst, src, src_dtype, 0, n);
+    else if (src_dtype == AMP_F32) ampi_store_f32(dst, dst_dtype, 0, (const float*)src, n);
+    else for (i = 0; i < n; i += m) {
+        m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
+        ampi_load_f32(tile, src, src_dtype, i, m);
+        ampi_store_f32(dst, dst_dtype, i, tile, m);
+    }
+}
+
+/* n elements by way of double, from which they are rounded once. */
+AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
+    const size_t to = ampi_type_size(job->dst_dtype), from = ampi_type_size(job->src_dtype);
+    double wide[AMPI_F64_BLOCK];
+    size_t i, m;
+    for (i = 0; i < n; i += m) {
+        m = ampi_min_size(n - i, AMPI_F64_BLOCK);
+        ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * from, job->src_dtype, m);
+        ampi_store_f64((char*)dst + i * to, job->dst_dtype, wide, m, &job->desc, job->desc.offset + first + i);
+    }
+}
+
+/* Infinity becomes the largest finite value: its bits minus one, in every format. Returns how many elements it
+   clamped. */
+#define AMPI_SATURATE(bits, infinity)                      \
+    for (i = 0; i < n; i++) {                              \
+        bits u;                                            \
+        memcpy(&u, (char*)p + i * sizeof u, sizeof u);     \
+        if ((bits)(u << 1) != (bits)((infinity) << 1)) continue; \
+        u--;                                               \
+        count++;                                           \
+        memcpy((char*)p + i * sizeof u, &u, sizeof u);     \
+    }
+AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
+    size_t i, count = 0;
+    switch (t) {
+        case AMP_F16:  AMPI_SATURATE(uint16_t, 0x7c00u) break;
+        case AMP_BF16: AMPI_SATURATE(uint16_t, 0x7f80u) break;
+        case AMP_F64:  AMPI_SATURATE(uint64_t, AMPI_INF64) break;
+        default:       AMPI_SATURATE(uint32_t, 0x7f800000u)
+    }
+    return count;
+}
+
+/* One block; returns how many elements were clamped. In place, the source moves to the stack first. */
+AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
+    double copy[AMPI_CONVERT_TILE];
+    const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
+    const size_t src_size = ampi_type_size(job->src_dtype);
+    unsigned char* dst = job->dst + first * ampi_type_size(job->dst_dtype);
+    const void* src = job->src + first * src_size;
+    if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
+    if (job->dst_dtype != job->src_dtype && ampi_type_size(job->dst_dtype) == 2
+        && (job->src_dtype == AMP_F64 || job->desc.rounding == AMP_ROUND_STOCHASTIC))
+        ampi_convert_by_double(job, dst, src, first, n);
+    else
+        ampi_convert_nearest(dst, job->dst_dtype, src, job->src_dtype, n);
+    return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
+}
+
+/* All blocks. In place one after the other, from the end if elements grow: no block then overwrites source
+   elements that another one still needs. One after the other also with saturate: only this thread's exceptions are
+   masked. */
+AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
+    const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
+    const int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
+    const int64_t blocks = (int64_t)ampi_div_up(job->n, job->block);
+    size_t clamped = 0;
+    int64_t i;
+    for (i = 0; alone && i < blocks; i++)
+        clamped += ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
+    if (alone) return clamped;
+    AMPI_PARALLEL_FOR(job->n >= AMPI_CONVERT_MIN, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
+    return 0;
+}
+
+/* What can be refused without looking at the pointers, then the pointers; both before anything is written. */
+AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype,
+                                            const amp_convert_desc* desc) {
+    const amp_logger* log = desc->logger;
+    if (ampi_type_size(dst_dtype) == 0)
+        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
+    if (ampi_type_size(src_dtype) == 0)
+        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)src_dtype);
+    if (desc->rounding != AMP_ROUND_NEAREST && desc->rounding != AMP_ROUND_STOCHASTIC)
+        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
+                         (int)desc->rounding);
+    if (desc->rounding == AMP_ROUND_STOCHASTIC && ampi_type_size(dst_dtype) != 2)
+        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
+                         amp_dtype_name(dst_dtype));
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, size_t dst_n, const void* src,
+                                             size_t src_size, size_t src_n, const amp_logger* log) {
+    const size_t largest = dst_size > src_size ? dst_size : src_size, n = dst_n > src_n ? dst_n : src_n;
+    uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
+    if (!dst || !src)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
+                         dst ? "src" : "dst", ampi_shown(n));
+    if (n > (SIZE_MAX >> 1) / largest)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lld elements of %lld bytes",
+                         ampi_shown(n), ampi_shown(largest));
+    if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
+                         "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_convert_desc* desc) {
+    ampi_convert_job job;
+    fenv_t floats;
+    amp_result r;
+    size_t clamped;
+    memset(&job, 0, sizeof job);
+    if (desc) job.desc = *desc;
+    r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
+    if (r != AMP_OK || n == 0) return r;
+    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), n, src, ampi_type_size(src_dtype), n,
+                                  job.desc.logger);
+    if (r != AMP_OK) return r;
+    job.dst = (unsigned char*)dst;
+    job.src = (const unsigned char*)src;
+    job.dst_dtype = ampi_dtype(dst_dtype);
+    job.src_dtype = ampi_dtype(src_dtype);
+    job.n = n;
+    job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
+    if (job.desc.saturate) feholdexcept(&floats);
+    clamped = ampi_convert_run(&job);
+    if (job.desc.saturate) fesetenv(&floats);
+    if (job.desc.saturated) *job.desc.saturated += clamped;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                               size_t n) {
+    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
+}
+
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
+                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
+                                    const amp_convert_desc* desc) {
+    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
+    amp_convert_desc d;
+    amp_result r;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    r = ampi_convert_check_types(dst_dtype, src_dtype, &d);
+    if (r != AMP_OK || rows == 0 || cols == 0) return r;
+    if (dst_ld < cols || src_ld < cols || dst_ld > most / rows || src_ld > most / rows)
+        return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld "
+                         "of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
+                         (ampi_ull)src_ld);
+    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
+                                  d.logger);
+    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
+        r = ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows are %llu "
+                      "and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
+    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
+    for (i = 0; i < rows && r == AMP_OK; i++, d.offset += cols)
+        r = amp_convert_with((char*)dst + i * dst_ld * to, dst_dtype, (const char*)src + i * src_ld * from, src_dtype,
+                             cols, &d);
+    return r;
+}
+
+/* ======================================================================================== */
+/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling.                   */
+/* ======================================================================================== */
+
+/* Half way between the largest float and 2^128: what rounds to infinity. */
+#define AMPI_FLT_OVERFLOW 3.4028235677973366e38
+
+AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
+    memset(info, 0, sizeof *info);
+    info->first_tensor = info->last_tensor = -1;
+}
+
+/* --- lists of tensors, cut into chunks ------------------------------------------------------- */
+
+/* Tensors that lie in an array of any struct: `at` gives the i-th. */
+typedef struct ampi_tensors {
+    const void* list;
+    int count;
+    amp_tensor (*at)(const void* list, int i);
+    int apart;                  /* 1 = no two are known to share memory */
+} ampi_tensors;
+
+/* A tensor's or a parameter's name, for messages. */
+AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
+
+AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
+AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
+    ampi_tensors t;
+    t.list = list; t.count = count; t.at = ampi_tensor_at; t.apart = 0;
+    return t;
+}
+
+/* Any change of z moves about half of the bits; the factors are bits of the golden ratio and of sqrt(2). */
+AMPI_FN uint64_t ampi_mix(uint64_t z) {
+    z = (z ^ z >> 32) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 29) * 0xb504f333f9de6485u;
+    return z ^ z >> 32;
+}
+
+/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Neither their order
+   nor empty ones matter, nor into how many tensors an array is cut; the key of two lists is the sum of their keys. */
+AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
+    uint64_t key = 0;
+    int i;
+    for (i = 0; i < t->count; i++) {
+        const amp_tensor x = t->at(t->list, i);
+        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype(x.dtype) << 61;
+        key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
+    }
+    return key;
+}
+
+AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
+    int i;
+    for (i = 0; i < t->count; i++) {
+        amp_tensor x = t->at(t->list, i);
+        if (x.count) return x.data;
+    }
+    return NULL;
+}
+
+/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks
+   of a wave may run in parallel, their results are combined in order. Neither size depends on the
+   machine. */
+#define AMPI_CHUNK 16384
+#define AMPI_WAVE  512
+#define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
+
+typedef struct ampi_chunk {
+    int      tensor;
+    size_t   offset, n;
+    double   sum, sum2;             /* results: sums of squares */
+    uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
+} ampi_chunk;
+
+typedef struct ampi_cursor { int tensor; size_t offset; } ampi_cursor;
+
+/* The next chunks, at most AMPI_WAVE; returns how many, and their elements. */
+AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* wave, size_t* elements) {
+    int n = 0;
+    *elements = 0;
+    while (n < AMPI_WAVE && at->tensor < t->count) {
+        size_t left = t->at(t->list, at->tensor).count - at->offset;
+        if (left == 0) { at->tensor++; at->offset = 0; continue; }
+        memset(&wave[n], 0, sizeof wave[n]);
+        wave[n].tensor = at->tensor;
+        wave[n].offset = at->offset;
+        wave[n].n = ampi_min_size(left, AMPI_CHUNK);
+        at->offset += wave[n].n;
+        *elements += wave[n].n;
+        n++;
+    }
+    return n;
+}
+
+typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
+
+/* work(context, chunk) for every chunk; then combine(context, chunk), if there is one, in order. */
+AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
+    ampi_chunk wave[AMPI_WAVE];
+    ampi_cursor at = { 0, 0 };
+    size_t elements;
+    int64_t i, n;
+    while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
+        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (i = 0; i < n; i++) work(context, &wave[i]));
+        for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
+    }
+}
+
+/* --- check ------------------------------------------------------------------------------------ */
+
+/* Magnitude bits of infinity in a type; what lies above them is NaN. */
+AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
+    return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
+}
+
+AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
+    return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
+}
+
+/* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
+AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
+    double product = (double)x * (double)inverse;
+    if (product >= AMPI_FLT_OVERFLOW) return 1;
+    if (to == AMP_F16) return (float)product >= 65520.0f;
+    return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
+}
+
+/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored
+   as `to`. The product grows with the bits, so bisection finds it. */
+AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
+    uint32_t good = 0, bad = ampi_inf_bits(from), mid;
+    if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
+    while (bad - good > 1) {
+        mid = good + (bad - good) / 2;
+        if (ampi_would_overflow(ampi_widen_bits(mid, from), inverse, to)) bad = mid;
+        else good = mid;
+    }
+    return good;
+}
+
+AMPI_FN uint32_t ampi_magnitude_at(const void* data, amp_dtype t, size_t i) {
+    uint32_t u;
+    uint16_t h;
+    if (t == AMP_F32) {
+        memcpy(&u, (const float*)data + i, sizeof u);
+        return u & 0x7fffffffu;
+    }
+    memcpy(&h, (const uint16_t*)data + i, sizeof h);
+    return h & 0x7fffu;
+}
+
+/* Counts what is above `last` among elements [i, end) of data; `base` is the index of element 0 of data. */
+AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
+                            ampi_chunk* c) {
+    const uint32_t inf = ampi_inf_bits(t);
+    for (; i < end; i++) {
+        const uint32_t u = ampi_magnitude_at(data, t, i);
+        if (u <= last) continue;
+        if (c->inf + c->nan == 0) c->first = base + i;
+        if (u > inf) c->nan++;
+        else c->inf++;
+    }
+}
+
+/* n elements from `offset` as floats: where they lie if they are floats, else widened into the tile. */
+AMPI_FN const float* ampi_widen_block(const void* data, amp_dtype t, size_t offset, size_t n, float* tile) {
+    if (ampi_dtype(t) == AMP_F32) return (const float*)data + offset;
+    ampi_load_f32(tile, data, t, offset, n);
+    return tile;
+}
+
+/* Checks n elements of type t against the largest allowed magnitude, and adds their squares to c->sum. No square is
+   greater than the sum, and the sum is finite if all elements are: the bits of one sum clear a whole block, and only
+   a block that they do not clear is looked at element by element. `base` is the index of element 0. */
+AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
+    const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
+    const double most = (double)ampi_widen_bits(last, t);
+    const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1 : ampi_bits64(most * most);
+    size_t i, m;
+    for (i = 0; i < n; i += m) {
+        double sum = 0.0;
+        m = ampi_min_size(n - i, block);
+        ampi_kernels_now()->add_squares(&sum, (const char*)data + i * ampi_type_size(t), t, m);
+        if (ampi_bits64_at(&sum) << 1 > clear << 1) ampi_count_bad(data, t, i, i + m, last, base, c);
+        c->sum += sum;
+    }
+}
+
+/* A pass over lists: src is checked, or moved to dst. */
+typedef struct ampi_grad_pass {
+    const ampi_tensors* src;
+    const ampi_tensors* dst;        /* gives the types of the results; NULL = FP32 */
+    float inverse;
+    double sum;
+    amp_overflow_info* info;
+} ampi_grad_pass;
+
+/* The largest magnitude in a tensor of src that is no overflow: in FP32, or in the type of dst. */
+AMPI_FN uint32_t ampi_pass_limit(const ampi_grad_pass* pass, int tensor, amp_dtype from) {
+    const amp_dtype to = pass->dst ? ampi_dtype(pass->dst->at(pass->dst->list, tensor).dtype) : AMP_F32;
+    return ampi_last_finite(from, to, pass->inverse);
+}
+
+AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor);
+    const amp_dtype t = ampi_dtype(x.dtype);
+    ampi_scan((const char*)x.data + c->offset * ampi_type_size(t), t, c->offset, c->n,
+              ampi_pass_limit(pass, c->tensor, t), c);
+}
+
+/* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
+AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
+    ampi_grad_pass* pass = (ampi_grad_pass*)context;
+    amp_overflow_info* info = pass->info;
+    if (c->inf + c->nan > 0 && info->last_tensor != c->tensor) {
+        const char* name = pass->src->at(pass->src->list, c->tensor).name;
+        info->last_tensor = c->tensor;
+        memset(info->last_name, 0, sizeof info->last_name);
+        if (name) strncpy(info->last_name, name, sizeof info->last_name - 1);
+        if (!info->found_inf) {
+            info->found_inf = 1;
+            info->first_tensor = c->tensor;
+            info->first_index = c->first;
+            memcpy(info->first_name, info->last_name, sizeof info->first_name);
+        }
+    }
+    info->inf_count += c->inf;
+    info->nan_count += c->nan;
+    pass->sum += c->sum;
+}
+
+/* Fills info with what one pass over src finds. */
+AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                             ampi_chunk_fn work, amp_overflow_info* info) {
+    ampi_grad_pass pass;
+    fenv_t floats;
+    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
+    ampi_overflow_clear(info);
+    feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
+    ampi_each_chunk(src, work, ampi_check_combine, &pass);
+    fesetenv(&floats);
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum);
+}
+
+/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
+   = FP32), and the norm of the products. */
+AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                        amp_overflow_info* info) {
+    ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
+    if (!info->found_inf) info->norm *= (double)inverse;
+}
+
+/* --- unscale ---------------------------------------------------------------------------------- */
+
+AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n, float factor) {
+    size_t i = 0;
+    int l;
+    (void)hw;
+    for (; n - i >= 16; i += 16) {
+        float v[16];
+        AMPI_FETCH(x + i, AMPI_AHEAD_BYTES);
+        for (l = 0; l < 16; l++) v[l] = x[i + (size_t)l] * factor;
+        memcpy(y + i, v, sizeof v);
+    }
+    for (; i < n; i++) y[i] = x[i] * factor;
+}
+AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
+
+AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
+                                    size_t n, float a) {
+    size_t i = 0;
+    int l;
+    for (; n - i >= 16; i += 16)
+        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
+    for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
+}
+AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
+
+/* Elements of the block that starts at i. */
+AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
+    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
+}
+
+/* dst = src * inverse. */
+AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    const int direct = ampi_dtype(y.dtype) == AMP_F32;
+    AMPI_ALIGNED float tile[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_scale_f32(direct ? (float*)y.data + i : tile, ampi_widen_block(x.data, x.dtype, i, n, tile), n,
+                       pass->inverse);
+        if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
+    }
+}
+
+/* sum[n] = dst + src * inverse, from element i on. */
+AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n,
+                                   float inverse, float* sum) {
+    AMPI_ALIGNED float tile[AMPI_BLOCK];
+    ampi_load_f32(sum, y->data, y->dtype, i, n);
+    ampi_axpy_f32(sum, ampi_widen_block(x->data, x->dtype, i, n, tile), n, inverse);
+}
+
+AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    AMPI_ALIGNED float sum[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
+        ampi_store_f32(y.data, y.dtype, i, sum, n);
+    }
+}
+
+/* Checks the sums as they will be stored. */
+AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    const amp_dtype t = ampi_dtype(y.dtype);
+    union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
+    AMPI_ALIGNED float sum[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
+        ampi_store_f32(&stored, t, 0, sum, n);
+        AMPI_FORGET(&stored);
+        ampi_scan(&stored, t, i, n, ampi_inf_bits(t) - 1, c);
+    }
+}
+
+/* ======================================================================================== */
+/* >>impl-gemm  Matrix product, dense layer.                                                  */
+/* ======================================================================================== */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Floats of a workspace, from where it is aligned. */
@@ -6366,6 +6419,130 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 /* >>impl-math   exp, log, tanh and the like, the same bits everywhere.                       */
 /* ======================================================================================== */
 
+/* --- AVX-512 by hand, for rooms that still have it --------------------------------------- */
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_half_x16(__m512i u) {
+    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u), _MM_FROUND_TO_NEAREST_INT);
+}
+/* Lanes that hold a NaN, quiet or signalling. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nan_x16(__m512i u) {
+    return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
+}
+/* The upper half of each lane: the odd ones of 32 words. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
+    const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
+                                         0x0007000500030001);
+    return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
+}
+/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign
+   and the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(int result, __m512i u) {
+    const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
+    const __m512i nan = _mm512_set1_epi32(0x7fc00000), rounded = _mm512_sub_epi32(u, less);
+    if (result) return _mm512_mask_mov_epi32(rounded, ampi_nan_x16(u), nan);
+    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+}
+/* x with NaNs as results have them. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    return _mm512_mask_mov_epi32(u, ampi_nan_x16(u), _mm512_set1_epi32(0x7fc00000));
+}
+#define AMPI_PUT_HALF_X16(p, x)  _mm256_storeu_si256((__m256i*)(void*)(p), x)
+#define AMPI_LOAD_HALF_X16(m, p) _mm256_maskz_loadu_epi16(m, (const void*)(p))
+
+/* The processor prefetches up to the end of a page; this is one page ahead. */
+#define AMPI_AHEAD(p, byte) _mm_prefetch((const char*)(p) + (byte) + 4096, _MM_HINT_T0)
+
+/* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
+   and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
+   in, and on its way out all NaNs become 0x7fc00000. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
+    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    __m256i bits;
+    if (t == AMP_F32) {
+        _mm512_mask_storeu_epi32((float*)p + i, m, ampi_clean_x16(x));
+        return;
+    }
+    if (t == AMP_F16) bits = ampi_f32_to_half_x16(ampi_clean_x16(x));
+    else bits = ampi_upper_x16(ampi_round_bf16_x16(1, _mm512_castps_si512(x)));
+    if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
+    else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    AMPI_AHEAD(p, i * ampi_type_size(t));
+    ampi_put_fetched_x16(t, p, i, m, x);
+}
+/* Fetches elements [i, i+32), so many bytes on, and [i, i+64), one page ahead. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_fetch_x32(amp_dtype t, const void* p, size_t i, size_t ahead) {
+    AMPI_FETCH(p, ahead + i * ampi_type_size(t));
+    if (t == AMP_F32) AMPI_FETCH(p, ahead + i * ampi_type_size(t) + 64);
+}
+/* The first n of sixteen. */
+AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
+/* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
+#define AMPI_EACH_X16(step, t, n, ...)                                                    \
+    do {                                                                                  \
+        size_t ampi_i = 0;                                                                \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
+        if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
+    } while (0)
+/* fn(type, ...) with the type as a constant. */
+#define AMPI_FOR_TYPE(fn, t, ...)                                       \
+    do {                                                                \
+        if (ampi_dtype(t) == AMP_F16) fn(AMP_F16, __VA_ARGS__);         \
+        else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
+        else fn(AMP_F32, __VA_ARGS__);                                  \
+    } while (0)
+/* As EACH_X16 with any type: a loop for each, but one body for the last group, which asks for the type. */
+#define AMPI_WHOLE_X16(step, t, n, ...) \
+    for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__)
+#define AMPI_ALL_X16(step, t, n, ...)                                                             \
+    do {                                                                                          \
+        size_t ampi_i = 0;                                                                        \
+        if (ampi_dtype(t) == AMP_F16) AMPI_WHOLE_X16(step, AMP_F16, n, __VA_ARGS__);              \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_WHOLE_X16(step, AMP_BF16, n, __VA_ARGS__);       \
+        else AMPI_WHOLE_X16(step, AMP_F32, n, __VA_ARGS__);                                       \
+        if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
+    } while (0)
+
+/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. A result's NaNs
+   become 0x7fc0. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) {
+    __m256i u = _mm256_castps_si256(v);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
+    __m256i quiet = result ? _mm256_set1_epi32(0x7fc00000) : _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
+}
+/* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
+   a[0..3], b[0..3], a[4..7], b[4..7]. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) {
+    return _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+}
+/* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
+   or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
+   exponents 2^7 more carries into the sign, are rare. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(int result, __m256 a, __m256 b) {
+    const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
+    const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
+    __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
+    if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
+        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(result, a), ampi_bf16_round_avx2(result, b));
+    cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
+    cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
+    return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
+}
+#endif
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
    float one after the other, the rest being fitted again after each. The errors stated are the largest seen
@@ -9429,11 +9606,6 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
 }
 
-AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
-    memset(info, 0, sizeof *info);
-    info->first_tensor = info->last_tensor = -1;
-}
-
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     const ampi_scaler_row* row;
     amp_scaler_desc d;
@@ -9469,9 +9641,6 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 }
 
 /* --- the rule ------------------------------------------------------------------------------- */
-
-/* Half way between the largest float and 2^128: what rounds to infinity. */
-#define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
 /* A product and a quotient of two floats that were formed in double round to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* rule, const amp_scaler_state* state) {
@@ -9532,730 +9701,6 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
     if (!ampi_scale_usable(&state->scale) && !ampi_scaler_comes_back(rule, state)) hit |= 8;
     state->found_inf = state->unsound = 0;
     return hit;
-}
-
-/* --- lists of tensors, cut into chunks ------------------------------------------------------- */
-
-/* Tensors that lie in an array of any struct: `at` gives the i-th. */
-typedef struct ampi_tensors {
-    const void* list;
-    int count;
-    amp_tensor (*at)(const void* list, int i);
-    int apart;                  /* 1 = no two are known to share memory */
-} ampi_tensors;
-
-/* A tensor's or a parameter's name, for messages. */
-AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
-
-AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
-AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
-    ampi_tensors t;
-    t.list = list; t.count = count; t.at = ampi_tensor_at; t.apart = 0;
-    return t;
-}
-
-/* Any change of z moves about half of the bits; the factors are bits of the golden ratio and of sqrt(2). */
-AMPI_FN uint64_t ampi_mix(uint64_t z) {
-    z = (z ^ z >> 32) * 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 29) * 0xb504f333f9de6485u;
-    return z ^ z >> 32;
-}
-
-/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Neither their order
-   nor empty ones matter, nor into how many tensors an array is cut; the key of two lists is the sum of their keys. */
-AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
-    uint64_t key = 0;
-    int i;
-    for (i = 0; i < t->count; i++) {
-        const amp_tensor x = t->at(t->list, i);
-        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype(x.dtype) << 61;
-        key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
-    }
-    return key;
-}
-
-AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
-    int i;
-    for (i = 0; i < t->count; i++) {
-        amp_tensor x = t->at(t->list, i);
-        if (x.count) return x.data;
-    }
-    return NULL;
-}
-
-/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks
-   of a wave may run in parallel, their results are combined in order. Neither size depends on the
-   machine. */
-#define AMPI_CHUNK 16384
-#define AMPI_WAVE  512
-#define AMPI_ABREAST 4      /* chunks that are checked together */
-#define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
-
-typedef struct ampi_chunk {
-    int      tensor, count;         /* count: chunks that a call of work finishes, this one and those behind it */
-    size_t   offset, n;
-    double   sum, sum2;             /* results: sums of squares */
-    uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
-} ampi_chunk;
-
-typedef struct ampi_cursor { int tensor; size_t offset; } ampi_cursor;
-
-/* The next chunks, at most AMPI_WAVE; returns how many, and their elements. */
-AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* wave, size_t* elements) {
-    int n = 0;
-    *elements = 0;
-    while (n < AMPI_WAVE && at->tensor < t->count) {
-        size_t left = t->at(t->list, at->tensor).count - at->offset;
-        if (left == 0) { at->tensor++; at->offset = 0; continue; }
-        memset(&wave[n], 0, sizeof wave[n]);
-        wave[n].tensor = at->tensor;
-        wave[n].offset = at->offset;
-        wave[n].n = ampi_min_size(left, AMPI_CHUNK);
-        at->offset += wave[n].n;
-        *elements += wave[n].n;
-        n++;
-    }
-    return n;
-}
-
-typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
-
-/* Deals a wave out to slots by elements, since small tensors are chunks too: slot s takes the chunks from first[s] to
-   first[s + 1], those whose middle lies in its share. */
-AMPI_FN void ampi_deal_wave(const ampi_chunk* wave, int n, size_t elements, size_t slots, int* first) {
-    uint64_t before = 0;
-    size_t slot = 0;
-    int i;
-    for (i = 0; i < n; before += wave[i++].n)
-        while (slot * (uint64_t)elements <= (before + wave[i].n / 2) * slots) first[slot++] = i;
-    while (slot <= slots) first[slot++] = n;
-}
-
-/* work(context, chunk) for every chunk, or every few where that leaves enough for all threads; then
-   combine(context, chunk), if there is one, in order. */
-AMPI_FN void ampi_each_chunk(const ampi_tensors* t, int few, ampi_chunk_fn work, ampi_chunk_fn combine,
-                             void* context) {
-    ampi_chunk wave[AMPI_WAVE];
-    int first[AMPI_WAVE + 1], i, n, step;
-    ampi_cursor at = { 0, 0 };
-    size_t elements;
-    while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
-        const size_t slots = elements > 2 * AMPI_CHUNK ? ampi_min_size(ampi_threads(), (size_t)n) : 1;
-        int64_t slot;
-        step = (size_t)n >= (size_t)few * ampi_threads() ? few : 1;
-        ampi_deal_wave(wave, n, elements, slots, first);
-        AMPI_PARALLEL_FOR(slots > 1, for (slot = 0; slot < (int64_t)slots; slot++) {
-            int chunk = first[slot];
-            for (; chunk < first[slot + 1]; chunk += step) {
-                wave[chunk].count = ampi_min_int(first[slot + 1] - chunk, step);
-                work(context, &wave[chunk]);
-            }
-        });
-        for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
-    }
-}
-
-/* --- check ------------------------------------------------------------------------------------ */
-
-/* Sum of squares of n floats, in double, where each square is exact (so fused or not is the same): 32
-   lanes, added up in a fixed tree. And a test of the bits: a magnitude above `last` makes the difference
-   negative, and its sign bit stays in the OR of all. */
-#define AMPI_SCAN_LANES 32
-
-/* n is a multiple of 32; acc[32] and *over go on from what they hold. The arrays are local so that
-   compilers can keep them in registers. */
-AMPI_FN void ampi_scan_plain(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
-    uint32_t u, any[AMPI_SCAN_LANES] = { 0 };
-    double sum[AMPI_SCAN_LANES];
-    size_t i;
-    int l;
-    memcpy(sum, acc, sizeof sum);
-    for (i = 0; i < n; i += AMPI_SCAN_LANES)
-        for (l = 0; l < AMPI_SCAN_LANES; l++) {
-            memcpy(&u, x + i + l, sizeof u);
-            any[l] |= last - (u & 0x7fffffffu);
-            sum[l] += (double)x[i + (size_t)l] * (double)x[i + (size_t)l];
-        }
-    memcpy(acc, sum, sizeof sum);
-    for (l = 0; l < AMPI_SCAN_LANES; l++) *over |= any[l];
-}
-
-/* Adds the sum of squares of any n floats to *sum, and raises *hit if a magnitude is above `last`. The
-   rest goes through a padded copy: zeros add nothing. */
-AMPI_FN void ampi_scan_f32_plain(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
-    double acc[AMPI_SCAN_LANES] = { 0 };
-    float pad[AMPI_SCAN_LANES] = { 0 };
-    size_t whole = n - n % AMPI_SCAN_LANES;
-    uint32_t over = 0;
-    int l, width;
-    ampi_scan_plain(x, whole, last, acc, &over);
-    if (n > whole) {
-        memcpy(pad, x + whole, (n - whole) * sizeof(float));
-        ampi_scan_plain(pad, AMPI_SCAN_LANES, last, acc, &over);
-    }
-    for (width = AMPI_SCAN_LANES / 2; width > 0; width /= 2)
-        for (l = 0; l < width; l++) acc[l] += acc[l + width];
-    *hit |= over >> 31;
-    *sum += acc[0];
-}
-
-/* The test alone, on 16-bit elements. */
-AMPI_FN void ampi_scan_16_plain(const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last, uint32_t* hit) {
-    uint16_t over[AMPI_SCAN_LANES] = { 0 };
-    uint32_t any = 0;
-    size_t i = 0;
-    int l;
-    for (; n - i >= AMPI_SCAN_LANES; i += AMPI_SCAN_LANES)
-        for (l = 0; l < AMPI_SCAN_LANES; l++)
-            over[l] = (uint16_t)(over[l] | (uint16_t)(last - (x[i + (size_t)l] & 0x7fffu)));
-    for (l = 0; i < n; i++, l++) over[l] = (uint16_t)(over[l] | (uint16_t)(last - (x[i] & 0x7fffu)));
-    for (l = 0; l < AMPI_SCAN_LANES; l++) any |= over[l];
-    *hit |= (any >> 15) & 1u;
-}
-
-#if AMPI_X86
-/* Both by hand and in one pass, for each type: the lanes and the tree of the plain code. square() adds to as many
-   lanes as a vector has, over() folds 32 elements into the test, signs() are its top bits. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_f32_avx2(const float* x, __m256d sum) {
-    __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps(x));
-    return _mm256_fmadd_pd(wide, wide, sum);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_half_avx2(const uint16_t* x, __m256d sum) {
-    __m256d wide = _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)(const void*)x)));
-    return _mm256_fmadd_pd(wide, wide, sum);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_bf16_avx2(const uint16_t* x, __m256d sum) {
-    __m128i u = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)(const void*)x));
-    __m256d wide = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(u, 16)));
-    return _mm256_fmadd_pd(wide, wide, sum);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_over_f32_avx2(__m256i any, const float* x, uint32_t last) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
-    int k;
-    for (k = 0; k < 4; k++) {
-        __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)(x + 8 * k));
-        any = _mm256_or_si256(any, _mm256_sub_epi32(limit, _mm256_and_si256(u, magnitude)));
-    }
-    return any;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_over_16_avx2(__m256i any, const uint16_t* x, uint32_t last) {
-    const __m256i magnitude = _mm256_set1_epi16(0x7fff), limit = _mm256_set1_epi16((short)last);
-    __m256i a = _mm256_loadu_si256((const __m256i*)(const void*)x);
-    __m256i b = _mm256_loadu_si256((const __m256i*)(const void*)(x + 16));
-    any = _mm256_or_si256(any, _mm256_sub_epi16(limit, _mm256_and_si256(a, magnitude)));
-    return _mm256_or_si256(any, _mm256_sub_epi16(limit, _mm256_and_si256(b, magnitude)));
-}
-#define AMPI_SIGNS_F32_AVX2(any) _mm256_movemask_ps(_mm256_castsi256_ps(any))
-#define AMPI_SIGNS_16_AVX2(any) ((uint32_t)_mm256_movemask_epi8(any) & 0xaaaaaaaau)
-AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_tree_avx2(__m256d even, __m256d odd) {
-    double lane[4];
-    _mm256_storeu_pd(lane, _mm256_add_pd(even, odd));
-    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_squares_total8(__m256d s0, __m256d s1, __m256d s2, __m256d s3, __m256d s4,
-                                                        __m256d s5, __m256d s6, __m256d s7) {
-    s0 = _mm256_add_pd(_mm256_add_pd(s0, s4), _mm256_add_pd(s2, s6));
-    s1 = _mm256_add_pd(_mm256_add_pd(s1, s5), _mm256_add_pd(s3, s7));
-    return ampi_tree_avx2(s0, s1);
-}
-/* Adds the squares of the 32 elements at p to s0 to s7. */
-#define AMPI_SQUARES_32_AVX2(name, p)              \
-    s0 = ampi_square_##name##_avx2(p, s0);         \
-    s1 = ampi_square_##name##_avx2((p) + 4, s1);   \
-    s2 = ampi_square_##name##_avx2((p) + 8, s2);   \
-    s3 = ampi_square_##name##_avx2((p) + 12, s3);  \
-    s4 = ampi_square_##name##_avx2((p) + 16, s4);  \
-    s5 = ampi_square_##name##_avx2((p) + 20, s5);  \
-    s6 = ampi_square_##name##_avx2((p) + 24, s6);  \
-    s7 = ampi_square_##name##_avx2((p) + 28, s7)
-
-/* The processor prefetches up to the end of a page; this is one page ahead, or more. */
-#define AMPI_SCAN_FETCH(p)                                                           \
-    ampi_fetch_later(by_pages, p, 4096, AMPI_PAGES);                                 \
-    if (sizeof *(p) == 4) ampi_fetch_later(by_pages, (p) + 16, 4096, AMPI_PAGES)
-/* The 32 elements at x + i, or the last few and zeros. These are put in `pad` by registers: vectors read a copy in
-   smaller pieces only when it is in the cache. */
-#define AMPI_SCAN_TURN(x, i, n, pad, rest) (n - i < AMPI_SCAN_LANES ? (rest(pad, x + i, n - i), pad) : x + i)
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_f32_avx2(float* pad, const float* x, size_t n) {
-    size_t i;
-    for (i = 0; i < AMPI_SCAN_LANES; i += 8, n -= ampi_min_size(n, 8))
-        _mm256_storeu_ps(pad + i, _mm256_maskload_ps(n ? x + i : x, AMPI_V8_MASK(n)));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_16_avx2(uint16_t* pad, const uint16_t* x, size_t n) {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i a = zero, b = zero;
-    a = _mm256_inserti128_si256(a, ampi_load_words_avx2(x, n), 0);
-    if (n > 8) a = _mm256_inserti128_si256(a, ampi_load_words_avx2(x + 8, n - 8), 1);
-    if (n > 16) b = _mm256_inserti128_si256(b, ampi_load_words_avx2(x + 16, n - 16), 0);
-    if (n > 24) b = _mm256_inserti128_si256(b, ampi_load_words_avx2(x + 24, n - 24), 1);
-    _mm256_storeu_si256((__m256i*)(void*)pad, a);
-    _mm256_storeu_si256((__m256i*)(void*)(pad + 16), b);
-}
-#define AMPI_SCAN_AVX2(name, type, over, signs, rest)                                                    \
-    AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_##name##_avx2(const type* x, size_t n, uint32_t last,        \
-                                                          double* sum, uint32_t* hit) {                  \
-        __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
-        __m256i any = _mm256_setzero_si256();                                                            \
-        const int by_pages = ampi_by_pages();                                                            \
-        type pad[AMPI_SCAN_LANES];                                                                       \
-        size_t i;                                                                                        \
-        for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
-            const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
-            AMPI_SCAN_FETCH(p);                                                                          \
-            any = over(any, p, last);                                                                    \
-            AMPI_SQUARES_32_AVX2(name, p);                                                               \
-        }                                                                                                \
-        *sum += ampi_squares_total8(s0, s1, s2, s3, s4, s5, s6, s7);                                     \
-        *hit |= signs(any) != 0;                                                                         \
-        ampi_clear_upper();                                                                              \
-    }
-AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2, ampi_rest_f32_avx2)
-AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
-AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
-
-/* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. There
-   are not registers enough for all their sums, so they take turns of a few lines; each fetches what it reads two turns
-   later. */
-enum { AMPI_SQUARES_TURN = 128 };
-#define AMPI_SQUARES_FETCH(p, on) ampi_fetch_later(by_pages, p, on, AMPI_ABREAST * AMPI_CHUNK * sizeof(float))
-#define AMPI_SQUARES_AVX2(name, type)                                                                        \
-    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_turn_##name(int by_pages, const type* x, __m256d* s) {    \
-        __m256d s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3], s4 = s[4], s5 = s[5], s6 = s[6], s7 = s[7];      \
-        size_t i;                                                                                            \
-        for (i = 0; i < AMPI_SQUARES_TURN; i += AMPI_SCAN_LANES, x += AMPI_SCAN_LANES) {                     \
-            AMPI_SQUARES_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x);                                        \
-            if (sizeof *x == 4) AMPI_SQUARES_FETCH(x + 16, 2 * AMPI_SQUARES_TURN * sizeof *x);               \
-            AMPI_SQUARES_32_AVX2(name, x);                                                                   \
-        }                                                                                                    \
-        s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3; s[4] = s4; s[5] = s5; s[6] = s6; s[7] = s7;              \
-    }                                                                                                        \
-    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_##name(const type* x, size_t n, double* sums) {           \
-        const int by_pages = ampi_by_pages();                                                                \
-        __m256d s[4][8];                                                                                     \
-        size_t i, k;                                                                                         \
-        for (k = 0; k < 32; k++) s[k / 8][k % 8] = _mm256_setzero_pd();                                      \
-        for (i = 0; i < n; i += AMPI_SQUARES_TURN)                                                           \
-            for (k = 0; k < 4; k++) ampi_squares_turn_##name(by_pages, x + i + k * AMPI_CHUNK, s[k]);        \
-        for (k = 0; k < 4; k++)                                                                              \
-            sums[k] = ampi_squares_total8(s[k][0], s[k][1], s[k][2], s[k][3], s[k][4], s[k][5], s[k][6],     \
-                                          s[k][7]);                                                          \
-    }
-AMPI_SQUARES_AVX2(f32, float)
-AMPI_SQUARES_AVX2(half, uint16_t)
-AMPI_SQUARES_AVX2(bf16, uint16_t)
-AMPI_TARGET_AVX2 AMPI_FN void ampi_squares_avx2(amp_dtype t, const void* x, size_t n, double* sums) {
-    if (t == AMP_F32)      ampi_squares_f32((const float*)x, n, sums);
-    else if (t == AMP_F16) ampi_squares_half((const uint16_t*)x, n, sums);
-    else                   ampi_squares_bf16((const uint16_t*)x, n, sums);
-    ampi_clear_upper();
-}
-
-/* Adds the squares of eight floats, and of 32 elements [i, i+32), to the lanes of s. Of bfloat16 the even elements
-   are taken apart from the odd ones, so each holds every other lane. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_x8(__m256 x, __m512d* s) {
-    const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
-    *s = _mm512_fmadd_pd(wide, wide, *s);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_pairs_x16(const uint16_t* x, __m512d* even, __m512d* odd) {
-    const __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)x);
-    ampi_square_x8(_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), even);
-    ampi_square_x8(_mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u))), odd);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
-    if (t == AMP_BF16) {
-        ampi_square_pairs_x16((const uint16_t*)x + i, s, s + 1);
-        ampi_square_pairs_x16((const uint16_t*)x + i + 16, s + 2, s + 3);
-        return;
-    }
-    ampi_square_x8(ampi_get_x8(t, x, i), s);
-    ampi_square_x8(ampi_get_x8(t, x, i + 8), s + 1);
-    ampi_square_x8(ampi_get_x8(t, x, i + 16), s + 2);
-    ampi_square_x8(ampi_get_x8(t, x, i + 24), s + 3);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_over_f32_avx512(__m512i any, const float* x, uint32_t last) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
-    __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
-    __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
-    any = _mm512_or_si512(any, _mm512_sub_epi32(limit, a));
-    return _mm512_or_si512(any, _mm512_sub_epi32(limit, b));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_over_16_avx512(__m512i any, const uint16_t* x, uint32_t last) {
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff), limit = _mm512_set1_epi16((short)last);
-    __m512i u = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
-    return _mm512_or_si512(any, _mm512_sub_epi16(limit, u));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_tree_avx512(__m512d x) {
-    double lane[8];
-    _mm512_storeu_pd(lane, x);
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_squares_total(amp_dtype t, const __m512d* s) {
-    const __m512d a = _mm512_add_pd(s[0], s[2]), b = _mm512_add_pd(s[1], s[3]);
-    return t == AMP_BF16 ? ampi_tree_avx512(a) + ampi_tree_avx512(b) : ampi_tree_avx512(_mm512_add_pd(a, b));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_f32_avx512(float* pad, const float* x, size_t n) {
-    _mm512_storeu_ps(pad, _mm512_maskz_loadu_ps(ampi_first_x16(n), x));
-    _mm512_storeu_ps(pad + 16, n > 16 ? _mm512_maskz_loadu_ps(ampi_first_x16(n - 16), x + 16) : _mm512_setzero_ps());
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_16_avx512(uint16_t* pad, const uint16_t* x, size_t n) {
-    _mm512_storeu_si512(pad, _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), x));
-}
-#define AMPI_SCAN_AVX512(name, type, t, over, signs, rest)                                               \
-    AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_##name##_avx512(const type* x, size_t n, uint32_t last,    \
-                                                              double* sum, uint32_t* hit) {              \
-        __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
-        __m512i any = _mm512_setzero_si512();                                                            \
-        const int by_pages = ampi_by_pages();                                                            \
-        type pad[AMPI_SCAN_LANES];                                                                       \
-        size_t i;                                                                                        \
-        for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
-            const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
-            AMPI_SCAN_FETCH(p);                                                                          \
-            any = over(any, p, last);                                                                    \
-            ampi_square_x32(t, p, 0, s);                                                                 \
-        }                                                                                                \
-        *sum += ampi_squares_total(t, s);                                                                \
-        *hit |= signs(any) != 0;                                                                         \
-        ampi_clear_upper();                                                                              \
-    }
-AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask, ampi_rest_f32_avx512)
-AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
-AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
-
-/* The same with AVX-512, which has registers for all their sums. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, int by_pages, const void* x, size_t i,
-                                                          __m512d* s) {
-    const char* p = (const char*)x + i * ampi_type_size(t);
-    AMPI_SQUARES_FETCH(p, 1024);
-    if (t == AMP_F32) AMPI_SQUARES_FETCH(p + 64, 1024);
-    ampi_square_x32(t, x, i, s);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_squares_typed(amp_dtype t, const void* x, size_t n, double* sums) {
-    const __m512d z = _mm512_setzero_pd();
-    __m512d a[4] = { z, z, z, z }, b[4] = { z, z, z, z }, c[4] = { z, z, z, z }, d[4] = { z, z, z, z };
-    const int by_pages = ampi_by_pages();
-    size_t i;
-    for (i = 0; i < n; i += AMPI_SCAN_LANES) {
-        ampi_square_ahead_x32(t, by_pages, x, i, a);
-        ampi_square_ahead_x32(t, by_pages, x, i + AMPI_CHUNK, b);
-        ampi_square_ahead_x32(t, by_pages, x, i + 2 * AMPI_CHUNK, c);
-        ampi_square_ahead_x32(t, by_pages, x, i + 3 * AMPI_CHUNK, d);
-    }
-    sums[0] = ampi_squares_total(t, a);
-    sums[1] = ampi_squares_total(t, b);
-    sums[2] = ampi_squares_total(t, c);
-    sums[3] = ampi_squares_total(t, d);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_squares_avx512(amp_dtype t, const void* x, size_t n, double* sums) {
-    AMPI_FOR_TYPE(ampi_squares_typed, t, x, n, sums);
-    ampi_clear_upper();
-}
-#endif
-
-AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
-#if AMPI_X86
-    if (AMPI_IN_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
-    if (ampi_simd() == AMP_ISA_AVX2) { ampi_scan_f32_avx2(x, n, last, sum, hit); return; }
-#endif
-    ampi_scan_f32_plain(x, n, last, sum, hit);
-}
-
-/* The same for n <= AMPI_BLOCK elements of 16 bits. */
-AMPI_FN void ampi_scan_16(const uint16_t* x, amp_dtype t, size_t n, uint32_t last, double* sum, uint32_t* hit) {
-    float wide[AMPI_BLOCK];
-    uint32_t ignored = 0;
-#if AMPI_X86
-    amp_isa isa = ampi_simd();
-    if (AMPI_IN_AVX512 && t == AMP_F16) { ampi_scan_half_avx512(x, n, last, sum, hit); return; }
-    if (AMPI_IN_AVX512) { ampi_scan_bf16_avx512(x, n, last, sum, hit); return; }
-    if (isa == AMP_ISA_AVX2 && t == AMP_F16) { ampi_scan_half_avx2(x, n, last, sum, hit); return; }
-    if (isa == AMP_ISA_AVX2) { ampi_scan_bf16_avx2(x, n, last, sum, hit); return; }
-#endif
-    ampi_scan_16_plain(x, n, last, hit);
-    ampi_load_f32(wide, x, t, 0, n);
-    ampi_scan_f32_plain(wide, n, 0x7f7fffffu, sum, &ignored);
-}
-
-/* Magnitude bits of infinity in a type; what lies above them is NaN. */
-AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
-    return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
-}
-
-AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
-    return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
-}
-
-/* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
-AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
-    double product = (double)x * (double)inverse;
-    if (product >= AMPI_FLT_OVERFLOW) return 1;
-    if (to == AMP_F16) return (float)product >= 65520.0f;
-    return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
-}
-
-/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored
-   as `to`. The product grows with the bits, so bisection finds it. */
-AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
-    uint32_t good = 0, bad = ampi_inf_bits(from), mid;
-    if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
-    while (bad - good > 1) {
-        mid = good + (bad - good) / 2;
-        if (ampi_would_overflow(ampi_widen_bits(mid, from), inverse, to)) bad = mid;
-        else good = mid;
-    }
-    return good;
-}
-
-AMPI_FN uint32_t ampi_magnitude_at(const void* data, amp_dtype t, size_t i) {
-    uint32_t u;
-    uint16_t h;
-    if (t == AMP_F32) {
-        memcpy(&u, (const float*)data + i, sizeof u);
-        return u & 0x7fffffffu;
-    }
-    memcpy(&h, (const uint16_t*)data + i, sizeof h);
-    return h & 0x7fffu;
-}
-
-/* The slow path, for blocks that are known to be bad. `base` is the index of element 0. */
-AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t n, uint32_t last, size_t base,
-                            ampi_chunk* c) {
-    uint32_t inf = ampi_inf_bits(t), u;
-    size_t i;
-    for (i = 0; i < n; i++) {
-        u = ampi_magnitude_at(data, t, i);
-        if (u <= last) continue;
-        if (c->inf + c->nan == 0) c->first = base + i;
-        if (u > inf) c->nan++;
-        else c->inf++;
-    }
-}
-
-/* Checks n elements of type t against the largest allowed magnitude; `base` is the index of element 0. */
-AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last,
-                       ampi_chunk* c) {
-    size_t done, m;
-    uint32_t hit = 0;
-    if (t == AMP_F32) {
-        ampi_scan_f32((const float*)data, n, last, &c->sum, &hit);
-        if (hit) ampi_count_bad(data, t, n, last, base, c);
-        return;
-    }
-    for (done = 0; done < n; done += m) {
-        const uint16_t* x = (const uint16_t*)data + done;
-        m = ampi_min_size(n - done, AMPI_BLOCK);
-        hit = 0;
-        ampi_scan_16(x, t, m, last, &c->sum, &hit);
-        if (hit) ampi_count_bad(x, t, m, last, base + done, c);
-    }
-}
-
-AMPI_FN const void* ampi_element(const amp_tensor* x, size_t i) {
-    return (const unsigned char*)x->data + i * ampi_type_size(x->dtype);
-}
-
-/* A pass over lists: src is checked, or moved to dst. */
-typedef struct ampi_grad_pass {
-    const ampi_tensors* src;
-    const ampi_tensors* dst;        /* gives the types of the results; NULL = FP32 */
-    float inverse;
-    double sum;
-    amp_overflow_info* info;
-} ampi_grad_pass;
-
-/* The largest magnitude in a tensor of src that is no overflow: in FP32, or in the type of dst. */
-AMPI_FN uint32_t ampi_pass_limit(const ampi_grad_pass* pass, int tensor, amp_dtype from) {
-    const amp_dtype to = pass->dst ? ampi_dtype(pass->dst->at(pass->dst->list, tensor).dtype) : AMP_F32;
-    return ampi_last_finite(from, to, pass->inverse);
-}
-
-AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor);
-    amp_dtype t = ampi_dtype(x.dtype);
-    ampi_scan(ampi_element(&x, c->offset), t, c->offset, c->n, ampi_pass_limit(pass, c->tensor, t), c);
-}
-
-#if AMPI_X86
-/* Four whole chunks of one tensor. A sum of squares is finite where each element is: a square of the largest
-   float is far from the end of double. */
-AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
-    const size_t block = t == AMP_F32 ? AMPI_CHUNK : AMPI_BLOCK, size = ampi_type_size(t);
-    double sums[AMPI_ABREAST];
-    size_t i;
-    int k;
-    for (i = 0; i < AMPI_CHUNK; i += block) {
-        const char* x = (const char*)data + (c->offset + i) * size;
-        AMPI_EITHER(ampi_squares, t, x, block, sums);
-        AMPI_FORGET(sums);
-        for (k = 0; k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size) {
-            c[k].sum += sums[k];
-            if ((ampi_bits64(sums[k]) & AMPI_INF64) == AMPI_INF64)
-                ampi_count_bad(x, t, block, ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);
-        }
-    }
-}
-#endif
-
-/* Chunks c[0] to c[count-1]. */
-AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
-    int k;
-#if AMPI_X86
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    const ampi_chunk* end = c + AMPI_ABREAST - 1;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor);
-    amp_dtype t = ampi_dtype(x.dtype);
-    if (ampi_simd() >= AMP_ISA_AVX2 && c->count == AMPI_ABREAST && end->tensor == c->tensor
-        && end->n == AMPI_CHUNK && ampi_pass_limit(pass, c->tensor, t) == ampi_inf_bits(t) - 1) {
-        ampi_check_abreast(x.data, t, c);
-        return;
-    }
-#endif
-    for (k = 0; k < c->count; k++) ampi_check_chunk(context, &c[k]);
-}
-
-/* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
-AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
-    ampi_grad_pass* pass = (ampi_grad_pass*)context;
-    amp_overflow_info* info = pass->info;
-    if (c->inf + c->nan > 0 && info->last_tensor != c->tensor) {
-        const char* name = pass->src->at(pass->src->list, c->tensor).name;
-        info->last_tensor = c->tensor;
-        memset(info->last_name, 0, sizeof info->last_name);
-        if (name) strncpy(info->last_name, name, sizeof info->last_name - 1);
-        if (!info->found_inf) {
-            info->found_inf = 1;
-            info->first_tensor = c->tensor;
-            info->first_index = c->first;
-            memcpy(info->first_name, info->last_name, sizeof info->first_name);
-        }
-    }
-    info->inf_count += c->inf;
-    info->nan_count += c->nan;
-    pass->sum += c->sum;
-}
-
-/* Fills info with what one pass over src finds. */
-AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                             ampi_chunk_fn work, amp_overflow_info* info) {
-    ampi_grad_pass pass;
-    fenv_t floats;
-    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
-    ampi_overflow_clear(info);
-    feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
-    ampi_each_chunk(src, work == ampi_check_chunks ? AMPI_ABREAST : 1, work, ampi_check_combine, &pass);
-    fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum);
-}
-
-/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
-   = FP32), and the norm of the products. */
-AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                        amp_overflow_info* info) {
-    ampi_check_pass(src, dst, inverse, ampi_check_chunks, info);
-    if (!info->found_inf) info->norm *= (double)inverse;
-}
-
-/* --- unscale ---------------------------------------------------------------------------------- */
-
-AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n, float factor) {
-    size_t i = 0;
-    int l;
-    (void)hw;
-    for (; n - i >= 16; i += 16) {
-        float v[16];
-        for (l = 0; l < 16; l++) v[l] = x[i + (size_t)l] * factor;
-        memcpy(y + i, v, sizeof v);
-    }
-    for (; i < n; i++) y[i] = x[i] * factor;
-}
-AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
-
-AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
-                                    size_t n, float a) {
-    size_t i = 0;
-    int l;
-    for (; n - i >= 16; i += 16)
-        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
-    for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
-}
-AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
-
-/* Elements of the block that starts at i. */
-AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
-    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-}
-
-enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
-/* The same, but where many are left and element i of `data` does not begin a cache line, only those before the next
-   one that does. */
-AMPI_FN size_t ampi_block_to_line(const ampi_chunk* c, size_t i, const float* data) {
-    size_t n = ampi_block_size(c, i), lead = 0;
-    if (n >= AMPI_LEAD_MIN && data) lead = ampi_lead(data + i, sizeof *data);
-    return lead > 0 ? lead : n;
-}
-
-/* n elements from `offset` as floats: where they lie if they are floats, else converted into the tile. */
-AMPI_FN const float* ampi_widen_block(const amp_tensor* x, size_t offset, size_t n, float* tile) {
-    if (ampi_dtype(x->dtype) == AMP_F32) return (const float*)x->data + offset;
-    ampi_load_f32(tile, x->data, x->dtype, offset, n);
-    return tile;
-}
-
-/* dst = src * inverse. */
-AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
-               y = pass->dst->at(pass->dst->list, c->tensor);
-    int direct = ampi_dtype(y.dtype) == AMP_F32;
-    AMPI_ALIGNED float tile[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        const float* from;
-        n = ampi_block_to_line(c, i, direct ? (const float*)y.data : NULL);
-        from = ampi_widen_block(&x, i, n, tile);
-        ampi_scale_f32(direct ? (float*)y.data + i : tile, from, n, pass->inverse);
-        if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
-    }
-}
-
-/* sum[n] = dst + src * inverse, from element i on. */
-AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n,
-                                   float inverse, float* sum) {
-    float tile[AMPI_BLOCK];
-    ampi_load_f32(sum, y->data, y->dtype, i, n);
-    ampi_axpy_f32(sum, ampi_widen_block(x, i, n, tile), n, inverse);
-}
-
-AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
-               y = pass->dst->at(pass->dst->list, c->tensor);
-    float sum[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
-        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
-        ampi_store_f32(y.data, y.dtype, i, sum, n);
-    }
-}
-
-/* Checks the sums as they will be stored. */
-AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
-               y = pass->dst->at(pass->dst->list, c->tensor);
-    amp_dtype t = ampi_dtype(y.dtype);
-    union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
-    float sum[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
-        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
-        ampi_store_f32(&stored, t, 0, sum, n);
-        AMPI_FORGET(&stored);
-        ampi_scan(&stored, t, i, n, ampi_inf_bits(t) - 1, c);
-    }
 }
 
 /* --- windows ---------------------------------------------------------------------------------- */
@@ -10556,7 +10001,7 @@ AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, con
     if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {
         memset(&pass, 0, sizeof pass);
         pass.src = t; pass.dst = t; pass.inverse = s->state.inverse;
-        ampi_each_chunk(t, 1, ampi_unscale_chunk, NULL, &pass);
+        ampi_each_chunk(t, ampi_unscale_chunk, NULL, &pass);
     }
     ampi_scaler_note(s, t, AMPI_UNSCALED, found->norm);
     return AMP_OK;
@@ -10635,7 +10080,7 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
     else ampi_check(&from, &to, pass.inverse, &found);
     if (ampi_tensors_first(&to)) {
         if (ampi_scaler_record(s, &found, "amp_scaler_unscale_into"))
-            ampi_each_chunk(&from, 1, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
+            ampi_each_chunk(&from, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
         ampi_scaler_note(s, &to, AMPI_UNSCALED, found.norm);
     }
     if (info) *info = found;
@@ -11130,7 +10575,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
 /* 16-bit weights: what would be infinite is the largest finite value. */
 AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
     ampi_store_f32(low, t, 0, w, n);
-    ampi_saturate((unsigned char*)low, t, n);
+    ampi_saturate(low, t, n);
 }
 
 /* The 16-bit copies of the masters. */
@@ -11214,7 +10659,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     ampi_update_limits(&seen, p->master != NULL, p->low != NULL, p->low_dtype);
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w, *g = g_tile;
-        n = ampi_block_to_line(c, i, p->master ? p->master : p->m);
+        n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
@@ -11250,7 +10695,6 @@ AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
     const amp_param* p = &step->params[c->tensor];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
     ampi_update_seen seen;
-    uint32_t ignored = 0;
     size_t i, n;
     ampi_update_limits(&seen, 1, 0, AMP_F32);
     for (i = c->offset; i < c->offset + c->n; i += n) {
@@ -11259,8 +10703,8 @@ AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
         ampi_update_block(AMPI_LAMB_DIRECTION, w, g, p->m + i, p->v + i, n, &step->updates[p->group], &seen);
-        ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
-        ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
+        ampi_kernels_now()->add_squares(&c->sum, w, AMP_F32, n);
+        ampi_kernels_now()->add_squares(&c->sum2, g, AMP_F32, n);
     }
 }
 AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
@@ -11281,11 +10725,11 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
         step->params = &o->params[i];
         step->first = i;
         step->w_sum = step->direction_sum = 0.0;
-        ampi_each_chunk(&t, 1, ampi_lamb_norms_chunk, ampi_lamb_combine, step);
+        ampi_each_chunk(&t, ampi_lamb_norms_chunk, ampi_lamb_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
         u->step = (float)ampi_mul64((double)rate, ratio);
-        ampi_each_chunk(&t, 1, ampi_update_chunk, ampi_update_combine, step);
+        ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         u->step = rate;
     }
 }
@@ -11364,7 +10808,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
                 : o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
                 : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
-    else ampi_each_chunk(&t, 1, ampi_update_chunk, ampi_update_combine, &step);
+    else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
     ampi_optimizer_advance(o);
 }
 
