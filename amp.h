@@ -11021,28 +11021,27 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
 
 /* Elements [at, at + n) of an input, scaled. */
 AMPI_FN void ampi_read_scaled(float* x, const void* src, amp_dtype t, size_t at, size_t n, float scale) {
-    size_t i;
-    if (t == AMP_U8) for (i = 0; i < n; i++) x[i] = (float)((const uint8_t*)src)[at + i];
+    if (t == AMP_U8) for (size_t i = 0; i < n; i++) x[i] = (float)((const uint8_t*)src)[at + i];
     else ampi_load_f32(x, src, t, at, n);
-    if (scale != 0.0f) for (i = 0; i < n; i++) x[i] *= scale;
-    else if (t == AMP_U8) for (i = 0; i < n; i++) x[i] /= 255.0f;
+    if (scale != 0.0f) for (size_t i = 0; i < n; i++) x[i] *= scale;
+    else if (t == AMP_U8) for (size_t i = 0; i < n; i++) x[i] /= 255.0f;
 }
 AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
                                  int from_host, const amp_reading* how, const amp_exec* exec) {
     enum { TILE = 1024 };
     float x[TILE];
-    size_t at, i, k, run, count;
+    size_t run, count;
     (void)from_host; (void)exec;
-    for (i = 0; i < n && dst_dtype == AMP_I32; i++)
+    for (size_t i = 0; i < n && dst_dtype == AMP_I32; i++)
         ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, src_dtype, i));
-    for (at = 0; at < n && dst_dtype != AMP_I32; at += count) {
+    for (size_t at = 0; at < n && dst_dtype != AMP_I32; at += count) {
         count = ampi_min_size(n - at, TILE);
         ampi_read_scaled(x, src, src_dtype, at, count, how->scale);
         AMPI_FORGET(x);      /* product and difference are rounded one by one */
-        for (i = 0; i < count && how->constants; i += run) {
+        for (size_t i = 0; i < count && how->constants; i += run) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
             run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-            for (k = i; k < i + run; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+            for (size_t k = i; k < i + run; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
         }
         ampi_store_f32(dst, dst_dtype, at, x, count);
     }
@@ -11200,7 +11199,7 @@ struct amp_model {
     int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     int* order;                   /* from here on four of these blocks: nodes in the order of execution; */
-    ampi_lease* leases;           /* of values, of their gradients, and two for each node, see ampi_lease_times; */
+    ampi_lease* leases;           /* of values, of their gradients, and two for each node, see ampi_lease_data; */
     amp_param* params;
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
     size_t target_offset[AMP_MAX_LOSSES];
@@ -11212,8 +11211,7 @@ struct amp_model {
     int micro;                    /* micro-batches of the current step already done */
     int told_update;              /* a sum of 1, the logger knows of overflows of the update, 2, of saturated copies */
     int saved;                    /* the running statistics from before this step can be put back */
-    /* what a forward pass of this step did wrong; "" if nothing */
-    char trouble[sizeof ((amp_step_info*)0)->message];
+    char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
     amp_layer_stats* observed;    /* while amp_model_stats runs */
 };
 
@@ -11238,20 +11236,8 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
 #define ampi_build_fail(m, ...)                                                                                       \
     ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
      ampi_no_value())
-
-/* Takes an operator's sentence down, so that the layer can be named before it is reported. */
-typedef struct ampi_note { amp_exec exec; amp_logger logger; char text[256]; } ampi_note;
-AMPI_FN void ampi_note_take(amp_result code, const char* sentence, void* user_data) {
-    ampi_note* note = (ampi_note*)user_data;
-    (void)code;
-    snprintf(note->text, sizeof note->text, "%s", sentence);
-}
-AMPI_FN void ampi_note_open(ampi_note* note) {
-    memset(note, 0, sizeof *note);
-    note->logger.log = ampi_note_take;
-    note->logger.user_data = note;
-    note->exec.logger = &note->logger;
-}
+/* The same where a node is returned. */
+#define ampi_build_null(m, ...) ((void)ampi_build_fail(m, __VA_ARGS__), (ampi_node*)NULL)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11274,7 +11260,6 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     const int on_host = which >= AMPI_BLOCK_HOST;
     ampi_allocation* b = &m->blocks[which];
     size_t room;
-    amp_result r;
     if (bytes == 0) return AMP_OK;
     if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
         return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit memory", (ampi_ull)bytes);
@@ -11283,7 +11268,7 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
         return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
-    r = on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
+    const amp_result r = on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
     if (r != AMP_OK) ampi_block_free(m, which);
     return r;
 }
@@ -11307,36 +11292,33 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     typedef void (*function)(void);
     const function none = NULL;
     const char *theirs = (const char*)b, *cpu = (const char*)amp_cpu_backend();
-    size_t at = offsetof(amp_backend, open);
-    for (; at + sizeof none <= sizeof *b; at += sizeof none)
+    for (size_t at = offsetof(amp_backend, open); at + sizeof none <= sizeof *b; at += sizeof none)
         if (memcmp(cpu + at, &none, sizeof none) != 0 && memcmp(theirs + at, &none, sizeof none) == 0) return 0;
     return b->name != NULL;
 }
 
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
+    const int groups = d->optimizer.group_count;
     if (d->batch < 1)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     if (!ampi_is_compute_dtype(d->grad_dtype))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, f16 or bf16",
                                amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
     if (d->accumulate < 0 || d->max_replays < 0)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, max_replays %d: neither may be below 0",
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d and max_replays %d, none may be below 0",
                                d->accumulate, d->max_replays);
     if (d->max_replays > 0 && d->accumulate > 1)
-        return ampi_model_fail(m, AMP_ERR_DESC,
-                               "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays needs accumulate = 1, whose batch is still there");
     if (d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d; it must be AMP_SUMS_FIXED or AMP_SUMS_FAST",
-                               (int)d->sums);
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
     if (!ampi_backend_is_whole(m->backend))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
     if (d->comm && (!d->comm->all_reduce_sum || d->comm->rank < 0 || d->comm->rank >= d->comm->size))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
-    if (d->optimizer.group_count < 0 || d->optimizer.group_count > AMP_MAX_GROUPS
-        || (d->optimizer.group_count > 0 && !d->optimizer.groups))
+    if (groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
-                               d->optimizer.group_count, AMP_MAX_GROUPS);
+                               groups, AMP_MAX_GROUPS);
     return AMP_OK;
 }
 
@@ -11355,8 +11337,7 @@ AMPI_FN void ampi_model_take_desc(amp_model* m) {
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) m->scaler_desc = *d->scaler;
-    if (d->optimizer.group_count > 0)
-        memcpy(m->groups, d->optimizer.groups, (size_t)d->optimizer.group_count * sizeof m->groups[0]);
+    for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
     d->comm = &m->comm;
     d->scaler = d->scaler ? &m->scaler_desc : NULL;
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
@@ -11369,14 +11350,12 @@ AMPI_FN void ampi_model_take_desc(amp_model* m) {
 
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
-    amp_model* m;
-    amp_result r;
     if (out) *out = NULL;
     if (!out || !desc)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
     if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
         return ampi_fail(logger, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
-    m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
+    amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
     if (!m) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     memset(m, 0, sizeof *m);
     m->desc = *desc;
@@ -11385,7 +11364,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->op_logger.user_data = m;
     m->exec.logger = &m->op_logger;
     m->exec.sums = desc->sums;
-    r = ampi_model_check_desc(m);
+    amp_result r = ampi_model_check_desc(m);
     if (r == AMP_OK) r = ampi_model_take_policy(m);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
@@ -11396,9 +11375,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 
 /* Back to the graph as it was built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
-    int i;
     if (m->training_open) m->backend->training_close(&m->training, &m->exec);
-    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     m->training_open = m->param_count = 0;
     m->node_count = m->layer_count;
     m->order = NULL;
@@ -11410,12 +11388,10 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
 }
 
 AMP_DEF void amp_model_destroy(amp_model* m) {
-    amp_allocator allocator;
-    int i;
     if (!m) return;
     ampi_unfinalize(m);
-    allocator = m->desc.allocator;
-    for (i = 0; i < m->input_count; i++) ampi_free(&allocator, m->nodes[m->inputs[i]].constants);
+    const amp_allocator allocator = m->desc.allocator;
+    for (int i = 0; i < m->input_count; i++) ampi_free(&allocator, m->nodes[m->inputs[i]].constants);
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
     ampi_free(&allocator, m->nodes);
     ampi_free(&allocator, m);
@@ -11428,19 +11404,17 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 #define AMPI_MAX_LAYERS 1048575
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
+    for (size_t i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
     return h;
 }
 AMPI_FN uint32_t ampi_node_tag(const amp_model* m, const ampi_node* n) {
     uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
                           (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
-    int i;
-    for (i = 0; i < n->input_count; i++) words[4 + i] = m->nodes[n->inputs[i]].tag;
+    for (int i = 0; i < n->input_count; i++) words[4 + i] = m->nodes[n->inputs[i]].tag;
     return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
 }
 
-AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; v.tag = 0; return v; }
+AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 /* The value of a node; NULL makes none. */
 AMPI_FN amp_value ampi_value_of(const amp_model* m, const ampi_node* n) {
     amp_value v = ampi_no_value();
@@ -11457,30 +11431,26 @@ AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
 /* After a mistake nothing more is built, and nothing after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
-    if (m->finalized)
-        ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
+    if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
 
 /* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
-    int i;
     if (!ampi_can_build(m, what)) return NULL;
-    i = ampi_index_of(m, v);
+    const int i = ampi_index_of(m, v);
     if (i != AMPI_NONE) return &m->nodes[i];
-    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
-    return NULL;
+    return ampi_build_null(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
 }
 /* The same, for a layer that needs a desc. */
 AMPI_FN ampi_node* ampi_node_before(amp_model* m, amp_value v, const char* what, const void* desc) {
     ampi_node* in = ampi_node_of(m, v, what);
     if (!in || desc) return in;
-    ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': the desc is NULL", what, in->layer.name);
-    return NULL;
+    return ampi_build_null(m, AMP_ERR_DESC, "%s after '%s': the desc is NULL", what, in->layer.name);
 }
 
 AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
-    int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
+    const int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
     ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
     if (!grown) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
     if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
@@ -11492,9 +11462,8 @@ AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
 
 /* Appends a node of shape c,h,w; NULL when there is no memory. Pointers to nodes are void afterwards. */
 AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
-    ampi_node* n;
     if (m->node_count == m->node_capacity && ampi_grow_nodes(m) != AMP_OK) return NULL;
-    n = &m->nodes[m->node_count++];
+    ampi_node* n = &m->nodes[m->node_count++];
     memset(n, 0, sizeof *n);
     n->layer.op = op;
     n->layer.channels = c;
@@ -11504,34 +11473,25 @@ AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
     return n;
 }
 
-/* "conv2d3" is the third convolution. */
-AMPI_FN void ampi_default_name(amp_model* m, ampi_node* n) {
-    int i, same = 1;
-    for (i = 0; &m->nodes[i] != n; i++) same += m->nodes[i].layer.op == n->layer.op;
-    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", amp_op_name(n->layer.op), same);
-}
-
-/* A layer on the nodes a and b (or NULL), in the current region. */
+/* A layer on the nodes a and b (or NULL), in the current region; "conv2d3" is the third convolution. */
 AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, const ampi_node* a, const ampi_node* b, int c, int h,
                                   int w) {
-    const int inputs[2] = { a ? (int)(a - m->nodes) : AMPI_NONE, b ? (int)(b - m->nodes) : AMPI_NONE };
-    ampi_node* n;
-    if ((a && ampi_op_is_loss(a->layer.op)) || (b && ampi_op_is_loss(b->layer.op))) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
-        return NULL;
-    }
-    if (m->node_count == AMPI_MAX_LAYERS) {
-        ampi_build_fail(m, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", amp_op_name(op), AMPI_MAX_LAYERS);
-        return NULL;
-    }
-    n = ampi_node_add(m, op, c, h, w);
+    const int first = a ? (int)(a - m->nodes) : AMPI_NONE, second = b ? (int)(b - m->nodes) : AMPI_NONE;
+    int same = 1;
+    if ((a && ampi_op_is_loss(a->layer.op)) || (b && ampi_op_is_loss(b->layer.op)))
+        return ampi_build_null(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
+    if (m->node_count == AMPI_MAX_LAYERS)
+        return ampi_build_null(m, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", amp_op_name(op),
+                               AMPI_MAX_LAYERS);
+    ampi_node* n = ampi_node_add(m, op, c, h, w);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
-    n->inputs[0] = inputs[0];
-    n->inputs[1] = inputs[1];
+    n->inputs[0] = first;
+    n->inputs[1] = second;
     n->input_count = (a != NULL) + (b != NULL);
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->tag = ampi_node_tag(m, n);
-    ampi_default_name(m, n);
+    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == op;
+    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", amp_op_name(op), same);
     m->layer_count = m->node_count;
     return n;
 }
@@ -11549,18 +11509,8 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
            && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
-AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
-    amp_input_desc d;
-    memset(&d, 0, sizeof d);
-    d.channels = channels;
-    d.height = height;
-    d.width = width;
-    return amp_input_with(m, &d);
-}
-
 /* 0 if the graph has a mistake now. */
 AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
-    int c;
     if (!ampi_can_build(m, "input")) return 0;
     if (!d) ampi_build_fail(m, AMP_ERR_DESC, "input: the desc is NULL");
     else if (m->input_count == AMP_MAX_INPUTS)
@@ -11570,7 +11520,7 @@ AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
                         d->channels, d->height, d->width, m->desc.batch);
     else if (!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX))
         ampi_build_fail(m, AMP_ERR_DESC, "input: scale %g must be finite and not negative", (double)d->scale);
-    for (c = 0; m->build_result == AMP_OK && c < d->channels; c++)
+    for (int c = 0; m->build_result == AMP_OK && c < d->channels; c++)
         if ((d->mean && !amp_float_is_finite(&d->mean[c]))
             || (d->std && (!ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX) || d->std[c] == 0.0f)))
             ampi_build_fail(m, AMP_ERR_DESC, "input: mean and std of channel %d must be finite, and std above 0", c);
@@ -11578,20 +11528,18 @@ AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
 }
 
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
-    ampi_node* n;
-    float* constants = NULL;
-    int c, count;
     if (!ampi_check_input(m, desc)) return ampi_no_value();
-    count = desc->channels;
+    const int count = desc->channels;
+    float* constants = NULL;
     if (desc->mean || desc->std) {
         constants = (float*)ampi_alloc(&m->desc.allocator, (size_t)count * 2 * sizeof *constants);
         if (!constants) return ampi_build_fail(m, AMP_ERR_MEMORY, "input: out of memory");
-        for (c = 0; c < count; c++) {
+        for (int c = 0; c < count; c++) {
             constants[c] = desc->mean ? desc->mean[c] : 0.0f;
             constants[count + c] = desc->std ? desc->std[c] : 1.0f;
         }
     }
-    n = ampi_layer_add(m, AMP_OP_INPUT, NULL, NULL, count, desc->height, desc->width);
+    ampi_node* n = ampi_layer_add(m, AMP_OP_INPUT, NULL, NULL, count, desc->height, desc->width);
     if (!n) { ampi_free(&m->desc.allocator, constants); return ampi_no_value(); }
     n->reading.channels = (size_t)count;
     n->reading.pixels = (size_t)desc->height * (size_t)desc->width;
@@ -11600,6 +11548,10 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
     n->index = m->input_count;
     m->inputs[m->input_count++] = m->node_count - 1;
     return ampi_value_of(m, n);
+}
+AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
+    const amp_input_desc d = { channels, height, width, 0.0f, NULL, NULL };
+    return amp_input_with(m, &d);
 }
 
 /* An operator whose output has its input's shape. */
@@ -11614,11 +11566,10 @@ AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_value_of(
 AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_SOFTMAX, x)); }
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    ampi_node* n;
     if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
     if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
-    n = ampi_unary(m, AMP_OP_DROPOUT, x);
+    ampi_node* n = ampi_unary(m, AMP_OP_DROPOUT, x);
     if (n) n->p = p;
     return ampi_value_of(m, n);
 }
@@ -11644,31 +11595,39 @@ AMPI_FN int ampi_check_init(amp_model* m, const char* what, const ampi_node* in,
     return 0;
 }
 
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
-    amp_linear_desc d;
-    memset(&d, 0, sizeof d);
-    d.out = out;
-    return amp_linear_with(m, x, &d);
-}
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {
     const ampi_node* in = ampi_node_before(m, x, "linear", desc);
-    size_t fan_in, weights;
-    ampi_node* n;
     if (!in) return ampi_no_value();
-    fan_in = ampi_features(in);
+    const size_t fan_in = ampi_features(in);
+    size_t weights;
     if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
         || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64)
         return ampi_build_fail(m, AMP_ERR_DESC,
                                "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
                                in->layer.name, desc->out, (ampi_ull)fan_in);
     if (!ampi_check_init(m, "linear", in, desc->init)) return ampi_no_value();
-    n = ampi_layer_add(m, AMP_OP_LINEAR, in, NULL, desc->out, 1, 1);
+    ampi_node* n = ampi_layer_add(m, AMP_OP_LINEAR, in, NULL, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
     return ampi_value_of(m, n);
 }
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
+    const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
+    return amp_linear_with(m, x, &d);
+}
 
-/* A field that is 0 stands for another value. */
-AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
+/* Takes an operator's sentence down, so that the layer can be named before it is reported. */
+typedef struct ampi_note { amp_exec exec; amp_logger logger; char text[256]; } ampi_note;
+AMPI_FN void ampi_note_take(amp_result code, const char* sentence, void* user_data) {
+    ampi_note* note = (ampi_note*)user_data;
+    (void)code;
+    snprintf(note->text, sizeof note->text, "%s", sentence);
+}
+AMPI_FN void ampi_note_open(ampi_note* note) {
+    memset(note, 0, sizeof *note);
+    note->logger.log = ampi_note_take;
+    note->logger.user_data = note;
+    note->exec.logger = &note->logger;
+}
 
 /* A convolution or pooling whose operator has said r, and a sentence into the note, to its shape. */
 AMPI_FN ampi_node* ampi_window_layer(amp_model* m, amp_op op, const char* what, const ampi_node* in, int c, int h,
@@ -11676,90 +11635,62 @@ AMPI_FN ampi_node* ampi_window_layer(amp_model* m, amp_op op, const char* what, 
     if (r == AMP_OK && !ampi_shape_fits(m, c, h, w))
         r = ampi_fail(&note->logger, AMP_ERR_SHAPE, "%s: its output %dx%dx%d is too large", what, c, h, w);
     if (r == AMP_OK) return ampi_layer_add(m, op, in, NULL, c, h, w);
-    ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note->text);
-    return NULL;
+    return ampi_build_null(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note->text);
 }
 
-AMPI_FN amp_conv2d_shape ampi_conv_shape(const amp_model* m, const ampi_node* in, const amp_conv2d_desc* d) {
-    amp_conv2d_shape s;
-    memset(&s, 0, sizeof s);
-    s.n = m->desc.batch;
-    s.channels = in->layer.channels;
-    s.height = in->layer.height;
-    s.width = in->layer.width;
-    s.out_channels = d->out_channels;
-    s.kernel_h = ampi_or(d->kernel_h, d->kernel);
-    s.kernel_w = ampi_or(d->kernel_w, d->kernel);
-    s.stride_h = ampi_or(d->stride_h, ampi_or(d->stride, 1));
-    s.stride_w = ampi_or(d->stride_w, ampi_or(d->stride, 1));
-    s.pad_h = ampi_or(d->padding_h, d->padding);
-    s.pad_w = ampi_or(d->padding_w, d->padding);
-    s.dilation_h = ampi_or(d->dilation_h, ampi_or(d->dilation, 1));
-    s.dilation_w = ampi_or(d->dilation_w, ampi_or(d->dilation, 1));
-    s.groups = ampi_or(d->groups, 1);
-    return s;
-}
+/* A field that is 0 stands for another value. */
+AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
 
-AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc) {
-    const ampi_node* in = ampi_node_before(m, x, "conv2d", desc);
-    amp_conv2d_shape s;
+AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
+    const ampi_node* in = ampi_node_before(m, x, "conv2d", d);
+    if (!in || !ampi_check_init(m, "conv2d", in, d->init)) return ampi_no_value();
+    const amp_conv2d_shape s = {
+        m->desc.batch, in->layer.channels, in->layer.height, in->layer.width, d->out_channels,
+        ampi_or(d->kernel_h, d->kernel), ampi_or(d->kernel_w, d->kernel),
+        ampi_or(d->stride_h, ampi_or(d->stride, 1)), ampi_or(d->stride_w, ampi_or(d->stride, 1)),
+        ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding),
+        ampi_or(d->dilation_h, ampi_or(d->dilation, 1)), ampi_or(d->dilation_w, ampi_or(d->dilation, 1)),
+        ampi_or(d->groups, 1)
+    };
     ampi_note note;
-    ampi_node* n;
-    amp_result r;
     size_t area = 0, weights = 0;
     int oh = 0, ow = 0;
-    if (!in || !ampi_check_init(m, "conv2d", in, desc->init)) return ampi_no_value();
-    s = ampi_conv_shape(m, in, desc);
     ampi_note_open(&note);
-    r = amp_conv2d_output(&s, &oh, &ow, &note.exec);
+    amp_result r = amp_conv2d_output(&s, &oh, &ow, &note.exec);
     if (r == AMP_OK && (!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
         || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
         || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
         r = ampi_fail(&note.logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
                       s.kernel_w);
-    n = ampi_window_layer(m, AMP_OP_CONV2D, "conv2d", in, s.out_channels, oh, ow, r, &note);
+    ampi_node* n = ampi_window_layer(m, AMP_OP_CONV2D, "conv2d", in, s.out_channels, oh, ow, r, &note);
     if (!n) return ampi_no_value();
     n->conv = s;
-    ampi_has_params(n, !desc->no_bias, desc->init, (size_t)(s.channels / s.groups) * area,
+    ampi_has_params(n, !d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
                     (size_t)(s.out_channels / s.groups) * area);
     return ampi_value_of(m, n);
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
     const ampi_node* in = ampi_node_before(m, x, "pool2d", d);
-    amp_pool2d_shape s;
-    ampi_note note;
-    ampi_node* n;
-    amp_result r;
-    int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
-    memset(&s, 0, sizeof s);
-    s.kind = d->kind;
-    s.n = m->desc.batch;
-    s.channels = in->layer.channels;
-    s.height = in->layer.height;
-    s.width = in->layer.width;
-    s.kernel_h = ampi_or(d->kernel_h, d->kernel);
-    s.kernel_w = ampi_or(d->kernel_w, d->kernel);
-    s.stride_h = ampi_or(d->stride_h, ampi_or(d->stride, s.kernel_h));
-    s.stride_w = ampi_or(d->stride_w, ampi_or(d->stride, s.kernel_w));
-    s.pad_h = ampi_or(d->padding_h, d->padding);
-    s.pad_w = ampi_or(d->padding_w, d->padding);
-    s.exclude_pad = d->exclude_pad;
+    const int kernel_h = ampi_or(d->kernel_h, d->kernel), kernel_w = ampi_or(d->kernel_w, d->kernel);
+    const amp_pool2d_shape s = {
+        d->kind, m->desc.batch, in->layer.channels, in->layer.height, in->layer.width, kernel_h, kernel_w,
+        ampi_or(d->stride_h, ampi_or(d->stride, kernel_h)), ampi_or(d->stride_w, ampi_or(d->stride, kernel_w)),
+        ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding), d->exclude_pad
+    };
+    const amp_op op = s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D;
+    ampi_note note;
+    int oh = 0, ow = 0;
     ampi_note_open(&note);
-    r = amp_pool2d_output(&s, &oh, &ow, &note.exec);
-    n = ampi_window_layer(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, "pool2d", in, s.channels,
-                          oh, ow, r, &note);
+    const amp_result r = amp_pool2d_output(&s, &oh, &ow, &note.exec);
+    ampi_node* n = ampi_window_layer(m, op, "pool2d", in, s.channels, oh, ow, r, &note);
     if (n) n->pool = s;
     return ampi_value_of(m, n);
 }
 
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
-    amp_pool2d_desc d;
-    memset(&d, 0, sizeof d);
-    d.kind = kind;
-    d.kernel_h = kernel_h;
-    d.kernel_w = kernel_w;
+    const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d(m, x, &d);
 }
 AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) {
@@ -11775,22 +11706,19 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
 
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    amp_norm_desc d;
-    ampi_node* n;
+    const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     if (!in) return ampi_no_value();
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (!ampi_in_range(&d.eps, 0.0f, AMPI_BELOW_ONE))
+    if (!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op),
-                               in->layer.name, (double)d.eps);
-    if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f))
+                               in->layer.name, (double)d->eps);
+    if (!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
-                               amp_op_name(op), in->layer.name, (double)d.momentum);
-    n = ampi_unary(m, op, x);
+                               amp_op_name(op), in->layer.name, (double)d->momentum);
+    ampi_node* n = ampi_unary(m, op, x);
     if (!n) return ampi_no_value();
-    n->eps = d.eps;
-    n->momentum = d.momentum;
-    n->frozen = d.frozen != 0;
+    n->eps = d->eps;
+    n->momentum = d->momentum;
+    n->frozen = d->frozen != 0;
     ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
     return ampi_value_of(m, n);
 }
@@ -11801,62 +11729,53 @@ AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc*
     return ampi_norm(m, AMP_OP_LAYER_NORM, x, desc);
 }
 
-/* ADD, whose inputs have the shape a, or CONCAT, which adds b's channels to it. */
-AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value va, amp_value vb, const char* what_agrees) {
-    const ampi_node *x = ampi_node_of(m, va, amp_op_name(op)), *y = ampi_node_of(m, vb, amp_op_name(op));
-    const amp_layer *a, *b;
-    int channels, fits;
+/* Two inputs of equal height and width; `more` is what the second adds to the channels of the first. */
+AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, const ampi_node* x, const ampi_node* y, int agree, int64_t more) {
     if (!x || !y) return ampi_no_value();
-    a = &x->layer;
-    b = &y->layer;
-    fits = a->height == b->height && a->width == b->width;
-    if (op == AMP_OP_ADD) fits = fits && a->channels == b->channels;
-    else fits = fits && a->channels <= 0x7fffffff - b->channels
-                && ampi_shape_fits(m, a->channels + b->channels, a->height, a->width);
-    if (!fits)
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: '%s' is %dx%dx%d, '%s' is %dx%dx%d; %s must agree",
-                               amp_op_name(op), a->name, a->channels, a->height, a->width, b->name, b->channels,
-                               b->height, b->width, what_agrees);
-    channels = op == AMP_OP_ADD ? a->channels : a->channels + b->channels;
-    return ampi_value_of(m, ampi_layer_add(m, op, x, y, channels, a->height, a->width));
+    const amp_layer *a = &x->layer, *b = &y->layer;
+    const int64_t channels = a->channels + more;
+    if (!agree || a->height != b->height || a->width != b->width || channels > 0x7fffffff
+        || !ampi_shape_fits(m, (int)channels, a->height, a->width))
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", amp_op_name(op), a->name,
+                               a->channels, a->height, a->width, b->name, b->channels, b->height, b->width);
+    return ampi_value_of(m, ampi_layer_add(m, op, x, y, (int)channels, a->height, a->width));
 }
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
-    return ampi_pair(m, AMP_OP_ADD, a, b, "they");
+    const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
+    return ampi_pair(m, AMP_OP_ADD, x, y, x && y && x->layer.channels == y->layer.channels, 0);
 }
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
-    return ampi_pair(m, AMP_OP_CONCAT, a, b, "height and width");
+    const ampi_node *x = ampi_node_of(m, a, "concat"), *y = ampi_node_of(m, b, "concat");
+    return ampi_pair(m, AMP_OP_CONCAT, x, y, 1, y ? y->layer.channels : 0);
 }
 
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const char *what = amp_op_name(op), *name;
+    const char* what = amp_op_name(op);
     const ampi_node* in = ampi_node_of(m, x, what);
+    const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    amp_loss_desc d;
-    ampi_node* n;
     if (!in) return ampi_no_value();
-    name = in->layer.name;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
+    const char* name = in->layer.name;
     if (m->loss_count == AMP_MAX_LOSSES)
         return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what, AMP_MAX_LOSSES);
     if (has_labels && (in->layer.height > 1 || in->layer.width > 1))
         return ampi_build_fail(m, AMP_ERR_SHAPE, "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten "
                                "makes each element a class", what, name, in->layer.channels, in->layer.height,
                                in->layer.width);
-    if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE))
+    if (!ampi_in_range(&d->smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", what, name,
-                               (double)d.smoothing);
-    if (!has_labels && d.smoothing != 0.0f)
+                               (double)d->smoothing);
+    if (!has_labels && d->smoothing != 0.0f)
         return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only", what,
-                               name, (double)d.smoothing);
-    if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX))
+                               name, (double)d->smoothing);
+    if (!ampi_in_range(&d->weight, 0.0f, AMPI_FLT_MAX))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", what, name,
-                               (double)d.weight);
-    n = ampi_layer_add(m, op, in, NULL, 1, 1, 1);
+                               (double)d->weight);
+    ampi_node* n = ampi_layer_add(m, op, in, NULL, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;
-    n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;
-    n->smoothing = d.smoothing;
+    n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
+    n->smoothing = d->smoothing;
     m->losses[m->loss_count++] = m->node_count - 1;
     return ampi_value_of(m, n);
 }
@@ -11900,9 +11819,9 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
 
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
-    int i, taken = 0;
+    int taken = 0;
     if (!n) return;
-    for (i = 0; name && i < m->node_count; i++)
+    for (int i = 0; name && i < m->node_count; i++)
         if (&m->nodes[i] != n && strcmp(m->nodes[i].layer.name, name) == 0) taken = 1;
     if (!name || !*name || strlen(name) >= sizeof n->layer.name)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
@@ -11915,9 +11834,8 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
 
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
-    int groups;
     if (!n) return;
-    groups = ampi_or(m->desc.optimizer.group_count, 1);
+    const int groups = ampi_or(m->desc.optimizer.group_count, 1);
     if (group < 0 || group >= groups)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
     else n->group = group;
@@ -11950,22 +11868,20 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
 
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    int i, j;
-    for (i = 0; i < m->layer_count; i++) m->nodes[i].leads = AMPI_NONE;             /* an end, so far */
-    for (i = m->layer_count - 1; i >= 0; i--) {
+    for (int i = 0; i < m->layer_count; i++) m->nodes[i].leads = AMPI_NONE;             /* an end, so far */
+    for (int i = m->layer_count - 1; i >= 0; i--) {
         ampi_node* n = &m->nodes[i];
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
-        for (j = 0; j < n->input_count; j++)
+        for (int j = 0; j < n->input_count; j++)
             if (n->leads || m->nodes[n->inputs[j]].leads == AMPI_NONE) m->nodes[n->inputs[j]].leads = n->leads;
     }
 }
 
 AMPI_FN void ampi_resolve_types(amp_model* m) {
-    int i;
-    for (i = 0; i < m->layer_count; i++) ampi_resolve_rule(m, &m->nodes[i]);
+    for (int i = 0; i < m->layer_count; i++) ampi_resolve_rule(m, &m->nodes[i]);
     ampi_resolve_leads(m);
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
         const amp_dtype first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
         const amp_dtype second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
@@ -11982,17 +11898,16 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
 /* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those of an FP32
    result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    int i, j;
-    for (i = 0; i < m->layer_count; i++) m->nodes[i].wanted = AMP_DTYPE_DEFAULT;
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) m->nodes[i].wanted = AMP_DTYPE_DEFAULT;
+    for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* user = &m->nodes[i];
-        for (j = 0; j < user->input_count && user->layer.op != AMP_OP_FLATTEN; j++) {
+        for (int j = 0; j < user->input_count && user->layer.op != AMP_OP_FLATTEN; j++) {
             ampi_node* n = &m->nodes[ampi_source(m, user->inputs[j])];
             const int agree = n->wanted == AMP_DTYPE_DEFAULT || n->wanted == user->layer.compute_dtype;
             n->wanted = agree ? user->layer.compute_dtype : AMP_F32;
         }
     }
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
@@ -12004,11 +11919,9 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 /* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
 AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
     const amp_layer from = m->nodes[source].layer;
-    ampi_node* cast;
-    int i;
-    for (i = m->layer_count; i < m->node_count; i++)
+    for (int i = m->layer_count; i < m->node_count; i++)
         if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
-    cast = ampi_node_add(m, AMPI_OP_CAST, from.channels, from.height, from.width);
+    ampi_node* cast = ampi_node_add(m, AMPI_OP_CAST, from.channels, from.height, from.width);
     if (!cast) return AMPI_NONE;
     cast->input_count = 1;
     cast->inputs[0] = cast->reads[0] = source;
@@ -12020,11 +11933,11 @@ AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed)
 
 /* Order of execution: each layer, with the casts it is the first to need before it. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
-    int i, j, placed = 0;
-    for (i = 0; i < m->layer_count; i++) {
+    int placed = 0;
+    for (int i = 0; i < m->layer_count; i++) {
         const amp_dtype wanted = m->nodes[i].layer.compute_dtype;
         const int casts_before = m->node_count;
-        for (j = 0; j < m->nodes[i].input_count; j++) {
+        for (int j = 0; j < m->nodes[i].input_count; j++) {
             int source = ampi_source(m, m->nodes[i].inputs[j]);
             if (m->nodes[i].layer.op != AMP_OP_FLATTEN && wanted != AMP_F32
                 && wanted != m->nodes[source].layer.storage_dtype)
@@ -12035,29 +11948,28 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         m->nodes[i].layer.casts = m->node_count - casts_before;
         m->order[placed++] = i;
     }
-    for (i = 0; i < m->node_count; i++) m->nodes[m->order[i]].order = i;
+    for (int i = 0; i < m->node_count; i++) m->nodes[m->order[i]].order = i;
     return AMP_OK;
 }
 
 /* --- finalize, 2: who needs a gradient ----------------------------------------------------- */
 
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
-    int i, j;
-    for (i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
-    for (i = 0; i < m->node_count; i++) {
+    for (int i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
+    for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->needs_grad = n->weight != AMPI_NONE;
-        for (j = 0; j < n->input_count; j++) {
+        for (int j = 0; j < n->input_count; j++) {
             if (n->layer.op != AMP_OP_FLATTEN) m->nodes[n->reads[j]].users++;
             if (m->nodes[n->reads[j]].needs_grad) n->needs_grad = 1;
         }
     }
-    for (i = m->node_count - 1; i >= 0; i--) {
+    for (int i = m->node_count - 1; i >= 0; i--) {
         ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_op_is_loss(n->layer.op)) n->on_loss_path = 1;
-        for (j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
+        for (int j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
     }
-    for (i = 0; i < m->layer_count && m->loss_count > 0; i++)
+    for (int i = 0; i < m->layer_count && m->loss_count > 0; i++)
         if (m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path)
             return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", i,
                                    m->nodes[i].layer.name);
@@ -12076,14 +11988,13 @@ AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
 }
 
 AMPI_FN void ampi_share_memory(amp_model* m) {
-    int i;
-    for (i = 0; i < m->node_count; i++) {
+    for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->layer.in_place = ampi_can_share(m, n, AMPI_SHARES_BOTH);
         n->data_root = n->grad_root = m->order[i];
         if (n->layer.in_place || n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
     }
-    for (i = m->node_count - 1; i >= 0; i--) {
+    for (int i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_can_share(m, n, AMPI_SHARES_GRAD)) m->nodes[n->reads[0]].grad_root = n->grad_root;
     }
@@ -12116,10 +12027,9 @@ AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
 /* How large each lease is, and when it is in use. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->node_count - 1;
-    int i, j;
-    for (i = 0; i < 4 * m->node_count; i++) { m->leases[i].first = end + 1; m->leases[i].last = -1; }
-    for (i = m->node_count - 1; i >= 0; i--) m->nodes[i].grad_written = 0;
-    for (i = m->node_count - 1; i >= 0; i--) {
+    for (int i = 0; i < 4 * m->node_count; i++) { m->leases[i].first = end + 1; m->leases[i].last = -1; }
+    for (int i = m->node_count - 1; i >= 0; i--) m->nodes[i].grad_written = 0;
+    for (int i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         const int reads = n->on_loss_path && n->needs_grad ? ampi_op(n->layer.op)->reads : AMPI_READS_NONE;
         if (!ampi_op_is_loss(n->layer.op)) {
@@ -12128,7 +12038,7 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
             ampi_lease_use(own, n->input_count ? i : 0);        /* inputs are filled before the first layer runs */
             if (reads == AMPI_READS_OUTPUT) ampi_lease_use(own, end - i);
         }
-        for (j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
+        for (int j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
             ampi_node* in = &m->nodes[n->reads[j]];
             ampi_lease_use(ampi_lease_data(m, in), i);
             if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(m, in), end - i);
@@ -12148,10 +12058,10 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
 /* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
 AMPI_FN size_t ampi_lease_place(const ampi_lease* leases, int count, const ampi_lease* l) {
     size_t offset = 0;
-    int i, moved;
+    int moved;
     do {
         moved = 0;
-        for (i = 0; i < count; i++) {
+        for (int i = 0; i < count; i++) {
             const ampi_lease* o = &leases[i];
             if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
             if (offset < o->offset + o->bytes && o->offset < offset + l->bytes) {
@@ -12167,11 +12077,10 @@ AMPI_FN size_t ampi_lease_place(const ampi_lease* leases, int count, const ampi_
 /* Largest first, which is close to optimal for such graphs. Returns the bytes needed in all. */
 AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
     size_t total = 0;
-    int i;
-    for (i = 0; i < count; i++) leases[i].offset = leases[i].bytes ? SIZE_MAX : 0;         /* not placed yet */
+    for (int i = 0; i < count; i++) leases[i].offset = leases[i].bytes ? SIZE_MAX : 0;         /* not placed yet */
     for (;;) {
         ampi_lease* best = NULL;
-        for (i = 0; i < count; i++)
+        for (int i = 0; i < count; i++)
             if (leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes)) best = &leases[i];
         if (!best) return total;
         best->offset = ampi_lease_place(leases, count, best);
@@ -12183,12 +12092,11 @@ AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
 AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* bytes) {
     const int count = 4 * m->node_count;
     amp_result r = ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases);
-    int i;
     if (r != AMP_OK) return r;
     m->leases = (ampi_lease*)(void*)m->blocks[AMPI_BLOCK_LEASES].base;
     ampi_lease_times(m);
     bytes[AMPI_BLOCK_ARENA] = ampi_place_leases(m->leases, count);
-    for (i = 0; i < m->layer_count; i++) m->nodes[i].layer.activation_bytes = m->leases[i].bytes;
+    for (int i = 0; i < m->layer_count; i++) m->nodes[i].layer.activation_bytes = m->leases[i].bytes;
     return AMP_OK;
 }
 
@@ -12237,9 +12145,8 @@ AMPI_FN void ampi_place_param(amp_model* m, const ampi_node* n, int is_bias, int
 }
 
 AMPI_FN void ampi_place_params(amp_model* m, int moments, size_t* at) {
-    int i;
     m->param_count = 0;
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
         if (n->weight == AMPI_NONE) continue;
         n->layer.param_dtype = ampi_param_dtype(m, n);
@@ -12255,11 +12162,10 @@ AMPI_FN void ampi_place_params(amp_model* m, int moments, size_t* at) {
 /* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the
    rest. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
-    float u;
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
     if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
     if (n->init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)n->fan_in);
-    u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
+    float u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
     if (n->init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));
     return u / sqrtf((float)n->fan_in);
 }
@@ -12279,10 +12185,10 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
     char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
     amp_result r = AMP_OK;
     float values[CHUNK];
-    size_t at, i, count;
-    for (at = 0; at < p->count && r == AMP_OK; at += count) {
+    size_t count;
+    for (size_t at = 0; at < p->count && r == AMP_OK; at += count) {
         count = ampi_min_size(p->count - at, CHUNK);
-        for (i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
+        for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
         r = m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec);
     }
     return r;
@@ -12294,15 +12200,14 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
    same order the statistics of the batch; after them come those of layer norm's rows. */
 AMPI_FN void ampi_plan_stats(amp_model* m, size_t* bytes) {
     size_t at = 0;
-    int i;
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         if (m->nodes[i].layer.op != AMP_OP_BATCH_NORM) continue;
         m->nodes[i].stats_offset = at;
         ampi_count_bytes(&at, 2 * (size_t)m->nodes[i].layer.channels);
     }
     bytes[AMPI_BLOCK_STATS_SAVED] = ampi_area(at, 4);
     ampi_count_bytes(&at, at);
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         if (m->nodes[i].layer.op != AMP_OP_LAYER_NORM) continue;
         m->nodes[i].stats_offset = at;
         ampi_count_bytes(&at, 2 * (size_t)m->desc.batch);
@@ -12313,13 +12218,12 @@ AMPI_FN void ampi_plan_stats(amp_model* m, size_t* bytes) {
 /* Scratch memory of a layer's operators. */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
-    size_t forward, dx, dw;
     if (n->layer.op == AMP_OP_CONV2D) return m->backend->conv2d_workspace(&n->conv);
     if (n->layer.op == AMP_OP_LAYER_NORM) return m->backend->layer_norm_workspace(batch, ampi_features(n));
     if (n->layer.op != AMP_OP_LINEAR) return 0;
-    forward = m->backend->gemm_workspace(batch, out, in);
-    dx = m->backend->gemm_workspace(batch, in, out);
-    dw = m->backend->gemm_workspace(out, in, batch);
+    size_t forward = m->backend->gemm_workspace(batch, out, in);
+    size_t dx = m->backend->gemm_workspace(batch, in, out);
+    size_t dw = m->backend->gemm_workspace(out, in, batch);
     return ampi_max_size(forward, ampi_max_size(dx, dw));
 }
 
@@ -12342,18 +12246,17 @@ AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 
 AMPI_FN void ampi_plan_blocks(amp_model* m, size_t* bytes) {
     const size_t params = (size_t)m->param_count;
     size_t constants = 0;
-    int i;
     ampi_plan_stats(m, bytes);
-    for (i = 0; i < m->layer_count; i++)
+    for (int i = 0; i < m->layer_count; i++)
         bytes[AMPI_BLOCK_WORKSPACE] = ampi_max_size(bytes[AMPI_BLOCK_WORKSPACE], ampi_workspace_of(m, &m->nodes[i]));
-    for (i = 0; i < m->loss_count; i++) {
+    for (int i = 0; i < m->loss_count; i++) {
         const size_t classes = ampi_features(ampi_loss_input(m, i));
         m->target_offset[i] = bytes[AMPI_BLOCK_TARGETS];
         ampi_count_bytes(&bytes[AMPI_BLOCK_TARGETS], ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
         if (!ampi_has_labels(&m->nodes[m->losses[i]])) continue;       /* rows of logits, and their labels */
         bytes[AMPI_BLOCK_ROW] = ampi_max_size(bytes[AMPI_BLOCK_ROW], ampi_rows_at_once(classes) * (classes + 1) * 4);
     }
-    for (i = 0; i < m->input_count; i++) {
+    for (int i = 0; i < m->input_count; i++) {
         ampi_node* n = &m->nodes[m->inputs[i]];
         n->stats_offset = constants;
         if (n->constants) constants += 2 * n->reading.channels;
@@ -12376,15 +12279,14 @@ AMPI_FN float* ampi_constants(const amp_model* m, const ampi_node* n) {
 AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     const float one = 1.0f;
     amp_result r = AMP_OK;
-    int i, c;
-    for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->layer_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->constants)
             r = m->backend->copy_in(ampi_constants(m, n), n->constants, 2 * n->reading.channels * sizeof *n->constants,
                                     &m->exec);
         if (r == AMP_OK && n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
         if (r == AMP_OK && n->bias != AMPI_NONE) r = ampi_init_param(m, n, n->bias, 1);
-        for (c = 0; n->layer.op == AMP_OP_BATCH_NORM && r == AMP_OK && c < n->layer.channels; c++)
+        for (int c = 0; n->layer.op == AMP_OP_BATCH_NORM && r == AMP_OK && c < n->layer.channels; c++)
             r = m->backend->copy_in(ampi_running(m, n) + n->layer.channels + c, &one, sizeof one, &m->exec);
     }
     return r;
@@ -12394,10 +12296,10 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
     const ampi_style_row* style = ampi_style(m->policy.style);
-    int i, dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
+    int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
-    for (i = 0; i < m->layer_count && level != AMP_O3; i++) dynamic |= m->nodes[i].layer.compute_dtype == AMP_F16;
+    for (int i = 0; i < m->layer_count && level != AMP_O3; i++) dynamic |= m->nodes[i].layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC : level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
     if (!dynamic) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
@@ -12406,13 +12308,12 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 }
 
 AMPI_FN amp_result ampi_check_graph(amp_model* m) {
-    int i, j;
     if (m->region_count)
         return ampi_model_fail(m, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
                                m->region_count > 1 ? "s are" : " is");
     if (m->input_count == 0) return ampi_model_fail(m, AMP_ERR_SHAPE, "model: there is no input");
-    for (i = 0; i < m->layer_count; i++)
-        for (j = 0; j < i; j++)
+    for (int i = 0; i < m->layer_count; i++)
+        for (int j = 0; j < i; j++)
             if (strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0)
                 return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
                                        m->nodes[i].layer.name);
@@ -12424,11 +12325,10 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     amp_optimizer_desc od = m->desc.optimizer;
     size_t bytes[AMPI_BLOCK_COUNT], at[AMPI_BLOCK_COUNT];
     amp_result r;
-    int i, moments;
     memset(bytes, 0, sizeof bytes);
     memset(at, 0, sizeof at);
     od.logger = &m->op_logger;
-    moments = amp_optimizer_moments(&od);
+    int moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
     ampi_resolve_types(m);
     if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
@@ -12441,7 +12341,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     if ((r = ampi_plan_arena(m, bytes)) != AMP_OK) return r;
     ampi_place_params(m, moments, bytes);
     ampi_plan_blocks(m, bytes);
-    for (i = 0; i < AMPI_BLOCK_COUNT; i++)
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if ((r = ampi_block_alloc(m, i, bytes[i])) != AMP_OK) return r;
     m->params = (amp_param*)(void*)m->blocks[AMPI_BLOCK_PARAMS].base;
     m->grad_list = (amp_tensor*)(void*)m->blocks[AMPI_BLOCK_GRAD_LIST].base;
@@ -12457,8 +12357,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
 /* Tells what is allowed and rarely meant. */
 AMPI_FN void ampi_tell_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
-    int i;
-    for (i = 0; i < m->loss_count; i++) {
+    for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = &m->nodes[m->losses[i]], *x = &m->nodes[ampi_source(m, loss->inputs[0])];
         if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
@@ -12469,12 +12368,11 @@ AMPI_FN void ampi_tell_doubts(amp_model* m) {
 }
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
-    amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (m->finalized)
         return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
     if (m->build_result != AMP_OK) return m->build_result;
-    r = ampi_check_graph(m);
+    amp_result r = ampi_check_graph(m);
     if (r == AMP_OK) r = ampi_finalize(m);
     if (r != AMP_OK) { ampi_unfinalize(m); return r; }
     m->finalized = 1;
@@ -12492,7 +12390,6 @@ AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) { return m ? amp
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     amp_result r = ampi_check_finalized(m, "amp_model_memory");
-    int i;
     if (r != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
     memset(out, 0, sizeof *out);
@@ -12503,7 +12400,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     out->optimizer_bytes = m->blocks[AMPI_BLOCK_MOMENTS].bytes;
     out->workspace_bytes = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
     out->total_bytes = sizeof *m + (size_t)m->node_capacity * sizeof *m->nodes;
-    for (i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
     out->total_bytes += m->blocks[AMPI_BLOCK_CONSTANTS].bytes;       /* the host has a copy */
     return AMP_OK;
 }
@@ -12513,18 +12410,16 @@ AMP_DEF amp_param* amp_model_params(amp_model* m, int* count) {
     return m && m->finalized ? m->params : NULL;
 }
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
-    int i;
-    for (i = 0; m && m->finalized && name && i < m->param_count; i++)
+    for (int i = 0; m && m->finalized && name && i < m->param_count; i++)
         if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
     return NULL;
 }
 
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
     amp_result r = ampi_check_finalized(m, what);
-    int i;
     if (r != AMP_OK) return r;
     if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
-    for (i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
+    for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
@@ -12540,8 +12435,8 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     float tile[4 * AMPI_BLOCK];
     uint16_t low[4 * AMPI_BLOCK];
     amp_result r = AMP_OK;
-    size_t i, n;
-    for (i = 0; i < p->count && r == AMP_OK; i += n) {
+    size_t n;
+    for (size_t i = 0; i < p->count && r == AMP_OK; i += n) {
         n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
         if (values) memcpy(tile, values + i, n * sizeof *tile);
         else r = m->backend->copy_out(tile, p->master + i, n * sizeof *tile, &m->exec);
@@ -12560,8 +12455,7 @@ AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const
 
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     amp_result r = ampi_check_finalized(m, "amp_model_sync_params");
-    int i;
-    for (i = 0; r == AMP_OK && i < m->param_count; i++)
+    for (int i = 0; r == AMP_OK && i < m->param_count; i++)
         if (m->params[i].master && m->params[i].low) r = ampi_model_write_low(m, &m->params[i], NULL);
     return r;
 }
@@ -12590,9 +12484,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
-    size_t k;
-    int i;
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         const amp_layer* l = &n->layer;
         amp_conv2d_shape conv = n->conv;
@@ -12610,7 +12502,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
         h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
         if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
-        for (k = 0; n->reading.constants && k < 2 * n->reading.channels; k++)
+        for (size_t k = 0; n->reading.constants && k < 2 * n->reading.channels; k++)
             h = (h ^ ampi_bits(n->reading.constants[k])) * 1099511628211u;
     }
     return h;
@@ -12618,10 +12510,9 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], everything else [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
-    int i;
     *rank = 1;
     shape[0] = m->params[param].count;
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->weight != param) continue;
         if (n->layer.op == AMP_OP_LINEAR) {
@@ -12840,12 +12731,10 @@ AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on
 /* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
     amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i <= last && r == AMP_OK; i++) {
+    for (int i = 0; i <= last && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
-        int relu;
         if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
+        int relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
         r = ampi_forward_node(m, n, p, relu);
         if (r == AMP_OK) r = ampi_observe(m, n, p, 0);
         i += relu;
@@ -12904,8 +12793,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
 /* The gradients of all inputs; a contribution that was formed apart is added. */
 AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
     amp_result r = AMP_OK;
-    int j;
-    for (j = 0; j < n->input_count && r == AMP_OK; j++) {
+    for (int j = 0; j < n->input_count && r == AMP_OK; j++) {
         const ampi_node* x = &m->nodes[n->reads[j]];
         const amp_dtype t = x->layer.storage_dtype;
         void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
@@ -12918,8 +12806,7 @@ AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const am
 
 AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
     amp_result r = AMP_OK;
-    int i;
-    for (i = m->node_count - 1; i >= 0 && r == AMP_OK; i--) {
+    for (int i = m->node_count - 1; i >= 0 && r == AMP_OK; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
         r = ampi_observe(m, n, p, 1);
@@ -12937,16 +12824,16 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     enum { CHUNK = 256 };
     const amp_dtype t = ampi_label_dtype(b);
     const size_t size = amp_dtype_size(t);
-    int at, i, n, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
+    int n, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
-    for (at = 0; at < b->n; at += n) {
+    for (int at = 0; at < b->n; at += n) {
         int64_t copy[CHUNK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
         amp_result r = AMP_OK;
         n = ampi_min_int(b->n - at, CHUNK);
         if (b->on_device) r = m->backend->copy_out(copy, some, (size_t)n * size, &m->exec);
         if (r != AMP_OK) return r;
-        for (i = 0; i < n; i++) {
+        for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, t, (size_t)i);
             if (label < 0 || label >= classes)
                 return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is outside 0..%d",
@@ -12967,7 +12854,6 @@ AMPI_FN amp_result ampi_check_array(amp_model* m, const amp_batch* b, const char
 
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     amp_result r = ampi_check_finalized(m, what);
-    int i;
     if (r != AMP_OK) return r;
     if (!b) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     if (b->n < 1 || b->n > m->desc.batch)
@@ -12979,8 +12865,8 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     if (with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8)
         return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
                                amp_dtype_name(b->label_dtype), (int)b->label_dtype);
-    for (i = 0; i < m->input_count && r == AMP_OK; i++) r = ampi_check_array(m, b, what, "inputs", i, b->inputs[i]);
-    for (i = 0; with_targets && i < m->loss_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->input_count && r == AMP_OK; i++) r = ampi_check_array(m, b, what, "inputs", i, b->inputs[i]);
+    for (int i = 0; with_targets && i < m->loss_count && r == AMP_OK; i++) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
         r = ampi_check_array(m, b, what, "targets", i, b->targets[i]);
         if (r == AMP_OK && ampi_has_labels(loss)) r = ampi_batch_labels(m, b, loss);
@@ -12990,8 +12876,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
 
 AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
     amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i < m->input_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->input_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->inputs[i]];
         amp_reading how = n->reading;
         const size_t count = (size_t)b->n * ampi_features(n);
@@ -13008,8 +12893,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
 
 AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
     amp_result r = ampi_load_inputs(m, b);
-    int i;
-    for (i = 0; i < m->loss_count && r == AMP_OK; i++)
+    for (int i = 0; i < m->loss_count && r == AMP_OK; i++)
         if (ampi_has_labels(&m->nodes[m->losses[i]]) && ampi_label_dtype(b) != AMP_I32)
             r = m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n, !b->on_device,
                                  NULL, &m->exec);
@@ -13024,10 +12908,9 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
     amp_result r = AMP_OK;
-    int i;
     if (m->loss_count) r = m->backend->copy_out(values, ampi_loss_value(m, 0), (size_t)m->loss_count * 4, &m->exec);
     if (r != AMP_OK) return r;
-    for (i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
+    for (int i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -13042,18 +12925,18 @@ AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
 /* Before the first backward pass of a step: what is frozen, and which values lead from other parameters to a loss. A
    frozen parameter has no gradient as long as others have one. */
 AMPI_FN void ampi_freeze(amp_model* m) {
-    int i, j, frozen = 0;
-    for (i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
-    for (i = 0; i < m->param_count; i++) {
+    int frozen = 0;
+    for (int i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
+    for (int i = 0; i < m->param_count; i++) {
         amp_param* p = &m->params[i];
         if (frozen < m->param_count && ampi_is_frozen_now(m, p)) p->grad = NULL;
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-    for (i = 0; i < m->node_count; i++) {
+    for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
-        for (j = 0; j < n->input_count; j++) if (m->nodes[n->reads[j]].wants_grad) n->wants_grad = 1;
+        for (int j = 0; j < n->input_count; j++) if (m->nodes[n->reads[j]].wants_grad) n->wants_grad = 1;
     }
 }
 
@@ -13072,12 +12955,11 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
     enum { CHUNK = 2048 };
     const size_t count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
     float values[CHUNK];
-    size_t at, i;
-    for (at = 0; at < count; at += CHUNK) {
+    for (size_t at = 0; at < count; at += CHUNK) {
         const size_t k = ampi_min_size(count - at, CHUNK);
         const char* from = (const char*)ampi_data(m, n) + at * size;
         if (m->backend->download(values, AMP_F32, from, n->layer.storage_dtype, k, &m->exec) != AMP_OK) return 0;
-        for (i = 0; i < k; i++) {
+        for (size_t i = 0; i < k; i++) {
             if (amp_float_is_finite(&values[i])) continue;
             *index = at + i;
             *what = amp_float_is_nan(&values[i]) ? "nan" : "inf";
@@ -13096,8 +12978,7 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
 
 /* The losses of a pass, where all that leads to them is finite. */
 AMPI_FN int ampi_diagnose_losses(amp_model* m) {
-    int i;
-    for (i = 0; i < m->loss_count; i++) {
+    for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = &m->nodes[m->losses[i]];
         float value = 0.0f;
         if (m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec) != AMP_OK) return 0;
@@ -13114,10 +12995,9 @@ AMPI_FN int ampi_diagnose_losses(amp_model* m) {
    afterwards. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
     ampi_pass p = *pass;
-    int i;
     p.keep_running = 1;
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
-    for (i = 0; i < m->node_count; i++) {
+    for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         const int is_cast = n->layer.op == AMPI_OP_CAST;
         const char* what = "";
@@ -13197,8 +13077,8 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
     const amp_dtype t = ampi_dtype(m->desc.grad_dtype);
     amp_result r = AMP_OK;
-    int i, end;
-    for (i = 0; i < m->param_count && r == AMP_OK; i = end + 1) {
+    int end;
+    for (int i = 0; i < m->param_count && r == AMP_OK; i = end + 1) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
         for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
         if (end < m->param_count) to = (char*)m->grad_list[end].data;
@@ -13353,13 +13233,12 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
     const ampi_pass p = ampi_training_pass(m, b->n);
     const int last = m->micro + 1 == m->desc.accumulate;
-    amp_result r;
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
         m->saved = 0;
         ampi_freeze(m);
     }
-    r = m->backend->training_begin(&m->training, 1, &m->exec);
+    amp_result r = m->backend->training_begin(&m->training, 1, &m->exec);
     if (r == AMP_OK) r = ampi_load_batch(m, b);
     if (r == AMP_OK) r = ampi_replay_step(m, b, &p);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
@@ -13385,16 +13264,15 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 /* What must hold for a training pass beyond what evaluation needs. A step without the gradients of some micro-batches
    would go the wrong way. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
-    int i;
     if (m->loss_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no loss", what);
     if (m->param_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
         if (l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1)
             return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the "
                                    "batch has 1 sample", what, l->name);
     }
-    for (i = 0; m->micro && i < m->param_count; i++)
+    for (int i = 0; m->micro && i < m->param_count; i++)
         if (!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]))
             return ampi_model_fail(m, AMP_ERR_STATE, "%s: '%s' was frozen when this step began; unfreeze group %d "
                                    "before the first micro-batch of a step", what, m->params[i].name,
@@ -13452,19 +13330,18 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
     const size_t most = ampi_rows_at_once(classes);
     float* rows = ampi_block_float(m, AMPI_BLOCK_ROW, 0);
     int32_t* labels = (int32_t*)(void*)(rows + most * classes);
-    size_t i, j, n;
-    for (i = 0; i < (size_t)b->n; i += n) {
+    size_t n;
+    for (size_t i = 0; i < (size_t)b->n; i += n) {
         const char* from = (const char*)ampi_data(m, x) + i * classes * size;
         const int32_t* target = (const int32_t*)ampi_target(m, loss->index) + i;
-        amp_result r;
         n = ampi_min_size((size_t)b->n - i, most);
-        r = m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec);
+        amp_result r = m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec);
         if (r == AMP_OK) r = m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec);
         if (r != AMP_OK) return r;
-        for (j = 0; j < n; j++) {
+        for (size_t j = 0; j < n; j++) {
             const float* row = rows + j * classes;
-            size_t k, best = 0;
-            for (k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
+            size_t best = 0;
+            for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
             *correct += (int64_t)best == labels[j] && !amp_float_is_nan(&row[best]);
         }
     }
@@ -13477,7 +13354,6 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     ampi_pass p;
     fenv_t floats;
     amp_result r;
-    int i;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
     if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
@@ -13486,7 +13362,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     p.n = batch->n;
     feholdexcept(&floats);
     r = ampi_load_batch(m, batch);
-    for (i = 0; i < m->node_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->node_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_is_idle(m, n)) continue;
         r = ampi_forward_node(m, n, &p, 0);
@@ -13499,7 +13375,6 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 }
 
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
-    const ampi_node* n;
     ampi_pass p;
     fenv_t floats;
     amp_result r = ampi_check_batch(m, batch, "predict", 0);
@@ -13510,7 +13385,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     if (ampi_op_is_loss(m->nodes[i].layer.op))
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[i].layer.name);
-    n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
+    const ampi_node* n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);
@@ -13539,8 +13414,7 @@ typedef struct ampi_feed {
 } ampi_feed;
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
-    int i;
-    for (i = 0; f->m && i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
+    for (int i = 0; f->m && i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
     if (f->m) ampi_free(&f->m->desc.allocator, f->order);
 }
 
@@ -13558,7 +13432,6 @@ AMPI_FN size_t ampi_sample_bytes(const amp_model* m, const amp_data* data, int i
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
     const amp_allocator* a = &m->desc.allocator;
     amp_result r = ampi_check_finalized(m, what);
-    int i, missing;
     memset(f, 0, sizeof *f);
     f->m = m;
     f->data = data;
@@ -13566,15 +13439,15 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     if (r != AMP_OK) return r;
     if (!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t))
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
-    for (i = 0; !data->read && i < AMPI_ARRAYS; i++) {
+    for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
         f->bytes[i] = ampi_sample_bytes(m, data, i);
         if (f->bytes[i] && !AMPI_ARRAY(data, i))
             return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
                                    i < AMP_MAX_INPUTS ? "inputs" : "targets", i % AMP_MAX_INPUTS);
     }
     f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
-    missing = !f->order;
-    for (i = 0; i < AMPI_ARRAYS; i++) {
+    int missing = !f->order;
+    for (int i = 0; i < AMPI_ARRAYS; i++) {
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
@@ -13586,9 +13459,9 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
 /* Fisher-Yates on positions of the stream that belong to the epoch; seed NULL = in order. */
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     const int64_t n = f->data->count;
-    int64_t i, j, other;
-    for (i = 0; i < n; i++) f->order[i] = i;
-    for (i = n - 1; seed && i > 0; i--) {
+    int64_t j, other;
+    for (int64_t i = 0; i < n; i++) f->order[i] = i;
+    for (int64_t i = n - 1; seed && i > 0; i--) {
         const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
         const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
         j = (int64_t)(bits % ((uint64_t)i + 1));
@@ -13601,22 +13474,20 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
 /* The batch of n samples from place `at` of the order on. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = f->data;
-    amp_result r;
-    int i, k;
     memset(b, 0, sizeof *b);
     b->n = n;
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
-    for (i = 0; i < AMPI_ARRAYS; i++) {
+    for (int i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
-        for (k = 0; bytes && k < n; k++)
+        for (int k = 0; bytes && k < n; k++)
             memcpy((char*)f->buffers[i] + (size_t)k * bytes,
                    (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
         AMPI_ARRAY(b, i) = f->buffers[i];
     }
     if (!d->read) return AMP_OK;
     b->input_dtype = b->label_dtype = AMP_DTYPE_DEFAULT;
-    r = d->read(b, f->order + at, d->user_data);
+    amp_result r = d->read(b, f->order + at, d->user_data);
     b->n = n;
     if (r == AMP_OK) return r;
     return ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place %lld on", f->what,
@@ -13626,16 +13497,14 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
 /* Weighs each batch by its samples. */
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
-    int64_t at;
     int n;
     ampi_feed_shuffle(f, NULL, 0);
     memset(info, 0, sizeof *info);
-    for (at = 0; at < f->data->count; at += n) {
+    for (int64_t at = 0; at < f->data->count; at += n) {
         amp_eval_info part;
         amp_batch b;
-        amp_result r;
         n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
-        r = ampi_feed_read(f, at, n, &b);
+        amp_result r = ampi_feed_read(f, at, n, &b);
         if (r == AMP_OK) r = amp_evaluate(f->m, &b, &part);
         if (r != AMP_OK) return r;
         sum += (double)part.loss * (double)n;
@@ -13648,10 +13517,9 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info) {
     amp_eval_info told;
     ampi_feed f;
-    amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate data: info is NULL");
-    r = ampi_feed_open(&f, m, data, "evaluate data");
+    amp_result r = ampi_feed_open(&f, m, data, "evaluate data");
     if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told);
     ampi_feed_close(&f);
     if (r == AMP_OK) *info = told;
@@ -13717,11 +13585,10 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     const int64_t from = total * comm->rank / comm->size, to = total * (comm->rank + 1) / comm->size;
     amp_step_info step;
     amp_batch b;
-    int done;
     amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b);
     if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);
     if ((r = amp_train_step(f->m, &b, &step)) != AMP_OK) return r;
-    done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
+    int done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
@@ -13746,11 +13613,11 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
     const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
     amp_result r = AMP_OK;
-    int64_t at, total;
+    int64_t total;
     ampi_feed_shuffle(&f->train, f->d.in_order ? NULL : &seed, f->now.epoch);
     f->loss_sum = 0.0;
     f->samples = 0;
-    for (at = 0; at < count && r == AMP_OK && (!f->over || f->m->micro); at += total) {
+    for (int64_t at = 0; at < count && r == AMP_OK && (!f->over || f->m->micro); at += total) {
         total = count - at < each ? count - at : each;
         r = ampi_fit_step(f, at, total);
         ampi_fit_draw(f, at, at + total);
@@ -13776,10 +13643,9 @@ AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
 
 AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
-    amp_result r;
     memset(&f->now, 0, sizeof f->now);
     f->now.epoch = epoch + 1;
-    r = ampi_fit_pass(f);
+    amp_result r = ampi_fit_pass(f);
     if (r == AMP_OK && f->d.evaluation) {
         r = ampi_feed_evaluate(&f->evaluation, &told);
         f->now.eval_loss = r == AMP_OK ? told.loss : 0.0f;
@@ -13817,17 +13683,15 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
     ampi_fit f;
-    amp_result r;
-    int epoch;
     if (!m) return AMP_ERR_ARGUMENT;
     memset(&f, 0, sizeof f);
     f.m = m;
     if (desc) f.d = *desc;
     if (f.d.epochs == 0) f.d.epochs = 1;
-    r = ampi_feed_open(&f.train, m, data, "fit");
+    amp_result r = ampi_feed_open(&f.train, m, data, "fit");
     if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
     if (r == AMP_OK) r = ampi_fit_check(&f);
-    for (epoch = f.d.first_epoch; epoch < f.d.epochs && r == AMP_OK && !f.over; epoch++) r = ampi_fit_epoch(&f, epoch);
+    for (int i = f.d.first_epoch; i < f.d.epochs && r == AMP_OK && !f.over; i++) r = ampi_fit_epoch(&f, i);
     ampi_feed_close(&f.evaluation);
     ampi_feed_close(&f.train);
     if (info) *info = f.info;
