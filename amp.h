@@ -11223,6 +11223,10 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
+/* These return from the function: with a sentence where the condition holds, with the result of a call that failed. */
+#define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_LAYER(condition, ...) do { if (condition) return ampi_build_fail(m, __VA_ARGS__); } while (0)
+#define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
@@ -11261,11 +11265,10 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     ampi_allocation* b = &m->blocks[which];
     size_t room;
     if (bytes == 0) return AMP_OK;
-    if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit memory", (ampi_ull)bytes);
+    AMPI_REFUSE(!ampi_add_size(bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit "
+                "memory", (ampi_ull)bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
-    if (!b->raw)
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
+    AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
     const amp_result r = on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
@@ -11300,25 +11303,21 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
     const int groups = d->optimizer.group_count;
-    if (d->batch < 1)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
-    if (!ampi_is_compute_dtype(d->grad_dtype))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, f16 or bf16",
-                               amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
-    if (d->accumulate < 0 || d->max_replays < 0)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d and max_replays %d, none may be below 0",
-                               d->accumulate, d->max_replays);
-    if (d->max_replays > 0 && d->accumulate > 1)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays needs accumulate = 1, whose batch is still there");
-    if (d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
-    if (!ampi_backend_is_whole(m->backend))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
-    if (d->comm && (!d->comm->all_reduce_sum || d->comm->rank < 0 || d->comm->rank >= d->comm->size))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
-    if (groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
-                               groups, AMP_MAX_GROUPS);
+    AMPI_REFUSE(d->batch < 1, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
+    AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, "
+                "f16 or bf16", amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
+    AMPI_REFUSE(d->accumulate < 0 || d->max_replays < 0, AMP_ERR_DESC, "model: accumulate is %d and max_replays %d, "
+                "none may be below 0", d->accumulate, d->max_replays);
+    AMPI_REFUSE(d->max_replays > 0 && d->accumulate > 1, AMP_ERR_DESC, "model: max_replays needs accumulate = 1, whose "
+                "batch is still there");
+    AMPI_REFUSE(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST, AMP_ERR_DESC, "model: sums is %d, not "
+                "AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
+    AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC, "model: backend lacks its name, or a function that "
+                "the CPU's has");
+    AMPI_REFUSE(d->comm && (!d->comm->all_reduce_sum || d->comm->rank < 0 || d->comm->rank >= d->comm->size),
+                AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups), AMP_ERR_DESC,
+                "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups, AMP_MAX_GROUPS);
     return AMP_OK;
 }
 
@@ -11452,7 +11451,7 @@ AMPI_FN ampi_node* ampi_node_before(amp_model* m, amp_value v, const char* what,
 AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
     const int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
     ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
-    if (!grown) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
+    AMPI_REFUSE(!grown, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
     if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
     ampi_free(&m->desc.allocator, m->nodes);
     m->nodes = grown;
@@ -11533,7 +11532,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
     float* constants = NULL;
     if (desc->mean || desc->std) {
         constants = (float*)ampi_alloc(&m->desc.allocator, (size_t)count * 2 * sizeof *constants);
-        if (!constants) return ampi_build_fail(m, AMP_ERR_MEMORY, "input: out of memory");
+        AMPI_REFUSE_LAYER(!constants, AMP_ERR_MEMORY, "input: out of memory");
         for (int c = 0; c < count; c++) {
             constants[c] = desc->mean ? desc->mean[c] : 0.0f;
             constants[count + c] = desc->std ? desc->std[c] : 1.0f;
@@ -11567,8 +11566,8 @@ AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_value_of(
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
+    AMPI_REFUSE_LAYER(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "dropout: the probability is %g, it must "
+                      "be in [0,1)", (double)p);
     ampi_node* n = ampi_unary(m, AMP_OP_DROPOUT, x);
     if (n) n->p = p;
     return ampi_value_of(m, n);
@@ -11600,11 +11599,10 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     if (!in) return ampi_no_value();
     const size_t fan_in = ampi_features(in);
     size_t weights;
-    if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
-        || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64)
-        return ampi_build_fail(m, AMP_ERR_DESC,
-                               "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
-                               in->layer.name, desc->out, (ampi_ull)fan_in);
+    AMPI_REFUSE_LAYER(desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
+                      || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64, AMP_ERR_DESC,
+                      "linear after '%s': %d outputs from %llu inputs is not a size that can be had", in->layer.name,
+                      desc->out, (ampi_ull)fan_in);
     if (!ampi_check_init(m, "linear", in, desc->init)) return ampi_no_value();
     ampi_node* n = ampi_layer_add(m, AMP_OP_LINEAR, in, NULL, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
@@ -11708,12 +11706,11 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     if (!in) return ampi_no_value();
-    if (!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op),
-                               in->layer.name, (double)d->eps);
-    if (!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
-                               amp_op_name(op), in->layer.name, (double)d->momentum);
+    AMPI_REFUSE_LAYER(!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s after '%s': eps %g must lie in "
+                      "[0,1)", amp_op_name(op), in->layer.name, (double)d->eps);
+    AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
+                      "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO", amp_op_name(op), in->layer.name,
+                      (double)d->momentum);
     ampi_node* n = ampi_unary(m, op, x);
     if (!n) return ampi_no_value();
     n->eps = d->eps;
@@ -11734,10 +11731,10 @@ AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, const ampi_node* x, const a
     if (!x || !y) return ampi_no_value();
     const amp_layer *a = &x->layer, *b = &y->layer;
     const int64_t channels = a->channels + more;
-    if (!agree || a->height != b->height || a->width != b->width || channels > 0x7fffffff
-        || !ampi_shape_fits(m, (int)channels, a->height, a->width))
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", amp_op_name(op), a->name,
-                               a->channels, a->height, a->width, b->name, b->channels, b->height, b->width);
+    AMPI_REFUSE_LAYER(!agree || a->height != b->height || a->width != b->width || channels > 0x7fffffff
+                      || !ampi_shape_fits(m, (int)channels, a->height, a->width), AMP_ERR_SHAPE,
+                      "%s: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", amp_op_name(op), a->name, a->channels, a->height,
+                      a->width, b->name, b->channels, b->height, b->width);
     return ampi_value_of(m, ampi_layer_add(m, op, x, y, (int)channels, a->height, a->width));
 }
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
@@ -11756,21 +11753,17 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     if (!in) return ampi_no_value();
     const char* name = in->layer.name;
-    if (m->loss_count == AMP_MAX_LOSSES)
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what, AMP_MAX_LOSSES);
-    if (has_labels && (in->layer.height > 1 || in->layer.width > 1))
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten "
-                               "makes each element a class", what, name, in->layer.channels, in->layer.height,
-                               in->layer.width);
-    if (!ampi_in_range(&d->smoothing, 0.0f, AMPI_BELOW_ONE))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", what, name,
-                               (double)d->smoothing);
-    if (!has_labels && d->smoothing != 0.0f)
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only", what,
-                               name, (double)d->smoothing);
-    if (!ampi_in_range(&d->weight, 0.0f, AMPI_FLT_MAX))
-        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", what, name,
-                               (double)d->weight);
+    AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what,
+                      AMP_MAX_LOSSES);
+    AMPI_REFUSE_LAYER(has_labels && (in->layer.height > 1 || in->layer.width > 1), AMP_ERR_SHAPE,
+                      "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten makes each element a class",
+                      what, name, in->layer.channels, in->layer.height, in->layer.width);
+    AMPI_REFUSE_LAYER(!ampi_in_range(&d->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s on '%s': smoothing %g "
+                      "must lie in [0,1)", what, name, (double)d->smoothing);
+    AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "%s on '%s': smoothing %g is for "
+                      "softmax_cross_entropy only", what, name, (double)d->smoothing);
+    AMPI_REFUSE_LAYER(!ampi_in_range(&d->weight, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC, "%s on '%s': weight %g must be "
+                      "finite and not negative", what, name, (double)d->weight);
     ampi_node* n = ampi_layer_add(m, op, in, NULL, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;
@@ -11970,9 +11963,8 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         for (int j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
     }
     for (int i = 0; i < m->layer_count && m->loss_count > 0; i++)
-        if (m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path)
-            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", i,
-                                   m->nodes[i].layer.name);
+        AMPI_REFUSE(m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path, AMP_ERR_SHAPE,
+                    "layer %d '%s' has weights, but no loss depends on it", i, m->nodes[i].layer.name);
     return AMP_OK;
 }
 
@@ -12091,8 +12083,7 @@ AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
 
 AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* bytes) {
     const int count = 4 * m->node_count;
-    amp_result r = ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases));
     m->leases = (ampi_lease*)(void*)m->blocks[AMPI_BLOCK_LEASES].base;
     ampi_lease_times(m);
     bytes[AMPI_BLOCK_ARENA] = ampi_place_leases(m->leases, count);
@@ -12227,7 +12218,9 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     return ampi_max_size(forward, ampi_max_size(dx, dw));
 }
 
-AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
+AMPI_FN int ampi_has_labels(const amp_model* m, int loss) {
+    return m->nodes[m->losses[loss]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
+}
 /* What a loss is taken of. */
 AMPI_FN const ampi_node* ampi_loss_input(const amp_model* m, int loss) {
     return &m->nodes[m->nodes[m->losses[loss]].reads[0]];
@@ -12235,7 +12228,7 @@ AMPI_FN const ampi_node* ampi_loss_input(const amp_model* m, int loss) {
 
 /* Bytes of the targets of a loss for n samples: labels, or floats. */
 AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
-    const size_t each = ampi_has_labels(&m->nodes[m->losses[loss]]) ? 1 : ampi_features(ampi_loss_input(m, loss));
+    const size_t each = ampi_has_labels(m, loss) ? 1 : ampi_features(ampi_loss_input(m, loss));
     return each * (size_t)n * 4;
 }
 
@@ -12253,7 +12246,7 @@ AMPI_FN void ampi_plan_blocks(amp_model* m, size_t* bytes) {
         const size_t classes = ampi_features(ampi_loss_input(m, i));
         m->target_offset[i] = bytes[AMPI_BLOCK_TARGETS];
         ampi_count_bytes(&bytes[AMPI_BLOCK_TARGETS], ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
-        if (!ampi_has_labels(&m->nodes[m->losses[i]])) continue;       /* rows of logits, and their labels */
+        if (!ampi_has_labels(m, i)) continue;       /* rows of logits, and their labels */
         bytes[AMPI_BLOCK_ROW] = ampi_max_size(bytes[AMPI_BLOCK_ROW], ampi_rows_at_once(classes) * (classes + 1) * 4);
     }
     for (int i = 0; i < m->input_count; i++) {
@@ -12308,15 +12301,13 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 }
 
 AMPI_FN amp_result ampi_check_graph(amp_model* m) {
-    if (m->region_count)
-        return ampi_model_fail(m, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
-                               m->region_count > 1 ? "s are" : " is");
-    if (m->input_count == 0) return ampi_model_fail(m, AMP_ERR_SHAPE, "model: there is no input");
+    AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
+                m->region_count > 1 ? "s are" : " is");
+    AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
     for (int i = 0; i < m->layer_count; i++)
         for (int j = 0; j < i; j++)
-            if (strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0)
-                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
-                                       m->nodes[i].layer.name);
+            AMPI_REFUSE(strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0, AMP_ERR_ARGUMENT,
+                        "model: there are two layers named '%s'", m->nodes[i].layer.name);
     return AMP_OK;
 }
 
@@ -12331,18 +12322,18 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     int moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
     ampi_resolve_types(m);
-    if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
+    AMPI_TRY(ampi_init_scaler(m));
     ampi_resolve_storage(m);
-    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int));       /* each with two casts */
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int)));  /* and two casts each */
     m->order = (int*)(void*)m->blocks[AMPI_BLOCK_ORDER].base;
-    if ((r = ampi_place_casts(m)) != AMP_OK || (r = ampi_mark_paths(m)) != AMP_OK) return r;
+    AMPI_TRY(ampi_place_casts(m));
+    AMPI_TRY(ampi_mark_paths(m));
     ampi_share_memory(m);
-    if ((r = ampi_plan_arena(m, bytes)) != AMP_OK) return r;
+    AMPI_TRY(ampi_plan_arena(m, bytes));
     ampi_place_params(m, moments, bytes);
     ampi_plan_blocks(m, bytes);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
-        if ((r = ampi_block_alloc(m, i, bytes[i])) != AMP_OK) return r;
+        AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
     m->params = (amp_param*)(void*)m->blocks[AMPI_BLOCK_PARAMS].base;
     m->grad_list = (amp_tensor*)(void*)m->blocks[AMPI_BLOCK_GRAD_LIST].base;
     m->exec.workspace = m->blocks[AMPI_BLOCK_WORKSPACE].base;
@@ -12359,7 +12350,7 @@ AMPI_FN void ampi_tell_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = &m->nodes[m->losses[i]], *x = &m->nodes[ampi_source(m, loss->inputs[0])];
-        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
+        if (ampi_has_labels(m, i) && x->layer.op == AMP_OP_SOFTMAX)
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                         loss->layer.name, x->layer.name);
     }
@@ -12369,8 +12360,7 @@ AMPI_FN void ampi_tell_doubts(amp_model* m) {
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     if (!m) return AMP_ERR_ARGUMENT;
-    if (m->finalized)
-        return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
+    AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
     if (m->build_result != AMP_OK) return m->build_result;
     amp_result r = ampi_check_graph(m);
     if (r == AMP_OK) r = ampi_finalize(m);
@@ -12389,9 +12379,8 @@ AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) { return m ? ampi_index_of(m, v) : AMPI_NONE; }
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
-    amp_result r = ampi_check_finalized(m, "amp_model_memory");
-    if (r != AMP_OK) return r;
-    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
+    AMPI_TRY(ampi_check_finalized(m, "amp_model_memory"));
+    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
     memset(out, 0, sizeof *out);
     out->activation_bytes = m->blocks[AMPI_BLOCK_ARENA].bytes;
     out->parameter_bytes = m->blocks[AMPI_BLOCK_MASTERS].bytes;
@@ -12416,16 +12405,14 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 }
 
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
-    amp_result r = ampi_check_finalized(m, what);
-    if (r != AMP_OK) return r;
-    if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
+    AMPI_TRY(ampi_check_finalized(m, what));
+    AMPI_REFUSE(!values, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
     for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
-    amp_result r = ampi_check_param(m, p, out, "read param");
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_param(m, p, out, "read param"));
     return p->master ? m->backend->copy_out(out, p->master, p->count * sizeof *out, &m->exec)
                      : m->backend->download(out, AMP_F32, p->low, p->low_dtype, p->count, &m->exec);
 }
@@ -12447,17 +12434,16 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
 }
 
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
-    amp_result r = ampi_check_param(m, p, values, "write param");
-    if (r == AMP_OK && p->master) r = m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec);
-    if (r == AMP_OK && p->low) r = ampi_model_write_low(m, p, values);
-    return r;
+    AMPI_TRY(ampi_check_param(m, p, values, "write param"));
+    if (p->master) AMPI_TRY(m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec));
+    return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
 
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
-    amp_result r = ampi_check_finalized(m, "amp_model_sync_params");
-    for (int i = 0; r == AMP_OK && i < m->param_count; i++)
-        if (m->params[i].master && m->params[i].low) r = ampi_model_write_low(m, &m->params[i], NULL);
-    return r;
+    AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
+    for (int i = 0; i < m->param_count; i++)
+        if (m->params[i].master && m->params[i].low) AMPI_TRY(ampi_model_write_low(m, &m->params[i], NULL));
+    return AMP_OK;
 }
 
 /* Brings the training state up to date with what the backend has. */
@@ -12535,14 +12521,8 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 /* ======================================================================================== */
 
 AMP_DEF const char* amp_outcome_name(amp_outcome o) {
-    switch (o) {
-        case AMP_STEP_APPLIED: return "applied";
-        case AMP_STEP_ACCUMULATED: return "accumulated";
-        case AMP_STEP_SKIPPED_OVERFLOW: return "skipped: overflow";
-        case AMP_STEP_SKIPPED_MODEL: return "skipped: model";
-        case AMPI_OUTCOME_MAX: break;
-    }
-    return "?";
+    static const char* const names[] = { "applied", "accumulated", "skipped: overflow", "skipped: model" };
+    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)o);
 }
 
 /* --- where things are ----------------------------------------------------------------------- */
@@ -12661,9 +12641,8 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
 /* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
    has to be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_node* next) {
-    const int offered = n->layer.op == AMP_OP_LINEAR   ? m->backend->linear_relu_forward != NULL
-                        : n->layer.op == AMP_OP_CONV2D ? m->backend->conv2d_relu_forward != NULL
-                                                       : 0;
+    const int offered = (n->layer.op == AMP_OP_LINEAR && m->backend->linear_relu_forward)
+                        || (n->layer.op == AMP_OP_CONV2D && m->backend->conv2d_relu_forward);
     return offered && !m->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
            && &m->nodes[next->reads[0]] == n;
 }
@@ -12674,7 +12653,6 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
     const ampi_node* second = n->input_count == 2 ? &m->nodes[n->reads[1]] : NULL;
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
-    amp_result r;
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
         case AMPI_OP_CAST: return f->convert(o.y, o.yt, o.x, o.xt, o.count, e);
@@ -12698,8 +12676,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
         case AMP_OP_ADD:
             return f->add_forward(o.x, o.xt, ampi_data(m, second), second->layer.storage_dtype, o.y, o.yt, o.count, e);
         case AMP_OP_CONCAT:
-            r = f->concat_forward(o.x, o.xt, o.in, o.y, o.yt, o.out, 0, o.rows, e);
-            if (r != AMP_OK) return r;
+            AMPI_TRY(f->concat_forward(o.x, o.xt, o.in, o.y, o.yt, o.out, 0, o.rows, e));
             return f->concat_forward(ampi_data(m, second), second->layer.storage_dtype, o.out - o.in, o.y, o.yt, o.out,
                                      o.in, o.rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
@@ -12730,16 +12707,15 @@ AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on
 
 /* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
-    amp_result r = AMP_OK;
-    for (int i = 0; i <= last && r == AMP_OK; i++) {
+    for (int i = 0; i <= last; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        int relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
-        r = ampi_forward_node(m, n, p, relu);
-        if (r == AMP_OK) r = ampi_observe(m, n, p, 0);
+        const int relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
+        AMPI_TRY(ampi_forward_node(m, n, p, relu));
+        AMPI_TRY(ampi_observe(m, n, p, 0));
         i += relu;
     }
-    return r;
+    return AMP_OK;
 }
 
 /* --- backward --------------------------------------------------------------------------------- */
@@ -12792,27 +12768,25 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
 
 /* The gradients of all inputs; a contribution that was formed apart is added. */
 AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    amp_result r = AMP_OK;
-    for (int j = 0; j < n->input_count && r == AMP_OK; j++) {
+    for (int j = 0; j < n->input_count; j++) {
         const ampi_node* x = &m->nodes[n->reads[j]];
         const amp_dtype t = x->layer.storage_dtype;
         void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
-        r = ampi_backward_input(m, n, p, j);
-        if (r == AMP_OK && part && part != sum)
-            r = m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec);
+        AMPI_TRY(ampi_backward_input(m, n, p, j));
+        if (part && part != sum)
+            AMPI_TRY(m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
-    amp_result r = AMP_OK;
-    for (int i = m->node_count - 1; i >= 0 && r == AMP_OK; i--) {
+    for (int i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
-        r = ampi_observe(m, n, p, 1);
-        if (r == AMP_OK) r = ampi_backward_node(m, n, p);
+        AMPI_TRY(ampi_observe(m, n, p, 1));
+        AMPI_TRY(ampi_backward_node(m, n, p));
     }
-    return r;
+    return AMP_OK;
 }
 
 /* --- data --------------------------------------------------------------------------------------- */
@@ -12829,15 +12803,12 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     for (int at = 0; at < b->n; at += n) {
         int64_t copy[CHUNK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
-        amp_result r = AMP_OK;
         n = ampi_min_int(b->n - at, CHUNK);
-        if (b->on_device) r = m->backend->copy_out(copy, some, (size_t)n * size, &m->exec);
-        if (r != AMP_OK) return r;
+        if (b->on_device) AMPI_TRY(m->backend->copy_out(copy, some, (size_t)n * size, &m->exec));
         for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, t, (size_t)i);
-            if (label < 0 || label >= classes)
-                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is outside 0..%d",
-                                       loss->layer.name, (long long)label, at + i, classes - 1);
+            AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
+                        "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
         }
     }
     return AMP_OK;
@@ -12846,70 +12817,64 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
 /* An array of a batch, which must be there and where the backend can read it. */
 AMPI_FN amp_result ampi_check_array(amp_model* m, const amp_batch* b, const char* what, const char* array, int i,
                                     const void* data) {
-    if (!data) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i);
+    AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i);
     if (!b->on_device || !m->backend->reaches || m->backend->reaches(data)) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %s[%d] is not memory of the backend '%s'", what, array, i,
                            m->backend->name);
 }
 
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
-    amp_result r = ampi_check_finalized(m, what);
-    if (r != AMP_OK) return r;
-    if (!b) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
-    if (b->n < 1 || b->n > m->desc.batch)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
-                               m->desc.batch);
-    if (ampi_type_size(b->input_dtype) == 0 && b->input_dtype != AMP_U8)
-        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, f64 or u8", what,
-                               amp_dtype_name(b->input_dtype), (int)b->input_dtype);
-    if (with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8)
-        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
-                               amp_dtype_name(b->label_dtype), (int)b->label_dtype);
-    for (int i = 0; i < m->input_count && r == AMP_OK; i++) r = ampi_check_array(m, b, what, "inputs", i, b->inputs[i]);
-    for (int i = 0; with_targets && i < m->loss_count && r == AMP_OK; i++) {
-        const ampi_node* loss = &m->nodes[m->losses[i]];
-        r = ampi_check_array(m, b, what, "targets", i, b->targets[i]);
-        if (r == AMP_OK && ampi_has_labels(loss)) r = ampi_batch_labels(m, b, loss);
+    AMPI_TRY(ampi_check_finalized(m, what));
+    AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
+    AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what,
+                b->n, m->desc.batch);
+    AMPI_REFUSE(ampi_type_size(b->input_dtype) == 0 && b->input_dtype != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s "
+                "(%d), not f32, f16, bf16, f64 or u8", what, amp_dtype_name(b->input_dtype), (int)b->input_dtype);
+    AMPI_REFUSE(with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8,
+                AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
+                amp_dtype_name(b->label_dtype), (int)b->label_dtype);
+    for (int i = 0; i < m->input_count; i++) AMPI_TRY(ampi_check_array(m, b, what, "inputs", i, b->inputs[i]));
+    for (int i = 0; with_targets && i < m->loss_count; i++) {
+        AMPI_TRY(ampi_check_array(m, b, what, "targets", i, b->targets[i]));
+        if (ampi_has_labels(m, i)) AMPI_TRY(ampi_batch_labels(m, b, &m->nodes[m->losses[i]]));
     }
-    return r;
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
-    amp_result r = AMP_OK;
-    for (int i = 0; i < m->input_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->input_count; i++) {
         const ampi_node* n = &m->nodes[m->inputs[i]];
-        amp_reading how = n->reading;
+        const amp_dtype t = n->layer.storage_dtype;
         const size_t count = (size_t)b->n * ampi_features(n);
+        amp_reading how = n->reading;
         if (how.constants && b->on_device) how.constants = ampi_constants(m, n);
         if (how.constants || how.scale != 0.0f || b->input_dtype == AMP_U8)
-            r = m->backend->load(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, count,
-                                 !b->on_device, &how, &m->exec);
+            AMPI_TRY(m->backend->load(ampi_data(m, n), t, b->inputs[i], b->input_dtype, count, !b->on_device, &how,
+                                      &m->exec));
         else
-            r = (b->on_device ? m->backend->convert : m->backend->upload)(
-                ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, count, &m->exec);
+            AMPI_TRY((b->on_device ? m->backend->convert : m->backend->upload)(
+                ampi_data(m, n), t, b->inputs[i], b->input_dtype, count, &m->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
-    amp_result r = ampi_load_inputs(m, b);
-    for (int i = 0; i < m->loss_count && r == AMP_OK; i++)
-        if (ampi_has_labels(&m->nodes[m->losses[i]]) && ampi_label_dtype(b) != AMP_I32)
-            r = m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n, !b->on_device,
-                                 NULL, &m->exec);
+    AMPI_TRY(ampi_load_inputs(m, b));
+    for (int i = 0; i < m->loss_count; i++)
+        if (ampi_has_labels(m, i) && ampi_label_dtype(b) != AMP_I32)
+            AMPI_TRY(m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n,
+                                      !b->on_device, NULL, &m->exec));
         else
-            r = (b->on_device ? m->backend->copy : m->backend->copy_in)(
-                ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec);
-    return r;
+            AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(
+                ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec));
+    return AMP_OK;
 }
 
 /* Weighted sum of the losses of the last forward pass. */
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
-    amp_result r = AMP_OK;
-    if (m->loss_count) r = m->backend->copy_out(values, ampi_loss_value(m, 0), (size_t)m->loss_count * 4, &m->exec);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(m->backend->copy_out(values, ampi_loss_value(m, 0), (size_t)m->loss_count * sizeof *values, &m->exec));
     for (int i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
@@ -12950,44 +12915,26 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
                             &m->exec);
 }
 
-/* Whether a value holds inf or NaN; where the first one is, and which. */
-AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
+/* Which number of an array in the backend's memory is inf or NaN first; `count` if none is, or none can be read. */
+AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count, const char** what) {
     enum { CHUNK = 2048 };
-    const size_t count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
     float values[CHUNK];
     for (size_t at = 0; at < count; at += CHUNK) {
         const size_t k = ampi_min_size(count - at, CHUNK);
-        const char* from = (const char*)ampi_data(m, n) + at * size;
-        if (m->backend->download(values, AMP_F32, from, n->layer.storage_dtype, k, &m->exec) != AMP_OK) return 0;
+        const char* from = (const char*)data + at * ampi_type_size(t);
+        if (m->backend->download(values, AMP_F32, from, t, k, &m->exec) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
-            if (amp_float_is_finite(&values[i])) continue;
-            *index = at + i;
             *what = amp_float_is_nan(&values[i]) ? "nan" : "inf";
-            return 1;
+            if (!amp_float_is_finite(&values[i])) return at + i;
         }
     }
-    return 0;
+    return count;
 }
 
 /* Where inf or NaN began: the sentence is kept for amp_step_info, and the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
-    n->blamed = 1;
-    return 1;
-}
-
-/* The losses of a pass, where all that leads to them is finite. */
-AMPI_FN int ampi_diagnose_losses(amp_model* m) {
-    for (int i = 0; i < m->loss_count; i++) {
-        ampi_node* n = &m->nodes[m->losses[i]];
-        float value = 0.0f;
-        if (m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec) != AMP_OK) return 0;
-        if (amp_float_is_finite(&value)) continue;
-        snprintf(m->trouble, sizeof m->trouble, "the loss '%s' is %s although every layer's output is finite: look at "
-                 "the targets", n->layer.name, amp_float_is_nan(&value) ? "nan" : "inf");
-        return ampi_blame(m, n);
-    }
-    return 0;
+    return n->blamed = 1;
 }
 
 /* Runs the forward pass once more, looking at each value as it is made, and says in m->trouble where inf or NaN began.
@@ -12995,22 +12942,30 @@ AMPI_FN int ampi_diagnose_losses(amp_model* m) {
    afterwards. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
     ampi_pass p = *pass;
+    const char* what = "";
     p.keep_running = 1;
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
     for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = &m->nodes[m->order[i]];
         const int is_cast = n->layer.op == AMPI_OP_CAST;
-        const char* what = "";
-        size_t index = 0;
+        const size_t count = (size_t)p.n * ampi_features(n);
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
         if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
-        if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
+        const size_t bad = ampi_first_bad(m, ampi_data(m, n), n->layer.storage_dtype, count, &what);
+        if (bad == count) continue;
         snprintf(m->trouble, sizeof m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower "
                  "loss scale does not help", what, is_cast ? "16-bit copy" : "output",
-                 is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)index);
+                 is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)bad);
         return ampi_blame(m, n);
     }
-    return ampi_diagnose_losses(m);
+    for (int i = 0; i < m->loss_count; i++) {
+        ampi_node* n = &m->nodes[m->losses[i]];
+        if (ampi_first_bad(m, ampi_loss_value(m, i), AMP_F32, 1, &what) == 1) continue;
+        snprintf(m->trouble, sizeof m->trouble, "the loss '%s' is %s although every layer's output is finite: look at "
+                 "the targets", n->layer.name, what);
+        return ampi_blame(m, n);
+    }
+    return 0;
 }
 
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
@@ -13019,7 +12974,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
     const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
     const double scale = (double)info->scale_before;
-    char* message = info->message;
+    char* const message = info->message;
     const size_t size = sizeof info->message;
     if (!ampi_scale_usable(&info->scale_before))
         snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
@@ -13063,35 +13018,33 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = ampi_loss_value(m, m->loss_count), found = *flag ? 1.0f : 0.0f;
-    amp_result r = AMP_OK;
     if (m->comm.size == 1) return AMP_OK;
-    r = m->backend->copy_in(sum, &found, sizeof found, &m->exec);
-    if (r == AMP_OK) r = ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag");
-    if (r == AMP_OK) r = m->backend->copy_out(&found, sum, sizeof found, &m->exec);
-    if (r == AMP_OK) *flag = found != 0.0f;
-    return r;
+    AMPI_TRY(m->backend->copy_in(sum, &found, sizeof found, &m->exec));
+    AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
+    AMPI_TRY(m->backend->copy_out(&found, sum, sizeof found, &m->exec));
+    *flag = found != 0.0f;
+    return AMP_OK;
 }
 
 /* Sums gradients over the ranks, in one call for neighbours that are not frozen. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
     const amp_dtype t = ampi_dtype(m->desc.grad_dtype);
-    amp_result r = AMP_OK;
     int end;
-    for (int i = 0; i < m->param_count && r == AMP_OK; i = end + 1) {
+    for (int i = 0; i < m->param_count; i = end + 1) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
         for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
         if (end < m->param_count) to = (char*)m->grad_list[end].data;
-        if (end > i) r = ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t), "the gradients");
+        if (end > i) AMPI_TRY(ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t), "the gradients"));
     }
-    return r;
+    return AMP_OK;
 }
 
 /* Where the gradients' check is no wait: is the model to blame for what it found? The scale has not moved yet. */
 AMPI_FN amp_result ampi_look_for_trouble(amp_model* m, const amp_batch* b, const ampi_pass* p, float* flags) {
     float found[2];
-    amp_result r = m->backend->copy_out(found, flags, sizeof found, &m->exec);
-    if (r != AMP_OK || found[0] == 0.0f || (!m->trouble[0] && !ampi_diagnose_forward(m, b, p))) return r;
+    AMPI_TRY(m->backend->copy_out(found, flags, sizeof found, &m->exec));
+    if (found[0] == 0.0f || (!m->trouble[0] && !ampi_diagnose_forward(m, b, p))) return AMP_OK;
     found[1] = 1.0f;
     return m->backend->copy_in(flags, found, sizeof found, &m->exec);
 }
@@ -13100,24 +13053,19 @@ AMPI_FN amp_result ampi_look_for_trouble(amp_model* m, const amp_batch* b, const
    without other ranks the step itself looks. */
 AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     float* flags = ampi_loss_value(m, m->loss_count);
-    amp_result r = AMP_OK;
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
-    if (m->comm.size > 1) r = ampi_sum_gradients(m);
-    if (r == AMP_OK) r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec);
-    if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m, b, p, flags);
-    if (r == AMP_OK && m->comm.size > 1) r = ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag");
-    return r == AMP_OK ? m->backend->training_agree(&m->training, flags, &m->exec) : r;
+    if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
+    AMPI_TRY(m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec));
+    if (!m->backend->asynchronous) AMPI_TRY(ampi_look_for_trouble(m, b, p, flags));
+    if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
+    return m->backend->training_agree(&m->training, flags, &m->exec);
 }
 
 /* --- the step ------------------------------------------------------------------------------------- */
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
-    ampi_pass p;
-    memset(&p, 0, sizeof p);
-    p.n = n;
-    p.training = 1;
-    p.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * (double)m->comm.size));
-    p.accumulate = m->micro > 0;
+    const double parts = (double)m->desc.accumulate * (double)m->comm.size;
+    const ampi_pass p = { n, 1, 0, (float)(1.0 / parts), m->micro > 0 };
     return p;
 }
 
@@ -13184,16 +13132,14 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
    all-reduce, check, step or skip, move the scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_STATS], *saved = &m->blocks[AMPI_BLOCK_STATS_SAVED];
-    amp_result r = AMP_OK;
-    if (m->backend->training_pass) r = m->backend->training_pass(&m->training, &m->exec);
-    if (r == AMP_OK && !p->accumulate) r = ampi_copy_running(m, 0);
-    if (r == AMP_OK) m->saved = 1;
-    if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
-    if (r == AMP_OK) r = m->backend->training_losses(&m->training, ampi_loss_value(m, 0), m->loss_count, &m->exec);
-    if (r == AMP_OK) r = ampi_backward(m, p);
-    if (r != AMP_OK || m->micro < m->desc.accumulate) return r;
-    r = ampi_agree(m, b, p);
-    if (r != AMP_OK) return r;
+    if (m->backend->training_pass) AMPI_TRY(m->backend->training_pass(&m->training, &m->exec));
+    if (!p->accumulate) AMPI_TRY(ampi_copy_running(m, 0));
+    m->saved = 1;
+    AMPI_TRY(ampi_forward(m, p, m->node_count - 1, 1));
+    AMPI_TRY(m->backend->training_losses(&m->training, ampi_loss_value(m, 0), m->loss_count, &m->exec));
+    AMPI_TRY(ampi_backward(m, p));
+    if (m->micro < m->desc.accumulate) return AMP_OK;
+    AMPI_TRY(ampi_agree(m, b, p));
     return m->backend->training_step(&m->training, now->base, saved->base, saved->bytes, &m->exec);
 }
 
@@ -13201,11 +13147,9 @@ AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pa
 AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     const uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    amp_result r = AMP_OK;
-    if (m->backend->record) r = m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec);
-    if (r == AMP_OK && mode == AMP_RECORD_REPLAYED) m->saved = 1;
-    if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
-    r = ampi_run_step(m, b, p);
+    if (m->backend->record) AMPI_TRY(m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec));
+    if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
+    amp_result r = ampi_run_step(m, b, p);
     if (mode != AMP_RECORD_ON) return r;
     r = m->backend->record_end(&m->training, r, &m->exec);
     if (r != AMP_OK) m->saved = p->accumulate;
@@ -13215,10 +13159,9 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi
 /* Reads what the caller wants to know; of a skipped step, why. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
-    amp_result r = ampi_total_loss(m, &info->loss);
+    AMPI_TRY(ampi_total_loss(m, &info->loss));
     AMPI_FORGET(&info->loss);      /* its bits will be tested */
-    if (r == AMP_OK) r = ampi_refresh(m);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_refresh(m));
     ampi_tell_step(m, is_whole, info);
     if (is_whole) {
         ampi_log_update(m, info);
@@ -13264,19 +13207,18 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 /* What must hold for a training pass beyond what evaluation needs. A step without the gradients of some micro-batches
    would go the wrong way. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
-    if (m->loss_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no loss", what);
-    if (m->param_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
+    AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
+    AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
-        if (l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1)
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the "
-                                   "batch has 1 sample", what, l->name);
+        AMPI_REFUSE(l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1,
+                    AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the batch has 1 "
+                    "sample", what, l->name);
     }
     for (int i = 0; m->micro && i < m->param_count; i++)
-        if (!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]))
-            return ampi_model_fail(m, AMP_ERR_STATE, "%s: '%s' was frozen when this step began; unfreeze group %d "
-                                   "before the first micro-batch of a step", what, m->params[i].name,
-                                   m->params[i].group);
+        AMPI_REFUSE(!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]), AMP_ERR_STATE, "%s: '%s' was frozen "
+                    "when this step began; unfreeze group %d before the first micro-batch of a step", what,
+                    m->params[i].name, m->params[i].group);
     return AMP_OK;
 }
 
@@ -13290,7 +13232,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (!m || !m->finalized) return r;
     if (r == AMP_OK) r = ampi_check_training(m, batch, "train step");
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
-    if ((r = ampi_agree_on_batch(m, r)) != AMP_OK) return r;
+    AMPI_TRY(ampi_agree_on_batch(m, r));
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
     ampi_tell_step(m, 0, &told);
@@ -13307,14 +13249,12 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
-    amp_result r = ampi_check_finalized(m, "train read");
-    if (r != AMP_OK) return r;
-    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
-    if (!m->stepped && m->micro == 0) return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
+    AMPI_TRY(ampi_check_finalized(m, "train read"));
+    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "train read: info is NULL");
+    AMPI_REFUSE(!m->stepped && m->micro == 0, AMP_ERR_STATE, "train read: no step was made");
     memset(&told, 0, sizeof told);
-    r = ampi_total_loss(m, &told.loss);
-    if (r == AMP_OK) r = ampi_refresh(m);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_total_loss(m, &told.loss));
+    AMPI_TRY(ampi_refresh(m));
     told.attempts = 1;
     ampi_tell_step(m, m->micro == 0, &told);
     *info = told;
@@ -13335,9 +13275,8 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
         const char* from = (const char*)ampi_data(m, x) + i * classes * size;
         const int32_t* target = (const int32_t*)ampi_target(m, loss->index) + i;
         n = ampi_min_size((size_t)b->n - i, most);
-        amp_result r = m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec);
-        if (r == AMP_OK) r = m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec);
-        if (r != AMP_OK) return r;
+        AMPI_TRY(m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec));
+        AMPI_TRY(m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec));
         for (size_t j = 0; j < n; j++) {
             const float* row = rows + j * classes;
             size_t best = 0;
@@ -13350,23 +13289,19 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
 
 /* Logits may give their memory to later layers, so answers are counted right after each loss. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
-    amp_eval_info told;
-    ampi_pass p;
+    amp_eval_info told = { 0.0f, 0 };
     fenv_t floats;
-    amp_result r;
-    if (!m) return AMP_ERR_ARGUMENT;
-    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
-    if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
-    memset(&told, 0, sizeof told);
-    memset(&p, 0, sizeof p);
-    p.n = batch->n;
+    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
+    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
+    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0 };
     feholdexcept(&floats);
-    r = ampi_load_batch(m, batch);
+    amp_result r = ampi_load_batch(m, batch);
     for (int i = 0; i < m->node_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_is_idle(m, n)) continue;
         r = ampi_forward_node(m, n, &p, 0);
-        if (r == AMP_OK && ampi_has_labels(n)) r = ampi_count_correct(m, batch, n, &told.correct);
+        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
+            r = ampi_count_correct(m, batch, n, &told.correct);
     }
     if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
@@ -13375,25 +13310,19 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 }
 
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
-    ampi_pass p;
     fenv_t floats;
-    amp_result r = ampi_check_batch(m, batch, "predict", 0);
-    int i;
-    if (r != AMP_OK) return r;
-    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
-    if ((i = ampi_index_of(m, v)) == AMPI_NONE)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
-    if (ampi_op_is_loss(m->nodes[i].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[i].layer.name);
+    AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
+    const int i = ampi_index_of(m, v);
+    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
+    AMPI_REFUSE(i == AMPI_NONE, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     const ampi_node* n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
-    memset(&p, 0, sizeof p);
-    p.n = batch->n;
+    AMPI_REFUSE(ampi_op_is_loss(n->layer.op), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
+    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0 };
+    const size_t count = (size_t)p.n * ampi_features(n);
     feholdexcept(&floats);
-    r = ampi_load_inputs(m, batch);
+    amp_result r = ampi_load_inputs(m, batch);
     if (r == AMP_OK) r = ampi_forward(m, &p, n->order, 0);
-    if (r == AMP_OK)
-        r = m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype,
-                                 (size_t)p.n * ampi_features(n), &m->exec);
+    if (r == AMP_OK) r = m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype, count, &m->exec);
     fesetenv(&floats);
     return r;
 }
@@ -13424,26 +13353,24 @@ AMPI_FN size_t ampi_sample_bytes(const amp_model* m, const amp_data* data, int i
     if (loss < 0)
         return i < m->input_count ? ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype) : 0;
     if (loss >= m->loss_count) return 0;
-    if (data->label_dtype && ampi_has_labels(&m->nodes[m->losses[loss]])) return amp_dtype_size(data->label_dtype);
+    if (data->label_dtype && ampi_has_labels(m, loss)) return amp_dtype_size(data->label_dtype);
     return ampi_target_bytes(m, loss, 1);
 }
 
 /* To be closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
     const amp_allocator* a = &m->desc.allocator;
-    amp_result r = ampi_check_finalized(m, what);
     memset(f, 0, sizeof *f);
     f->m = m;
     f->data = data;
     f->what = what;
-    if (r != AMP_OK) return r;
-    if (!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
+    AMPI_TRY(ampi_check_finalized(m, what));
+    AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
+                "%s: data is NULL, or its count is not a number of samples", what);
     for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
         f->bytes[i] = ampi_sample_bytes(m, data, i);
-        if (f->bytes[i] && !AMPI_ARRAY(data, i))
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
-                                   i < AMP_MAX_INPUTS ? "inputs" : "targets", i % AMP_MAX_INPUTS);
+        AMPI_REFUSE(f->bytes[i] && !AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read",
+                    what, i < AMP_MAX_INPUTS ? "inputs" : "targets", i % AMP_MAX_INPUTS);
     }
     f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
     int missing = !f->order;
@@ -13451,21 +13378,19 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
-    if (!missing) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
-                           (long long)data->count);
+    AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
+                (long long)data->count);
+    return AMP_OK;
 }
 
 /* Fisher-Yates on positions of the stream that belong to the epoch; seed NULL = in order. */
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     const int64_t n = f->data->count;
-    int64_t j, other;
     for (int64_t i = 0; i < n; i++) f->order[i] = i;
     for (int64_t i = n - 1; seed && i > 0; i--) {
         const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
         const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
-        j = (int64_t)(bits % ((uint64_t)i + 1));
-        other = f->order[j];
+        const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
         f->order[j] = f->order[i];
         f->order[i] = other;
     }
@@ -13489,9 +13414,8 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     b->input_dtype = b->label_dtype = AMP_DTYPE_DEFAULT;
     amp_result r = d->read(b, f->order + at, d->user_data);
     b->n = n;
-    if (r == AMP_OK) return r;
-    return ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place %lld on", f->what,
-                           amp_result_string(r), n, (long long)at);
+    return r == AMP_OK ? r : ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place "
+                                             "%lld on", f->what, amp_result_string(r), n, (long long)at);
 }
 
 /* Weighs each batch by its samples. */
@@ -13504,9 +13428,8 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
         amp_eval_info part;
         amp_batch b;
         n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
-        amp_result r = ampi_feed_read(f, at, n, &b);
-        if (r == AMP_OK) r = amp_evaluate(f->m, &b, &part);
-        if (r != AMP_OK) return r;
+        AMPI_TRY(ampi_feed_read(f, at, n, &b));
+        AMPI_TRY(amp_evaluate(f->m, &b, &part));
         sum += (double)part.loss * (double)n;
         info->correct += part.correct;
     }
@@ -13518,7 +13441,7 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
     amp_eval_info told;
     ampi_feed f;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate data: info is NULL");
+    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate data: info is NULL");
     amp_result r = ampi_feed_open(&f, m, data, "evaluate data");
     if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told);
     ampi_feed_close(&f);
@@ -13587,7 +13510,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     amp_batch b;
     amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b);
     if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);
-    if ((r = amp_train_step(f->m, &b, &step)) != AMP_OK) return r;
+    AMPI_TRY(amp_train_step(f->m, &b, &step));
     int done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
@@ -13645,14 +13568,13 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
     memset(&f->now, 0, sizeof f->now);
     f->now.epoch = epoch + 1;
-    amp_result r = ampi_fit_pass(f);
-    if (r == AMP_OK && f->d.evaluation) {
-        r = ampi_feed_evaluate(&f->evaluation, &told);
-        f->now.eval_loss = r == AMP_OK ? told.loss : 0.0f;
-        f->now.accuracy = r == AMP_OK ? (double)told.correct / (double)f->d.evaluation->count : 0.0;
+    AMPI_TRY(ampi_fit_pass(f));
+    if (f->d.evaluation) {
+        AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
+        f->now.eval_loss = told.loss;
+        f->now.accuracy = (double)told.correct / (double)f->d.evaluation->count;
     }
-    if (r == AMP_OK) r = ampi_fit_judge(f);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_fit_judge(f));
     f->info.last = f->now;
     if (f->d.history) f->d.history[f->info.epochs] = f->now;
     f->info.epochs++;
@@ -13664,15 +13586,14 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
 AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
-    if (d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0 || d->max_steps < 0)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is "
-                               "out of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
-    if (d->patience && !d->evaluation && m->comm.size > 1)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: patience needs evaluation data: each rank has its own loss");
-    if (m->micro)
-        return ampi_model_fail(m, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
+    AMPI_REFUSE(d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0
+                || d->max_steps < 0, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld "
+                "is out of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
+    AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT, "fit: patience needs evaluation "
+                "data: each rank has its own loss");
+    AMPI_REFUSE(m->micro, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
 #if defined(AMP_NO_STDIO)
-    if (d->best_path) return ampi_model_fail(m, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
+    AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
 #endif
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         ampi_fit_end_with(f, AMP_FIT_STEPS);
