@@ -703,6 +703,7 @@ int main(void) {
     TEST(test_single_gradients);
     TEST(test_error_bound);
     TEST(test_refused_shapes);
+    TEST(test_large_strides);
     TEST(test_refused_calls);
     TEST_END();
 }
