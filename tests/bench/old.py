@@ -2,8 +2,9 @@
 
 Each case whose line has WORD in it ("gemm", "train", "f16", ...) is timed in turn by both, on one thread (in seconds of
 the processor) and on two, and printed with the ratio old / new: 1.1 = the new header takes a tenth less time. The
-figure is the median of the rounds' ratios. A ratio below the target of its row is marked. AMP_ISA=avx2 (`make bench-old ISA=avx2`) holds both."""
-import statistics, sys
+figure is the median of the rounds' ratios. A ratio below the target of its row is marked. AMP_ISA=avx2 (`make bench-old ISA=avx2`) holds both,
+THREADS=1 leaves the second thread out."""
+import os, statistics, sys
 from bench import Ours, bind, listed, processors, short
 
 ROUNDS = 9
@@ -27,7 +28,7 @@ def main():
     assert cases == [c[:3] for c in listed(programs[0])], "the two programs have other cases"
     below = measured = 0
     print("| what | shape | type | threads | unit | old | new | old / new | target |\n|---|---|---|---|---|---|---|---|---|")
-    for threads in sorted({1, min(2, len(cpus))}):
+    for threads in sorted({1, min(int(os.environ.get("THREADS", 2)), len(cpus))}):
         bind(0, cpus[-1:] if threads == 1 else cpus)
         both = [Ours(p, threads, *["processor"] * (threads == 1)) for p in programs]
         bind(0, cpus)
