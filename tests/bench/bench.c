@@ -176,22 +176,26 @@ static void close_case(void) {
   #define WIDE(bytes) uint64_t
   #define SPREAD(wide, x) ((wide)(x))
 #endif
-enum { AHEAD_BYTES = 4096, TURN_BYTES = 256, CHAINS = 12, PEAK_TURNS = 125000, BURSTS = 8 };
+enum { PAGE_BYTES = 4096, AHEAD_BYTES = 4096, TURN_BYTES = 256, CHAINS = 12, PEAK_TURNS = 125000, BURSTS = 8 };
 static volatile uint32_t sink;          /* zero, but the compiler does not know */
 
 /* The processor's own prefetchers stop at the end of a page. */
 #if defined(__GNUC__)
-  #define LINE_AHEAD(p) __builtin_prefetch((char*)(p) + AHEAD_BYTES)
+  #define FETCH(p, bytes_on) __builtin_prefetch((char*)(p) + (bytes_on))
 #else
-  #define LINE_AHEAD(p) ((void)0)
+  #define FETCH(p, bytes_on) ((void)0)
 #endif
+#define LINE_AHEAD(p) FETCH(p, AHEAD_BYTES)
 /* Each line of four vectors. */
 #define FOUR_AHEAD(p) do {                                                 \
     LINE_AHEAD(p);                                                         \
     if (sizeof *(p) > 16) LINE_AHEAD((p) + 2);                             \
     if (sizeof *(p) > 32) { LINE_AHEAD((p) + 1); LINE_AHEAD((p) + 3); }    \
 } while (0)
-#define PAGE_AHEAD(p) ampi_fetch_page(p, 4 * sizeof *(p), AMPI_PAGES)
+/* One line of a page that is 16 on, where a page begins. */
+#define PAGE_AHEAD(p) do {                                                                                          \
+    if (((uintptr_t)(const void*)(p) & (PAGE_BYTES - 1)) < 4 * sizeof *(p)) FETCH(p, 16 * PAGE_BYTES);              \
+} while (0)
 #define NOT_AHEAD(p) ((void)0)
 
 /* Goes once over a part of an array, a whole number of TURN_BYTES. */
@@ -206,15 +210,12 @@ target static NOINLINE void name(char* data, size_t bytes, char use) {          
 }
 
 /* Twelve independent chains hide the latency of the fma. */
-#define FMAS(name, isa, target, lanes, fma)                                                                     \
-target static NOINLINE void fmas_##name(float* x) {                                                             \
-    ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes, lanes);                    \
-    ampi_vector_##isa x0 = ampi_load_##isa(x, lanes), x1 = ampi_load_##isa(x + lanes, lanes),                   \
-                      x2 = ampi_load_##isa(x + 2 * lanes, lanes), x3 = ampi_load_##isa(x + 3 * lanes, lanes),   \
-                      x4 = ampi_load_##isa(x + 4 * lanes, lanes), x5 = ampi_load_##isa(x + 5 * lanes, lanes),   \
-                      x6 = ampi_load_##isa(x + 6 * lanes, lanes), x7 = ampi_load_##isa(x + 7 * lanes, lanes),   \
-                      x8 = ampi_load_##isa(x + 8 * lanes, lanes), x9 = ampi_load_##isa(x + 9 * lanes, lanes),   \
-                      y0 = ampi_load_##isa(x + 10 * lanes, lanes), y1 = ampi_load_##isa(x + 11 * lanes, lanes); \
+#define FMAS(isa, target, lanes, vector, set1, load, store, fma)                                                \
+target static NOINLINE void fmas_##isa(float* x) {                                                              \
+    vector a = set1(-1.0f), b = load(x + 12 * lanes);                                                           \
+    vector x0 = load(x), x1 = load(x + lanes), x2 = load(x + 2 * lanes), x3 = load(x + 3 * lanes),              \
+           x4 = load(x + 4 * lanes), x5 = load(x + 5 * lanes), x6 = load(x + 6 * lanes), x7 = load(x + 7 * lanes),\
+           x8 = load(x + 8 * lanes), x9 = load(x + 9 * lanes), y0 = load(x + 10 * lanes), y1 = load(x + 11 * lanes);\
     int i;                                                                                                      \
     for (i = 0; i < PEAK_TURNS; i++) {                                                                          \
         x0 = fma(x0, a, b); x1 = fma(x1, a, b); x2 = fma(x2, a, b);                                             \
@@ -224,24 +225,31 @@ target static NOINLINE void fmas_##name(float* x) {                             
     }                                                                                                           \
     x0 = fma(x1, x2, fma(x3, x4, fma(x5, x6, x0)));                                                             \
     x0 = fma(x7, x8, fma(x9, y0, fma(y1, b, x0)));                                                              \
-    ampi_put_##isa(x, lanes, x0);                                                                               \
+    store(x, x0);                                                                                               \
 }
 
-#define LIMITS(isa, target, lanes, register_bytes)                \
-    FMAS(isa, isa, target, lanes, ampi_fma_##isa)                 \
+#define LIMITS(isa, target, register_bytes)                       \
     typedef WIDE(register_bytes) wide_##isa;                      \
     PASS(pass_##isa, wide_##isa, target, NOT_AHEAD)               \
     PASS(pass_ahead_##isa, wide_##isa, target, FOUR_AHEAD)        \
-    PASS(pass_pages_##isa, wide_##isa, target, PAGE_AHEAD)        \
-    enum { LANES_##isa = lanes };
+    PASS(pass_pages_##isa, wide_##isa, target, PAGE_AHEAD)
 
-LIMITS(scalar, , 1, 16)
+#define SAME(x) (x)
+#define LOAD(p) (*(p))
+#define STORE(p, x) (void)(*(p) = (x))
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+FMAS(scalar, , 1, float, SAME, LOAD, STORE, MULTIPLY_ADD)
+LIMITS(scalar, , 16)
 #if AMPI_X86
-LIMITS(avx2, AMPI_TARGET_AVX2, 8, 32)
-LIMITS(avx512, AMPI_TARGET_AVX512, 16, 64)
+FMAS(avx2, AMPI_TARGET_AVX2, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps)
+LIMITS(avx2, AMPI_TARGET_AVX2, 32)
+FMAS(avx512, AMPI_TARGET_AVX512, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps)
+LIMITS(avx512, AMPI_TARGET_AVX512, 64)
 #endif
 #if AMPI_NEON
-LIMITS(neon, , 4, 16)
+#define NEON_FMA(a, b, c) vfmaq_f32(c, a, b)
+FMAS(neon, , 4, float32x4_t, vdupq_n_f32, vld1q_f32, vst1q_f32, NEON_FMA)
+LIMITS(neon, , 16)
 #endif
 
 /* Writes past the caches, where the processor can. */
@@ -249,7 +257,7 @@ static NOINLINE void write_past(char* data, size_t bytes, int pages) {
 #if AMPI_X86
     size_t i;
     for (i = 0; i + 16 <= bytes; i += 16) {
-        if (pages) ampi_fetch_page(data + i, 16, AMPI_PAGES);
+        if (pages) PAGE_AHEAD((uint32_t*)(void*)(data + i));
         _mm_stream_si128((__m128i*)(void*)(data + i), _mm_setzero_si128());
     }
 #else
@@ -264,15 +272,15 @@ typedef struct limit_kernels {
     int lanes;
 } limit_kernels;
 static limit_kernels limits(void) {
-    const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar, pass_pages_scalar }, LANES_scalar };
+    const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar, pass_pages_scalar }, 1 };
 #if AMPI_X86
-    const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2, pass_pages_avx2 }, LANES_avx2 };
-    const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, LANES_avx512 };
+    const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2, pass_pages_avx2 }, 8 };
+    const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, 16 };
     if (ampi_simd() == AMP_ISA_AVX512) return avx512;
     if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #endif
 #if AMPI_NEON
-    const limit_kernels neon = { fmas_neon, { pass_neon, pass_ahead_neon, pass_pages_neon }, LANES_neon };
+    const limit_kernels neon = { fmas_neon, { pass_neon, pass_ahead_neon, pass_pages_neon }, 4 };
     if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
     return scalar;
