@@ -13713,7 +13713,7 @@ AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* n
 
 /* --- texts ------------------------------------------------------------------------------ */
 
-/* Is it a byte of a character in UTF-8, but not its first one? */
+/* A byte of UTF-8 that no character begins with. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
 /* A text made fit for a sentence: without control characters, and of more than `longest` bytes only the first `head`
@@ -13995,15 +13995,6 @@ typedef struct ampi_file_content {
     uint32_t* crcs;      /* of each tensor, known when its data has been written; 0 before */
 } ampi_file_content;
 
-/* The order in the file: large elements first, so that each tensor is aligned to its element. Starts with *i
-   = -1 and *element = 8; 0 at the end. */
-AMPI_FN int ampi_next_tensor(const ampi_file_content* c, int* i, size_t* element) {
-    for (; *element >= 2; *element /= 2, *i = -1)
-        while (++*i < c->count)
-            if (ampi_type_size(c->tensors[*i].tensor.dtype) == *element) return 1;
-    return 0;
-}
-
 /* "name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]} */
 AMPI_FN void ampi_put_tensor(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
     char text[256], shown[AMPI_SHOWN_SHAPE];
@@ -14032,18 +14023,21 @@ AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
     ampi_sink_text(s, "}");
 }
 
-/* The JSON text, padded with spaces to a multiple of 8 bytes. */
+/* The JSON text, padded with spaces to a multiple of 8 bytes. Tensors with large elements come first, so that each is
+   aligned to its element. */
 AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
     uint64_t begin = 0, start = s->bytes;
-    size_t element = 8;
-    int i = -1;
+    size_t element;
+    int i;
     ampi_sink_text(s, "{");
     if (c->text_count + c->count > 0) ampi_put_texts(s, c);
-    while (ampi_next_tensor(c, &i, &element)) {
-        ampi_sink_text(s, ",");
-        ampi_put_tensor(s, &c->tensors[i], begin);
-        begin += ampi_file_bytes(&c->tensors[i]);
-    }
+    for (element = 8; element >= 2; element /= 2)
+        for (i = 0; i < c->count; i++) {
+            if (ampi_type_size(c->tensors[i].tensor.dtype) != element) continue;
+            ampi_sink_text(s, ",");
+            ampi_put_tensor(s, &c->tensors[i], begin);
+            begin += ampi_file_bytes(&c->tensors[i]);
+        }
     ampi_sink_text(s, "}");
     while ((s->bytes - start) % 8) ampi_sink_text(s, " ");
 }
@@ -14079,22 +14073,23 @@ AMPI_FN uint32_t ampi_put_data(ampi_sink* s, const void* data, size_t bytes, siz
     return crc;
 }
 
-/* The whole file; its header once more when the CRCs are known, which make it no longer. */
+/* The whole file. Its header is written once more when the CRCs are known, which make it no longer. */
 AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint64_t header_bytes) {
     unsigned char length[8];
-    size_t element = 8;
+    size_t element;
     int i;
     ampi_put64(length, header_bytes);
     ampi_sink_put(s, length, 8);
     ampi_put_header(s, c);
-    for (i = -1; ampi_next_tensor(c, &i, &element) && !s->error;) {
-        const amp_file_tensor* t = &c->tensors[i];
-        const size_t bytes = ampi_file_bytes(t);
-        amp_result r = AMP_OK;
-        if (c->model && bytes > 0) r = c->model->backend->copy_out(c->host, t->tensor.data, bytes, &c->model->exec);
-        if (r != AMP_OK) return r;
-        c->crcs[i] = ampi_put_data(s, c->model ? c->host : t->tensor.data, bytes, element);
-    }
+    for (element = 8; element >= 2; element /= 2)
+        for (i = 0; i < c->count && !s->error; i++) {
+            const amp_tensor* t = &c->tensors[i].tensor;
+            amp_result r = AMP_OK;
+            if (ampi_type_size(t->dtype) != element || t->count == 0) continue;
+            if (c->model) r = c->model->backend->copy_out(c->host, t->data, t->count * element, &c->model->exec);
+            if (r != AMP_OK) return r;
+            c->crcs[i] = ampi_put_data(s, c->model ? c->host : t->data, t->count * element, element);
+        }
     ampi_sink_check(s, s->error || fseek(s->stream, 8, SEEK_SET) == 0);
     ampi_put_header(s, c);
     return AMP_OK;
@@ -14220,7 +14215,7 @@ AMPI_FN int ampi_json_hex4(ampi_json* j, unsigned* out) {
 AMPI_FN int ampi_json_code_point(ampi_json* j, char** w) {
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
     unsigned c, low = 0;
-    int n;
+    int more;
     if (!ampi_json_hex4(j, &c)) return 0;
     if (c == 0) return ampi_json_fail(j, "a text holds a zero character");
     if (c >= 0xd800 && c <= 0xdfff) {
@@ -14231,9 +14226,9 @@ AMPI_FN int ampi_json_code_point(ampi_json* j, char** w) {
         if (low < 0xdc00 || low > 0xdfff) return ampi_json_fail(j, "an escape is half of a surrogate pair");
         c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
     }
-    for (low = c, n = 0; low > (n ? 0x3fu >> n : 0x7fu); n++) low >>= 6;
-    *(*w)++ = (char)(heads[n] | low);
-    while (n-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * n & 0x3f));
+    more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    *(*w)++ = (char)(heads[more] | c >> 6 * more);
+    while (more-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * more & 0x3f));
     return 1;
 }
 
