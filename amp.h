@@ -6419,100 +6419,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 /* >>impl-math   exp, log, tanh and the like, the same bits everywhere.                       */
 /* ======================================================================================== */
 
-/* --- AVX-512 by hand, for rooms that still have it --------------------------------------- */
-
 #if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_half_x16(__m512i u) {
-    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u), _MM_FROUND_TO_NEAREST_INT);
-}
-/* Lanes that hold a NaN, quiet or signalling. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nan_x16(__m512i u) {
-    return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
-}
-/* The upper half of each lane: the odd ones of 32 words. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
-    const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
-                                         0x0007000500030001);
-    return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
-}
-/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign
-   and the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(int result, __m512i u) {
-    const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
-    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
-    const __m512i nan = _mm512_set1_epi32(0x7fc00000), rounded = _mm512_sub_epi32(u, less);
-    if (result) return _mm512_mask_mov_epi32(rounded, ampi_nan_x16(u), nan);
-    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-}
-/* x with NaNs as results have them. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x16(__m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
-    return _mm512_mask_mov_epi32(u, ampi_nan_x16(u), _mm512_set1_epi32(0x7fc00000));
-}
-#define AMPI_PUT_HALF_X16(p, x)  _mm256_storeu_si256((__m256i*)(void*)(p), x)
-#define AMPI_LOAD_HALF_X16(m, p) _mm256_maskz_loadu_epi16(m, (const void*)(p))
-
-/* The processor prefetches up to the end of a page; this is one page ahead. */
-#define AMPI_AHEAD(p, byte) _mm_prefetch((const char*)(p) + (byte) + 4096, _MM_HINT_T0)
-
-/* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
-   and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
-   in, and on its way out all NaNs become 0x7fc00000. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
-    const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
-    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
-    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    __m256i bits;
-    if (t == AMP_F32) {
-        _mm512_mask_storeu_epi32((float*)p + i, m, ampi_clean_x16(x));
-        return;
-    }
-    if (t == AMP_F16) bits = ampi_f32_to_half_x16(ampi_clean_x16(x));
-    else bits = ampi_upper_x16(ampi_round_bf16_x16(1, _mm512_castps_si512(x)));
-    if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
-    else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    AMPI_AHEAD(p, i * ampi_type_size(t));
-    ampi_put_fetched_x16(t, p, i, m, x);
-}
-/* Fetches elements [i, i+32), so many bytes on, and [i, i+64), one page ahead. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_fetch_x32(amp_dtype t, const void* p, size_t i, size_t ahead) {
-    AMPI_FETCH(p, ahead + i * ampi_type_size(t));
-    if (t == AMP_F32) AMPI_FETCH(p, ahead + i * ampi_type_size(t) + 64);
-}
-/* The first n of sixteen. */
-AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
-/* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
-#define AMPI_EACH_X16(step, t, n, ...)                                                    \
-    do {                                                                                  \
-        size_t ampi_i = 0;                                                                \
-        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
-        if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
-    } while (0)
-/* fn(type, ...) with the type as a constant. */
-#define AMPI_FOR_TYPE(fn, t, ...)                                       \
-    do {                                                                \
-        if (ampi_dtype(t) == AMP_F16) fn(AMP_F16, __VA_ARGS__);         \
-        else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
-        else fn(AMP_F32, __VA_ARGS__);                                  \
-    } while (0)
-/* As EACH_X16 with any type: a loop for each, but one body for the last group, which asks for the type. */
-#define AMPI_WHOLE_X16(step, t, n, ...) \
-    for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__)
-#define AMPI_ALL_X16(step, t, n, ...)                                                             \
-    do {                                                                                          \
-        size_t ampi_i = 0;                                                                        \
-        if (ampi_dtype(t) == AMP_F16) AMPI_WHOLE_X16(step, AMP_F16, n, __VA_ARGS__);              \
-        else if (ampi_dtype(t) == AMP_BF16) AMPI_WHOLE_X16(step, AMP_BF16, n, __VA_ARGS__);       \
-        else AMPI_WHOLE_X16(step, AMP_F32, n, __VA_ARGS__);                                       \
-        if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
-    } while (0)
-
 /* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. A result's NaNs
    become 0x7fc0. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) {
@@ -6524,25 +6431,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) 
     __m256i quiet = result ? _mm256_set1_epi32(0x7fc00000) : _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
-/* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
-   a[0..3], b[0..3], a[4..7], b[4..7]. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) {
-    return _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
-}
-/* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
-   or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
-   exponents 2^7 more carries into the sign, are rare. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(int result, __m256 a, __m256 b) {
-    const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
-    const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
-    __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
-    if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
-        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(result, a), ampi_bf16_round_avx2(result, b));
-    cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
-    cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
-    return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
-}
 #endif
+
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
    float one after the other, the rest being fitted again after each. The errors stated are the largest seen
