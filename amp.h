@@ -11268,10 +11268,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     m->training_open = m->param_count = 0;
     m->node_count = m->layer_count;
-    m->order = NULL;
-    m->leases = NULL;
-    m->params = NULL;
-    m->grad_list = NULL;
+    m->params = NULL;          /* sizes are counted first, see ampi_place_param */
     m->exec.workspace = NULL;
     m->exec.workspace_size = 0;
 }
@@ -12390,19 +12387,14 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     shape[0] = m->params[param].count;
     for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
-        if (n->weight != param) continue;
-        if (n->layer.op == AMP_OP_LINEAR) {
-            *rank = 2;
-            shape[0] = (size_t)n->layer.channels;
-            shape[1] = n->fan_in;
-        }
-        if (n->layer.op == AMP_OP_CONV2D) {
-            *rank = 4;
-            shape[0] = (size_t)n->conv.out_channels;
-            shape[1] = (size_t)(n->conv.channels / n->conv.groups);
-            shape[2] = (size_t)n->conv.kernel_h;
-            shape[3] = (size_t)n->conv.kernel_w;
-        }
+        if (n->weight != param || ampi_op(n->layer.op)->kind != AMPI_KIND_MATRIX) continue;
+        *rank = n->layer.op == AMP_OP_LINEAR ? 2 : 4;
+        shape[0] = (size_t)n->layer.channels;
+        shape[1] = n->fan_in;
+        if (n->layer.op == AMP_OP_LINEAR) continue;
+        shape[1] = (size_t)(n->conv.channels / n->conv.groups);
+        shape[2] = (size_t)n->conv.kernel_h;
+        shape[3] = (size_t)n->conv.kernel_w;
     }
 }
 
@@ -12472,12 +12464,9 @@ AMPI_FN void ampi_norm_operands(const amp_model* m, const ampi_node* n, const am
     o->running = ampi_running(m, n);
     o->mean = o->running + (batch_norm ? m->blocks[AMPI_BLOCK_STATS_SAVED].bytes / sizeof(float) : 0);
     o->variance = o->mean + (batch_norm ? n->layer.channels : m->desc.batch);
-    o->norm.n = p->n;
-    o->norm.channels = n->layer.channels;
-    o->norm.spatial = n->layer.height * n->layer.width;
-    o->norm.eps = n->eps;
-    o->norm.momentum = p->keep_running ? (float)AMP_ZERO : n->momentum;
-    o->norm.frozen = n->frozen;
+    const amp_batch_norm_shape s = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
+                                     p->keep_running ? (float)AMP_ZERO : n->momentum, n->frozen };
+    o->norm = s;
 }
 AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
     const ampi_node* x = &m->nodes[n->reads[j]];
@@ -12507,17 +12496,14 @@ AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, c
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
                                     amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
     const size_t count = (size_t)p->n * ampi_features(n);
-    const amp_training* training = &m->training;
+    const amp_training* t = &m->training;
     const uint64_t each = (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
-    uint64_t stride = each * (uint64_t)m->comm.size, offset = each * (uint64_t)m->comm.rank;
-    if (!training->position) offset += training->passes * stride;
-    if (!p->training) {
-        if (from == to) return AMP_OK;
-        return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
-    }
-    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p,
-                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, training->position, stride,
-                                       &m->exec);
+    const uint64_t stride = each * (uint64_t)m->comm.size, seed = ampi_stream(m, -2 - (int)(n - m->nodes));
+    const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
+    if (p->training)
+        return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p, seed, offset, t->position,
+                                           stride, &m->exec);
+    return from == to ? AMP_OK : m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
 }
 
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
@@ -13001,13 +12987,6 @@ AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* inf
     else ampi_describe_update(&t->last, info);
 }
 
-/* The logger hears once of weights that stay as they were, and once of saturated copies. */
-AMPI_FN void ampi_log_update(amp_model* m, const amp_step_info* info) {
-    const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
-    if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
-    m->told_update |= causes;
-}
-
 /* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
    statistics, the random numbers, and the scaler's window if it is still open. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
@@ -13046,19 +13025,19 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi
     return r;
 }
 
-/* Reads what the caller wants to know; of a skipped step, why. */
+/* Reads what the caller wants to know; of a skipped step, why. The logger hears once of weights that stay as they were,
+   and once of saturated copies. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_total_loss(m, &info->loss));
     AMPI_FORGET(&info->loss);      /* its bits will be tested */
     AMPI_TRY(ampi_refresh(m));
     ampi_tell_step(m, is_whole, info);
-    if (is_whole) {
-        ampi_log_update(m, info);
-        return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
-    }
-    /* This batch will be gone when the step ends. */
-    if (!m->trouble[0] && !amp_float_is_finite(&info->loss)) ampi_diagnose_forward(m, b, p);
+    const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
+    if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
+    m->told_update |= causes;
+    if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
+    if (!m->trouble[0] && !amp_float_is_finite(&info->loss)) ampi_diagnose_forward(m, b, p);    /* while b is there */
     return AMP_OK;
 }
 
@@ -13112,9 +13091,6 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     return AMP_OK;
 }
 
-/* Was a step made that there is something to tell about? A limit of the scaler is told after it. */
-AMPI_FN int ampi_step_was_made(amp_result r) { return r == AMP_OK || r == AMP_ERR_OVERFLOW; }
-
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info told;
     fenv_t floats;
@@ -13133,7 +13109,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
         r = ampi_attempt(m, batch, &told);
     } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW && told.attempts <= m->desc.max_replays);
     fesetenv(&floats);
-    if (info && ampi_step_was_made(r)) *info = told;
+    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;     /* a limit comes after a step */
     return r;
 }
 
