@@ -1,13 +1,19 @@
-/* test.h - a small test harness. A test program calls TEST(fn) for each test and ends with TEST_END().
-   Each CHECK counts as passed or failed; a failed one prints its place and, with CHECK_MSG, the values. */
+/* test.h - a small test harness. A test program calls TEST(fn) for each test and ends with TEST_END(). After
+   TEST_BEGIN(argc, argv) an argument chooses: only tests whose name contains it run. Each CHECK counts as passed or
+   failed; a failed one prints its place and, with CHECK_MSG, the values. TEST_TIMES in the environment prints how long
+   each test took. */
 #ifndef AMP_TEST_H
 #define AMP_TEST_H
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-static long test_passed, test_failed, test_skipped;
+static long test_passed, test_failed, test_skipped, test_count;
+static const char* test_wanted = "";         /* a part of the names of the tests that run */
+
+#define TEST_BEGIN(argc, argv) do { if ((argc) > 1) test_wanted = (argv)[1]; } while (0)
 
 /* At most this many failures are printed in full; all are counted. */
 #define TEST_MAX_PRINTED 20
@@ -33,22 +39,28 @@ static long test_passed, test_failed, test_skipped;
   #define TEST_EVERY 1
 #endif
 
-#define TEST(fn)                                                                          \
-    do {                                                                                  \
-        long before = test_failed;                                                        \
-        fn();                                                                             \
-        if (test_failed != before) printf("FAILED: %s\n", #fn);                           \
-        if (TEST_STOP && test_failed != before) exit(1);                                  \
-    } while (0)
+#define TEST(fn) test_run(#fn, fn)
+static inline void test_run(const char* name, void (*test)(void)) {
+    const long before = test_failed;
+    const clock_t start = clock();
+    if (!strstr(name, test_wanted)) return;
+    test_count++;
+    test();
+    if (getenv("TEST_TIMES")) printf("%8.2f s  %s\n", (double)(clock() - start) / CLOCKS_PER_SEC, name);
+    if (test_failed != before) printf("FAILED: %s\n", name);
+    if (TEST_STOP && test_failed != before) exit(1);
+}
 
 #define TEST_SKIP(why) do { test_skipped++; printf("skipped: %s\n", why); } while (0)
 
-/* The closing line; the exit status is 1 if anything failed, or if nothing ran. */
-#define TEST_END()                                                                        \
-    do {                                                                                  \
-        printf("%ld passed, %ld failed, %ld skipped\n", test_passed, test_failed, test_skipped); \
-        return test_failed || (test_passed == 0 && test_skipped == 0) ? 1 : 0;             \
-    } while (0)
+/* The closing line: checks, then tests. The exit status is 1 if anything failed, or if nothing ran. */
+#define TEST_END() return test_end()
+static inline int test_end(void) {
+    printf("%ld passed, %ld failed, %ld skipped (checks of %ld tests)\n", test_passed, test_failed, test_skipped,
+           test_count);
+    if (test_count == 0 && *test_wanted) printf("no test has '%s' in its name\n", test_wanted);
+    return test_failed || (test_passed == 0 && test_skipped == 0) ? 1 : 0;
+}
 
 static inline int test_due(void) {
     static int calls;

@@ -330,7 +330,8 @@ static void test_sizes_that_do_not_fit(void) {
     amp_model_destroy(m);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     int i;
     for (i = 0; i < 4 * 1024; i++) pictures[i] = test_uniform();
     TEST(test_build);

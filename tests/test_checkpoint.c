@@ -1881,7 +1881,8 @@ static void test_own_loop_memory(void) {
     CHECK_MSG(k == 5 && same_loops(&a, &b), "loading made %ld allocations", k - 2);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
 #if HAVE_POSIX
     char command[300];
     const char* parent = getenv("TMPDIR");

@@ -689,7 +689,8 @@ static void test_refused_calls(void) {
     for (i = 0; i < 16; i++) CHECK(y[i] == 7);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);

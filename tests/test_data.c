@@ -492,7 +492,8 @@ static void test_batches(void) {
     data_free(&d);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_crc);
     TEST(test_blocks);
     TEST(test_truncated);

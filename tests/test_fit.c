@@ -513,7 +513,8 @@ static void test_dead(void) {
     amp_model_destroy(m);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     test_seed = 9;
     make_pictures();
     TEST(test_order);

@@ -877,7 +877,8 @@ static void test_workspace_is_enough(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_all_types_and_transposes);
     TEST(test_alpha_beta);
     TEST(test_blocks);

@@ -206,7 +206,8 @@ static void test_training(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_gradients);
     TEST(test_low_types);
     TEST(test_order);

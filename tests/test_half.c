@@ -99,12 +99,13 @@ static uint16_t from_double(const format* t, double d) {
 
 static const amp_isa all_isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
 /* Runs a test on each instruction set that this machine has. */
-static void on_every_isa(void (*test)(void)) {
+#define on_every_isa(test) run_on_every_isa(#test, test)
+static void run_on_every_isa(const char* name, void (*test)(void)) {
     size_t i;
     for (i = 0; i < sizeof all_isas / sizeof *all_isas; i++) {
         long before = test_failed;
         if (amp_cpu_force_isa(all_isas[i]) != AMP_OK) continue;
-        test();
+        test_run(name, test);
         if (test_failed != before) printf("  on %s\n", amp_isa_name(all_isas[i]));
     }
     amp_cpu_force_isa(AMP_ISA_AUTO);
@@ -952,7 +953,8 @@ static void test_rows(void) {
     CHECK(amp_convert_rows(NULL, AMP_F32, 0, NULL, AMP_F32, 0, 0, 5, NULL) == AMP_OK);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     format_init(&half_format);
     format_init(&bf16_format);
     TEST(test_known_values);

@@ -1301,7 +1301,8 @@ static void remove_leftovers(void) {
 }
 #endif
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(convert_desc_fields);
     TEST(conv_shape_fields);
     TEST(pool_shape_fields);

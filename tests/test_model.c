@@ -1776,7 +1776,8 @@ static void test_memory(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_gradients_every_layer);
     TEST(test_gradients_in_place);
     TEST(test_view_beside_in_place);

@@ -261,7 +261,8 @@ static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
 #endif
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_threads_change_no_bit);
     TEST(test_threads_and_convolutions);
     TEST(test_threads_and_batches);

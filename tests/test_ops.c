@@ -1925,7 +1925,8 @@ static void run_all(void) {
     TEST(test_refusals);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     unsigned long long first = 0;
     int isa;
     for (isa = AMP_ISA_SCALAR; isa <= AMP_ISA_AVX512_BF16; isa++) {

@@ -1479,7 +1479,8 @@ static void zero_grad_over_nan(void) {
     for (i = 0; i < N; i++) CHECK(to_bits(b.g[i]) == 0 && b.g16[i] == 0);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(textbook_agreement);
     TEST(same_bits);
     TEST(arrays_begin_anywhere);

@@ -370,7 +370,8 @@ static void test_names(void) {
     CHECK(strcmp(amp_reason_name((amp_reason)7), "?") == 0);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_levels);
     TEST(test_no_desc_is_O0);
     TEST(test_styles);

@@ -428,7 +428,8 @@ static void test_no_flags(void) {
     feclearexcept(FE_ALL_EXCEPT);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     int i;
     for (i = 0; i < N * 36; i++) pictures[i] = test_uniform();
     for (i = 0; i < N; i++) labels[i] = i % 3;

@@ -1784,7 +1784,8 @@ static void checks_on_every_isa(void) {
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(worked_sequences);
     TEST(skip_limits);
     TEST(random_traces);

@@ -2230,7 +2230,8 @@ static void test_reading_parameters(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     make_pictures();
     TEST(test_learning);
     TEST(test_default_scaler);
