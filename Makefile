@@ -6,12 +6,15 @@ LEAN    := $(if $(PROCESSOR),$(if $(filter avx512bw,$(PROCESSOR)),,-DAMP_NO_AVX5
 # Lines for debuggers, no variables: those take gcc half as long again, and with sanitizers minutes.
 CFLAGS  ?= -O2 -g1 $(LEAN)
 STRICT   = -std=c99 -Wall -Wextra -pedantic -Wconversion -Wshadow
+# The references of tests use the processor's fma where it has one.
+FMA     := $(if $(filter fma,$(PROCESSOR)),-DTEST_FMA)
 LDLIBS   = -lm
 B       ?= build
 DATA    ?=
 PYTHON  ?= python3
 
-TESTS    = half gemm conv ops nan policy scaler optim model train fit checkpoint files report data gpt alloc hostile
+# The long ones first.
+TESTS    = conv ops gemm nan optim half scaler checkpoint model train fit policy files report data gpt alloc hostile
 EXAMPLES = train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
@@ -26,8 +29,8 @@ all: examples demo-program
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
 	@$(B)/demo $(if $(DATA),"$(DATA)")
 
-test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, one to two minutes)
-	@sh tests/run.sh "all tests" $^
+test: $(B)/impl.o $(TESTS:%=$(B)/test_%) ## run all tests (pure C, a minute); build/test_gemm order: tests with that in their name
+	@sh tests/run.sh "all tests" $(TESTS:%=$(B)/test_%)
 
 # Which kernels amp.h takes; make bench holds the peers to the same.
 ifdef ISA
@@ -47,7 +50,7 @@ test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, und
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
 
-test-avx512: ## the code for AVX-512 in plain C, where the processor has none (SIMDe: libsimde-dev; ten minutes)
+test-avx512: ## the code for AVX-512 in plain C, where the processor has none (SIMDe: libsimde-dev; minutes)
 	@CC="$(CC)" sh tests/avx512.sh
 
 bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has them, and the limits (minutes); ISA=avx2
@@ -121,8 +124,13 @@ BENCH_CFLAGS = -O2 -fopenmp
 $(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
-$(B)/test_%: tests/test_%.c tests/test.h tests/amx.h tests/upper.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
-	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
+# Compiled beside impl.o, then linked with it.
+.SECONDARY:
+$(B)/test_%.o: tests/test_%.c $(wildcard tests/*.h examples/*.h) amp.h | $(B)
+	$(CC) $(STRICT) $(CFLAGS) $(FMA) -c $< -o $@
+
+$(B)/test_%: $(B)/test_%.o $(B)/impl.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LDLIBS)
 
 $(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cuda.h tests/emu/cublas_v2.h | $(B)
 	$(CXX) $(EMU_FLAGS) -c $< -o $@
@@ -133,5 +141,7 @@ $(B)/emu$(EMU_ARCH)_impl.o: tests/impl_cuda.cu amp.h amp_cuda.cuh tests/emu/cuda
 $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
-$(B)/%: examples/%.c amp.h $(wildcard examples/*.h) | $(B)
-	$(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
+# A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
+# before, and takes that of the tests: ten examples, one compilation of amp.h.
+$(B)/%: examples/%.c amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
+	$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)

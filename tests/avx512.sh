@@ -20,7 +20,7 @@ changed=$(diff amp.h $out/amp.h | grep -c '^<')
 # Not optimised: gcc takes minutes over the intrinsics otherwise, and then has NaNs of other signs.
 $CC -std=gnu99 -w -Wno-psabi -O0 -mavx2 -mfma -mf16c -I$out -c tests/impl_avx512.c -o $out/impl.o || exit 1
 for t in half gemm conv scaler optim ops nan; do
-    $CC -std=c99 -O2 -DTEST_EVERY="${EVERY:-25}" tests/test_$t.c $out/impl.o -o $out/test_$t -lm || exit 1
+    $CC -std=c99 -O2 tests/test_$t.c $out/impl.o -o $out/test_$t -lm || exit 1
 done
-AMP_ISA=avx512 sh tests/run.sh "AVX-512 in C" $out/test_half $out/test_gemm $out/test_conv $out/test_scaler \
+TEST_EVERY=${EVERY:-25} AMP_ISA=avx512 sh tests/run.sh "AVX-512 in C" $out/test_half $out/test_gemm $out/test_conv $out/test_scaler \
     $out/test_optim $out/test_ops $out/test_nan

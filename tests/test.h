@@ -34,10 +34,6 @@ static const char* test_wanted = "";         /* a part of the names of the tests
   #define TEST_STOP 0
 #endif
 
-/* n = of long lists of cases every n-th one: for emulators, and builds without optimisation. */
-#ifndef TEST_EVERY
-  #define TEST_EVERY 1
-#endif
 
 #define TEST(fn) test_run(#fn, fn)
 static inline void test_run(const char* name, void (*test)(void)) {
@@ -51,6 +47,14 @@ static inline void test_run(const char* name, void (*test)(void)) {
     if (TEST_STOP && test_failed != before) exit(1);
 }
 
+/* Before a function that is a reference in plain loops over fma: built for a processor that has the instruction (TEST_FMA,
+   from the Makefile) it is not a call into libm, and the tests take half the time. */
+#if defined(TEST_FMA) && defined(__x86_64__) && defined(__GNUC__) && !defined(__TINYC__)
+  #define TEST_REFERENCE __attribute__((target("fma")))
+#else
+  #define TEST_REFERENCE
+#endif
+
 #define TEST_SKIP(why) do { test_skipped++; printf("skipped: %s\n", why); } while (0)
 
 /* The closing line: checks, then tests. The exit status is 1 if anything failed, or if nothing ran. */
@@ -62,9 +66,15 @@ static inline int test_end(void) {
     return test_failed || (test_passed == 0 && test_skipped == 0) ? 1 : 0;
 }
 
+/* Of long lists of cases every n-th one is due: for emulators, sanitizers, and builds without optimisation. TEST_EVERY in
+   the environment says n. */
 static inline int test_due(void) {
-    static int calls;
-    return calls++ % TEST_EVERY == 0;
+    static long calls, every;
+    if (every == 0) {
+        const char* wanted = getenv("TEST_EVERY");
+        every = wanted && atol(wanted) > 0 ? atol(wanted) : 1;
+    }
+    return calls++ % every == 0;
 }
 
 /* A repeatable stream of numbers for test data. */

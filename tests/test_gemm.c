@@ -65,7 +65,7 @@ static float matrix_op(const matrix* m, int trans, size_t i, size_t j) {
 }
 
 /* The documented sum: fma over k ascending from +0. */
-static float ordered_dot(const float* a, const float* b, size_t k) {
+TEST_REFERENCE static float ordered_dot(const float* a, const float* b, size_t k) {
     float sum = 0.0f;
     size_t i;
     for (i = 0; i < k; i++) sum = fmaf(a[i], b[i], sum);

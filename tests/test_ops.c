@@ -52,10 +52,14 @@ static buffer random_buffer(amp_dtype t, size_t n, double scale) {
 /* Ends a buffer's life: the guards must be whole, and the bits go into the hash. */
 static void finish(buffer* b) {
     size_t bytes = b->n * amp_dtype_size(b->t), i, bad = 0;
+    unsigned long long word;
     for (i = 0; i < GUARD; i++) bad += b->block[i] != 0xA5 || b->block[GUARD + bytes + i] != 0xA5;
     CHECK_MSG(bad == 0, "%lu guard bytes overwritten around %lu elements of %s", (unsigned long)bad,
               (unsigned long)b->n, amp_dtype_name(b->t));
-    for (i = 0; i < bytes; i++) hash = (hash ^ b->block[GUARD + i]) * 1099511628211ull;
+    for (i = 0; i < bytes; i += sizeof word) {          /* the guard behind the last bytes fills the word */
+        memcpy(&word, b->block + GUARD + i, sizeof word);
+        hash = (hash ^ word ^ word >> 32) * 1099511628211ull;
+    }
     free(b->block);
 }
 static double rounding(amp_dtype t, double v) {
