@@ -24,7 +24,7 @@ have() { command -v "$1" > /dev/null 2>&1; }
 skip() { skipped=$((skipped + 1)); [ -n "$STEP" ] || echo "skipped: $1"; }
 processor_seconds() { # of this shell and what it has run
     times > $out/times
-    awk '{ gsub(/[ms]/, " "); s += 60 * $1 + $2 + 60 * $3 + $4 } END { printf "%.0f", s }' $out/times
+    cpu=$(awk '{ gsub(/[ms]/, " "); s += 60 * $1 + $2 + 60 * $3 + $4 } END { printf "%.0f", s }' $out/times)
 }
 step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs it and keeps its output in a file
     name=$1; shift; steps=$((steps + 1))
@@ -32,7 +32,8 @@ step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs
     [ "$STEP" = $steps ] || return 0
     start=$(date +%s)
     if "$@" > $out/log 2>&1; then
-        echo "ok      $name ($(($(date +%s) - start)) s, $(processor_seconds) s)"; : > $out/ok
+        processor_seconds
+        echo "ok      $name ($(($(date +%s) - start)) s, $cpu s)"; : > $out/ok
         grep -E '^skipped|^[0-9.]+ (%|faults) ' $out/log
     else echo "FAILED  $name: $*"; tail -n 40 $out/log; fi
     exit 0

@@ -31,8 +31,15 @@ spoilt 02_loss_scale 'growth_interval = 10' 'growth_interval = -10'
 spoilt 03_master_weights '1e-2f, ' '-1e-2f, '
 spoilt 04_levels '\.batch = 32' '.batch = -1'
 # A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
-rm -f $out/gpt.kept
-timeout -s KILL 3 $out/gpt README.md $out/gpt.kept > /dev/null 2>&1
+stopped() { # stopped FILE ARGUMENT...: gpt, killed when it has kept something in the file, or in the end
+    rm -f "$1"; file=$1; shift
+    $out/gpt "$@" > $out/gpt.txt 2>&1 & gpt=$!
+    while kill -0 $gpt 2> /dev/null && [ ! -s "$file" ]; do sleep 0.1; done
+    kill -KILL $gpt 2> /dev/null
+    wait $gpt 2> /dev/null
+    [ -s "$file" ] || { echo "gpt kept nothing"; exit 1; }
+}
+stopped $out/gpt.kept README.md $out/gpt.kept
 $out/gpt README.md $out/gpt.kept | sed -n '/steps skipped/,$p' > $out/gpt.resumed
 $out/gpt README.md | sed -n '/steps skipped/,$p' > $out/gpt.whole
 [ -s $out/gpt.kept ] && [ -s $out/gpt.whole ] && cmp -s $out/gpt.resumed $out/gpt.whole ||
@@ -43,8 +50,7 @@ refuses() { # one line on stderr, nothing on stdout, status not 0
     [ ! -s $out/refused.out ] || { echo "$*: refused too late"; exit 1; }
 }
 # It goes on in no other type and with no other alphabet, as large a one or a smaller one.
-rm -f $out/gpt.bf16
-timeout -s KILL 3 $out/gpt bf16 README.md $out/gpt.bf16 > $out/gpt.txt 2>&1
+stopped $out/gpt.bf16 bf16 README.md $out/gpt.bf16
 refuses $out/gpt f32 README.md $out/gpt.bf16
 tr x '\001' < README.md > $out/other.txt
 refuses $out/gpt $out/other.txt $out/gpt.kept

@@ -294,10 +294,10 @@ static void arrays_begin_anywhere(void) {
             const int with_low = n / 2 % 2;
             CHECK(amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
             step_in_place(place_at(0), from, 0, n, setting, type, with_low);
-            for (off = 0; off < 16; off++)
-                for (k = 0; k < COUNT(isas); k++) {
+            for (k = 0; k < COUNT(isas); k++)
+                for (off = 0; off < 16; off++) {
+                    if (off == 0 && amp_cpu_force_isa(isas[k]) != AMP_OK) break;
                     if ((n + off) % 16 > 4 && isas[k] == AMP_ISA_SCALAR) continue;
-                    if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
                     step_in_place(place_at(1), from, off, n, setting, type, with_low);
                     CHECK_MSG(moved_by(place_at(1), off, place_at(0)), "%s: %d elements, %d behind a line, on %s",
                               setting->name, n, off, amp_isa_name(isas[k]));
