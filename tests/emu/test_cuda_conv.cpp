@@ -623,10 +623,12 @@ static void test_refused_shapes() {
         { 1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3 },
         { INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
         { 1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1 },
+        { 1 << 20, 1, 1, 1, 1 << 26, 1, 1, 1, 1, 1000, 1000, 1, 1, 1 },
         { 1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1 },
     };
     static const amp_result CODES[] = { AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_DESC,  AMP_ERR_DESC,
-                                        AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE };
+                                        AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE,
+                                        AMP_ERR_SHAPE };
     static const char* const WORDS[] = {
         "conv2d: kernel 7x7 with dilation 1x1 is larger than its 5x5 input",
         "is larger than",
@@ -634,6 +636,7 @@ static void test_refused_shapes() {
         "conv2d: pad_h is -1",
         "conv2d: 3 groups do not divide",
         "conv2d: x has more elements",
+        "has sides over 2^31 - 1",
         "conv2d: y has more",
         "conv2d: w has more"
     };
