@@ -6454,10 +6454,16 @@ AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_bits(x) & 0
 AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float((ampi_bits(x) & 0x7fffffffu) | (ampi_bits(sign) & 0x80000000u));
 }
-/* |x| or high, whichever is smaller, with the sign of x. A NaN stays. */
+/* |x| as bits, and |x| or high, whichever is smaller; then a NaN is high. */
+AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float x) { return ampi_bits(x) & 0x7fffffffu; }
+AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
+    const uint32_t a = ampi_magnitude(x), b = ampi_bits(high);
+    return ampi_float(a < b ? a : b);
+}
+/* The same with the sign of x; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    const int32_t mag = (int32_t)(ampi_bits(x) & 0x7fffffffu);
-    return ampi_select(ampi_mask(mag > (int32_t)ampi_bits(high)) & ~ampi_nan_mask(x), ampi_copysign(high, x), x);
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);      /* up to infinity, NaNs lie behind */
+    return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
 }
 
 /* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
@@ -6478,24 +6484,29 @@ AMPI_HD AMPI_INLINE float ampi_expm1(int hw, float r) {
     p = ampi_fma(hw, p, r, 0.49999994f);
     return ampi_fma(hw, r * r, p, r);
 }
+/* exp(x) where that is a normal number. */
+AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
+    float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
+    return y * scale;
+}
 /* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost
    some processors a hundred cycles each. The product by a power of two is exact, so it does not matter
    whether a compiler makes one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
-    float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     const uint32_t least = 0xc2aeac4fu;                       /* the bits of -87.3365402; below it, down to -inf */
-    return ampi_float(ampi_bits(y * scale) & ~ampi_mask(ampi_bits(x) - (least + 1u) < 0xff800000u - least));
+    return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(ampi_bits(x) - (least + 1u) < 0xff800000u - least));
 }
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
-    float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
-    p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
+    const float a = ampi_least_magnitude(x, 20.0f), large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
+    const uint32_t from = ampi_magnitude(x) - 0x3f200000u;    /* up to infinity; a NaN takes the polynomial */
+    float z = x * x, p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
     p = ampi_fma(hw, p, z, -0.0537365153f);
     p = ampi_fma(hw, p, z, 0.133314058f);
     p = ampi_fma(hw, p, z, -0.333332807f);
-    p = ampi_fma(hw, p * z, a, a);
-    return ampi_copysign(ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large), x);
+    p = ampi_fma(hw, p * z, x, x);
+    return ampi_copysign(ampi_select(ampi_mask(from <= 0x7f800000u - 0x3f200000u), large, p), x);
 }
 
 /* 1 / (1 + exp(-x)) in the form that cannot overflow and is accurate in both tails: 1/(1+e) or e/(1+e) with
@@ -6536,7 +6547,7 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
    and t is corrected by what its rounding left. Beyond 12.9, where the tail leaves the normal floats, it is 0.
    Error: 3.6, and 1.2 for the density. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
-    float a = ampi_clamp(ampi_abs(x), 12.9f), t = 1.0f / (a + 3.40625f);
+    float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
     float square = a * a, rest = ampi_fma(hw, a, a, -square), scale, q, p;
     uint32_t inside = ampi_mask(ampi_bits(a) < 0x414e6666u);    /* a < 12.9 */
@@ -6738,7 +6749,7 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
   #define AMPI_IN_REGISTERS
 #endif
 /* a in the first n lanes, b in the others: for the end of a row. */
-AMPI_INLINE float ampi_if_lane(size_t lane, size_t n, float a, float b) {
+AMPI_INLINE float ampi_if_lane(uint32_t lane, size_t n, float a, float b) {
     return ampi_select(ampi_mask((int32_t)lane < (int32_t)n), a, b);
 }
 
@@ -8341,12 +8352,13 @@ AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
    0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
-    return ampi_fma(hw, ampi_clamp(x, 16.0f) * 0.398942280f, density, cdf);
+    x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));    /* infinity * 0 would be a NaN */
+    return ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
-    float tail = ampi_sigmoid(hw, -ampi_abs(z)); /* the smaller of s and 1-s, so that s*(1-s) is accurate */
+    float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);    /* the smaller of s and 1-s: s*(1-s) is accurate */
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
@@ -8443,9 +8455,11 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
 AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
 
-/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. */
-AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
-    if (ampi_direct(t, d)) return (const float*)data + at;
+/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
+   elements the operand has, or 0 where a result is written over it. */
+AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
+                                    float* tile) {
+    if (ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all)) return (const float*)data + at;
     ampi_load_f32(tile, data, t, at, n);
     memset(tile + n, 0, AMPI_LANES * sizeof *tile);
     return tile;
@@ -8462,13 +8476,17 @@ AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of *max and the n elements of x. NaNs are passed over: they come back through exp. */
 AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
-    float m[AMPI_LANES];
-    size_t i = 0, l;
+    float m[AMPI_LANES], other[AMPI_LANES];
+    size_t i = 0;
+    uint32_t l;
     (void)hw;
-    for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+    for (l = 0; l < AMPI_LANES; l++) m[l] = other[l] = *max;
+    for (; i + 2 * AMPI_LANES <= n; i += 2 * AMPI_LANES) {
         for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(x[i + l], m[l]);
-    if (i < n)
+        for (l = 0; l < AMPI_LANES; l++) other[l] = ampi_larger(x[i + AMPI_LANES + l], other[l]);
+    }
+    for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(other[l], m[l]);
+    for (; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_if_lane(l, n - i, x[i + l], m[l]), m[l]);
     for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
     for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
@@ -8483,57 +8501,71 @@ AMPI_INLINE void ampi_row_exp_body(int hw, float* e, const float* x, float max, 
 }
 AMPI_KERNEL(ampi_row_exp, (float* e, const float* x, float max, size_t n), e, x, max, n)
 
-/* acc[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
-AMPI_INLINE void ampi_row_sum_body(int hw, double* acc, const float* x, size_t n) {
-    size_t i = 0, l;
-    (void)hw;
+/* a[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
+AMPI_INLINE void ampi_sum_lanes(double* a, const float* x, size_t n) {
+    size_t i = 0;
+    uint32_t l;
     for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) acc[l] += (double)x[i + l];
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
     if (i < n)
-        for (l = 0; l < AMPI_LANES; l++) acc[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
+        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
 }
-AMPI_INLINE void ampi_row_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
-    size_t i = 0, l;
+AMPI_INLINE double ampi_product_in(int hw, uint32_t l, size_t n, const float* x, const float* y, double sum) {
+    return ampi_add_product(hw, ampi_if_lane(l, n, x[l], 0.0f), ampi_if_lane(l, n, y[l], 0.0f), sum);
+}
+AMPI_INLINE void ampi_dot_lanes(int hw, double* a, const float* x, const float* y, size_t n) {
+    size_t i = 0;
+    uint32_t l;
     for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) acc[l] = ampi_add_product(hw, x[i + l], y[i + l], acc[l]);
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_product(hw, x[i + l], y[i + l], a[l]);
     if (i < n)
-        for (l = 0; l < AMPI_LANES; l++)
-            acc[l] = ampi_add_product(hw, ampi_if_lane(l, n - i, x[i + l], 0.0f),
-                                      ampi_if_lane(l, n - i, y[i + l], 0.0f), acc[l]);
+        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, n - i, x + i, y + i, a[l]);
 }
-AMPI_INLINE void ampi_zero_lanes(double* acc) {
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) acc[l] = 0.0;
+/* Both of a whole row. The first group of lanes is the start, since gcc would clear an array slowly. */
+AMPI_INLINE double ampi_row_sum(const float* x, size_t n) {
+    const size_t first = ampi_min_size(n, AMPI_LANES);
+    double a[AMPI_LANES];
+    uint32_t l;
+    for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0 + (double)ampi_if_lane(l, first, x[l], 0.0f);
+    ampi_sum_lanes(a, x + first, n - first);
+    return ampi_lane_total(a);
 }
-/* The same for sums in memory, of a row that is longer than a tile. */
+AMPI_INLINE double ampi_row_dot(int hw, const float* x, const float* y, size_t n) {
+    const size_t first = ampi_min_size(n, AMPI_LANES);
+    double a[AMPI_LANES];
+    uint32_t l;
+    for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, first, x, y, 0.0);
+    ampi_dot_lanes(hw, a, x + first, y + first, n - first);
+    return ampi_lane_total(a);
+}
+/* Both of n elements more of a row that is longer than a tile. */
 AMPI_INLINE void ampi_add_row_body(int hw, double* acc, const float* x, size_t n) {
     double a[AMPI_LANES];
+    (void)hw;
     memcpy(a, acc, sizeof a);
-    ampi_row_sum_body(hw, a, x, n);
+    ampi_sum_lanes(a, x, n);
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL(ampi_add_row, (double* acc, const float* x, size_t n), acc, x, n)
 AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
     double a[AMPI_LANES];
     memcpy(a, acc, sizeof a);
-    ampi_row_dot_body(hw, a, x, y, n);
+    ampi_dot_lanes(hw, a, x, y, n);
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
 
-/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. */
+/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. In three loops: within
+   a row each step waits for the one before. */
 AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, float* max, float* sum, const float* x, size_t rows, size_t d) {
     size_t r;
-    for (r = 0; r < rows; r++, x += d, e += d) {
-        double acc[AMPI_LANES];
+    for (r = 0; r < rows; r++) {
         float m = ampi_float(0xff800000u);
-        ampi_row_max_body(hw, &m, x, d);
-        ampi_row_exp_body(hw, e, x, m, d);
-        ampi_zero_lanes(acc);
-        ampi_row_sum_body(hw, acc, e, d);
+        ampi_row_max_body(hw, &m, x + r * d, d);
         max[r] = m;
-        sum[r] = (float)ampi_lane_total(acc);
     }
+    for (r = 0; r < rows; r++) ampi_row_exp_body(hw, e + r * d, x + r * d, max[r], d);
+    for (r = 0; r < rows; r++) sum[r] = (float)ampi_row_sum(e + r * d, d);
 }
 AMPI_KERNEL(ampi_rows_exp, (float* e, float* max, float* sum, const float* x, size_t rows, size_t d),
             e, max, sum, x, rows, d)
@@ -8559,7 +8591,7 @@ typedef struct ampi_softmax {
     const void* x;
     amp_dtype xt, yt;
     void* y;
-    size_t d;
+    size_t d, all;                     /* elements of a row, of all rows */
     const int32_t* labels;             /* NULL: softmax alone */
     float smoothing, factor;           /* of the loss */
 } ampi_softmax;
@@ -8572,18 +8604,18 @@ AMPI_FN const float* ampi_softmax_measure(const ampi_softmax* s, size_t row, siz
     double acc[AMPI_LANES] = { 0 };
     size_t i, n;
     if (s->d <= AMPI_TILE) {
-        const float* x = ampi_view_rows(s->x, s->xt, at, rows * s->d, s->d, tile);
+        const float* x = ampi_view_rows(s->x, s->xt, at, rows * s->d, s->d, s->x == s->y ? 0 : s->all, tile);
         ampi_rows_exp(e, max, sum, x, rows, s->d);
         return x;
     }
     *max = ampi_float(0xff800000u);
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
-        ampi_row_max(max, ampi_view_rows(s->x, s->xt, at + i, n, n, tile), n);
+        ampi_row_max(max, ampi_view_rows(s->x, s->xt, at + i, n, n, 0, tile), n);
     }
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
-        ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at + i, n, n, tile), *max, n);
+        ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at + i, n, n, 0, tile), *max, n);
         ampi_add_row(acc, e, n);
     }
     *sum = (float)ampi_lane_total(acc);
@@ -8605,7 +8637,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_softmax* s, size_t row, size_t rows) {
         const size_t at = row * s->d + i;
         n = ampi_min_size(step, s->d - i);
         if (s->d > AMPI_TILE) {
-            ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at, n, n, tile), *max, n);
+            ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at, n, n, 0, tile), *max, n);
             if (labels) label = *labels - (int32_t)i;
             if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
         }
@@ -8631,7 +8663,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
     memset(&s, 0, sizeof s);
-    s.x = x; s.xt = x_dtype; s.y = y; s.yt = y_dtype; s.d = d; s.factor = 1.0f;
+    s.x = x; s.xt = x_dtype; s.y = y; s.yt = y_dtype; s.d = d; s.all = all; s.factor = 1.0f;
     ampi_softmax_all(&s, rows);
     return AMP_OK;
 }
@@ -8646,12 +8678,8 @@ AMPI_KERNEL(ampi_row_dx, (float* dx, const float* dy, const float* y, float sum,
 /* dx = y * (dy - sum(dy * y)) for rows of d elements. */
 AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
     size_t r;
-    for (r = 0; r < rows; r++, dx += d, dy += d, y += d) {
-        double acc[AMPI_LANES];
-        ampi_zero_lanes(acc);
-        ampi_row_dot_body(hw, acc, dy, y, d);
-        ampi_row_dx_body(hw, dx, dy, y, (float)ampi_lane_total(acc), d);
-    }
+    for (r = 0; r < rows; r++, dx += d, dy += d, y += d)
+        ampi_row_dx_body(hw, dx, dy, y, (float)ampi_row_dot(hw, dy, y, d), d);
 }
 AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
 
@@ -8660,31 +8688,31 @@ typedef struct ampi_softmax_back {
     const void *dy, *y;
     void* dx;
     amp_dtype dyt, yt, dxt;
-    size_t d;
+    size_t d, all;
 } ampi_softmax_back;
 AMPI_FN void ampi_softmax_back_rows(const ampi_softmax_back* s, size_t row, size_t rows) {
     AMPI_ALIGNED float dy_tile[AMPI_ROWS_TILE], y_tile[AMPI_ROWS_TILE], dx_tile[AMPI_ROWS_TILE];
-    const size_t at = row * s->d, all = rows * s->d;
+    const size_t at = row * s->d;
     double acc[AMPI_LANES] = { 0 };
-    size_t i, n;
+    size_t i, n = rows * s->d;
     float* dx;
     if (s->d <= AMPI_TILE) {
         dx = ampi_open_rows(s->dx, s->dxt, at, s->d, dx_tile);
-        ampi_rows_dx(dx, ampi_view_rows(s->dy, s->dyt, at, all, s->d, dy_tile),
-                     ampi_view_rows(s->y, s->yt, at, all, s->d, y_tile), rows, s->d);
-        ampi_close_rows(s->dx, s->dxt, at, all, s->d, dx);
+        ampi_rows_dx(dx, ampi_view_rows(s->dy, s->dyt, at, n, s->d, s->all, dy_tile),
+                     ampi_view_rows(s->y, s->yt, at, n, s->d, s->all, y_tile), rows, s->d);
+        ampi_close_rows(s->dx, s->dxt, at, n, s->d, dx);
         return;
     }
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
-        ampi_add_dot(acc, ampi_view_rows(s->dy, s->dyt, at + i, n, n, dy_tile),
-                     ampi_view_rows(s->y, s->yt, at + i, n, n, y_tile), n);
+        ampi_add_dot(acc, ampi_view_rows(s->dy, s->dyt, at + i, n, n, 0, dy_tile),
+                     ampi_view_rows(s->y, s->yt, at + i, n, n, 0, y_tile), n);
     }
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
         dx = ampi_open_rows(s->dx, s->dxt, at + i, n, dx_tile);
-        ampi_row_dx(dx, ampi_view_rows(s->dy, s->dyt, at + i, n, n, dy_tile),
-                    ampi_view_rows(s->y, s->yt, at + i, n, n, y_tile), (float)ampi_lane_total(acc), n);
+        ampi_row_dx(dx, ampi_view_rows(s->dy, s->dyt, at + i, n, n, 0, dy_tile),
+                    ampi_view_rows(s->y, s->yt, at + i, n, n, 0, y_tile), (float)ampi_lane_total(acc), n);
         ampi_close_rows(s->dx, s->dxt, at + i, n, n, dx);
     }
 }
@@ -8701,7 +8729,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
-    s.dy = dy; s.dyt = dy_dtype; s.y = y; s.yt = y_dtype; s.dx = dx; s.dxt = dx_dtype; s.d = d;
+    s.dy = dy; s.dyt = dy_dtype; s.y = y; s.yt = y_dtype; s.dx = dx; s.dxt = dx_dtype; s.d = d; s.all = all;
     step = ampi_rows_of_tile(d);
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i += (int64_t)step)
         ampi_softmax_back_rows(&s, (size_t)i, ampi_min_size(rows - (size_t)i, step)));
@@ -8872,12 +8900,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
 /* The mean of each of some rows. */
 AMPI_INLINE void ampi_rows_mean_body(int hw, double* mean, const float* x, size_t rows, size_t d) {
     size_t r;
-    for (r = 0; r < rows; r++) {
-        double acc[AMPI_LANES];
-        ampi_zero_lanes(acc);
-        ampi_row_sum_body(hw, acc, x + r * d, d);
-        mean[r] = ampi_lane_total(acc) / (double)d;
-    }
+    (void)hw;
+    for (r = 0; r < rows; r++) mean[r] = ampi_row_sum(x + r * d, d) / (double)d;
 }
 AMPI_KERNEL(ampi_rows_mean, (double* mean, const float* x, size_t rows, size_t d), mean, x, rows, d)
 
@@ -8908,15 +8932,15 @@ AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
     size_t i, n;
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
-        ampi_add_row(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, tile), n);
+        ampi_add_row(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, 0, tile), n);
     }
     return ampi_lane_total(acc) / (double)s->d;
 }
 /* The losses of some rows, at most AMPI_ROWS. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
-    float max[AMPI_ROWS] = { 0 }, sum[AMPI_ROWS] = { 0 }, at[AMPI_ROWS] = { 0 };
-    double mean[AMPI_ROWS] = { 0 };
+    float max[AMPI_ROWS], sum[AMPI_ROWS], at[AMPI_ROWS];
+    double mean[AMPI_ROWS];
     const float* x = ampi_softmax_measure(s, row, rows, max, sum, e, tile);
     const int32_t* labels = s->labels + row;
     size_t r;
@@ -8925,6 +8949,10 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t r
     if (s->smoothing > 0.0f) {
         if (x) ampi_rows_mean(mean, x, rows, s->d);
         else   mean[0] = ampi_long_mean(s, row, tile);
+    }
+    for (r = rows; r < ampi_padded(rows); r++) {
+        at[r] = max[r] = sum[r] = 0.0f;
+        mean[r] = 0.0;
     }
     ampi_rows_loss(loss, at, max, sum, mean, s->smoothing, rows);
 }
@@ -8957,7 +8985,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     memset(&s, 0, sizeof s);
-    s.x = logits; s.xt = logits_dtype; s.d = classes; s.labels = labels; s.smoothing = smoothing;
+    s.x = logits; s.xt = logits_dtype; s.d = classes; s.all = all; s.labels = labels; s.smoothing = smoothing;
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&s, n, parts, i, i + some));
     ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
@@ -8976,7 +9004,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
-    s.x = logits; s.xt = logits_dtype; s.y = dlogits; s.yt = dlogits_dtype; s.d = classes;
+    s.x = logits; s.xt = logits_dtype; s.y = dlogits; s.yt = dlogits_dtype; s.d = classes; s.all = all;
     s.labels = labels; s.smoothing = smoothing; s.factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_softmax_all(&s, n);
     return AMP_OK;
