@@ -6494,7 +6494,8 @@ AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
    whether a compiler makes one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     const uint32_t least = 0xc2aeac4fu;                       /* the bits of -87.3365402; below it, down to -inf */
-    return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(ampi_bits(x) - (least + 1u) < 0xff800000u - least));
+    const uint32_t below = ampi_bits(x) - (least + 1u);
+    return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least));
 }
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
@@ -6565,31 +6566,6 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
 
-#if AMPI_X86
-/* And for sixteen by AVX2: two vectors in lockstep, for the same reason, as many as there are registers for. */
-typedef struct ampi_twin { __m256 a, b; } ampi_twin;
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_same_twin(float number) {
-    ampi_twin r;
-    r.a = r.b = _mm256_set1_ps(number);
-    return r;
-}
-#define AMPI_TWIN2(name, op)                                                                    \
-    AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_##name##_twin(ampi_twin p, ampi_twin q) {       \
-        p.a = op(p.a, q.a); p.b = op(p.b, q.b);                                                 \
-        return p;                                                                               \
-    }
-#define AMPI_TWIN3(name, op)                                                                                \
-    AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_##name##_twin(ampi_twin p, ampi_twin q, ampi_twin r) {      \
-        p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                                   \
-        return p;                                                                                           \
-    }
-AMPI_TWIN2(add, _mm256_add_ps)
-AMPI_TWIN2(sub, _mm256_sub_ps)
-AMPI_TWIN2(mul, _mm256_mul_ps)
-AMPI_TWIN3(fma, _mm256_fmadd_ps)
-AMPI_TWIN3(fms, _mm256_fmsub_ps)
-#endif
-
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
    eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
 AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
@@ -6628,71 +6604,13 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* --- what the hand-written forms share ----------------------------------------------------- */
 
 #if AMPI_X86
-#define AMPI_V16_TARGET AMPI_TARGET_AVX512
-#define AMPI_V16_T __m512
-#define AMPI_V16_LANES 16
-#define AMPI_V16_ZERO _mm512_setzero_ps()
-#define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
-#define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
-#define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
-#define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
-#define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
-#define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
-#define AMPI_V8_TARGET AMPI_TARGET_AVX2
-#define AMPI_V8_T __m256
-#define AMPI_V8_LANES 8
-#define AMPI_V8_ZERO _mm256_setzero_ps()
-#define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
-#define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
-#define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
-#define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
-#define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
-#define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
-#define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
 #define AMPI_V8_MASK(rest) \
     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
-#define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
-    _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
-#define AMPI_V8_CLEAN(v) _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(v), \
-    _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
-#define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_ALL16, a, b)
 AMPI_TARGET_AVX2 AMPI_VECTOR __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
     uint16_t some[8] = { 0 };
     if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
     memcpy(some, p, n * sizeof *p);
     return _mm_loadu_si128((const __m128i*)(const void*)some);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
-    uint16_t some[8];
-    if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
-    _mm_storeu_si128((__m128i*)(void*)some, v);
-    memcpy(p, some, n * sizeof *p);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
-    __m128i h;
-    if (t == AMP_F32) {
-        if (rest >= 8) return _mm256_loadu_ps((const float*)src + i);
-        return _mm256_maskload_ps((const float*)src + i, AMPI_V8_MASK(rest));
-    }
-    h = ampi_load_words_avx2((const uint16_t*)src + i, rest);
-    if (t == AMP_F16) return _mm256_cvtph_ps(h);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
-    __m128i h;
-    if (t != AMP_BF16) v = AMPI_V8_CLEAN(v);
-    if (t == AMP_F32) {
-        if (rest >= 8) _mm256_storeu_ps((float*)dst + i, v);
-        else _mm256_maskstore_ps((float*)dst + i, AMPI_V8_MASK(rest), v);
-        return;
-    }
-    if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-    else {
-        const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
-        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(1, v), upper);
-        h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
-    }
-    ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
 #endif
 
@@ -6810,27 +6728,9 @@ AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, float* tile
     if (ampi_direct(t, n)) ampi_clean(tile, n);
     else ampi_store(data, t, i, tile, n);
 }
-/* n elements of any type that a kernel reads or writes. By hand for AVX-512 kernels take operands of any type, if all
-   are of one, and some for AVX2 too (by hand for both); others take floats. */
-typedef struct ampi_part { const void* data; amp_dtype t; size_t n; } ampi_part;
-AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
-    return AMPI_IN_AVX512 && ampi_dtype(a) == ampi_dtype(b);
-}
-AMPI_FN int ampi_typed_both(amp_dtype a, amp_dtype b) {
-    return AMPI_X86 && ampi_simd() >= AMP_ISA_AVX2 && ampi_dtype(a) == ampi_dtype(b);
-}
 /* A kernel that is written by hand for both. EITHER is for one with a result, which clears the registers itself. */
 #define AMPI_EITHER(name, ...) \
     (AMPI_IN_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
-#define AMPI_BY_HAND(name, ...) (AMPI_EITHER(name, __VA_ARGS__), ampi_clear_upper())
-/* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
-AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
-    ampi_part p;
-    p.t = typed ? ampi_dtype(t) : AMP_F32;
-    p.n = n;
-    p.data = typed ? (const char*)data + i * ampi_type_size(t) : (const void*)ampi_view(data, t, i, n, tile);
-    return p;
-}
 /* One element of a result that may not be wanted. */
 AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int accumulate) {
     float old = 0.0f;
@@ -6905,7 +6805,7 @@ AMPI_KERNEL(ampi_lane_dot, (double* sum, double* dot, const float* g, const floa
             sum, dot, g, x, mean, n)
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
-AMPI_FN double ampi_lane_total(const double* acc) {
+AMPI_INLINE double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES / 2];
     size_t l;
     for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
@@ -8538,15 +8438,7 @@ AMPI_INLINE double ampi_row_dot(int hw, const float* x, const float* y, size_t n
     ampi_dot_lanes(hw, a, x + first, y + first, n - first);
     return ampi_lane_total(a);
 }
-/* Both of n elements more of a row that is longer than a tile. */
-AMPI_INLINE void ampi_add_row_body(int hw, double* acc, const float* x, size_t n) {
-    double a[AMPI_LANES];
-    (void)hw;
-    memcpy(a, acc, sizeof a);
-    ampi_sum_lanes(a, x, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_add_row, (double* acc, const float* x, size_t n), acc, x, n)
+/* The product of n elements more of a row that is longer than a tile. */
 AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
     double a[AMPI_LANES];
     memcpy(a, acc, sizeof a);
@@ -8555,8 +8447,8 @@ AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const fl
 }
 AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
 
-/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. In three loops: within
-   a row each step waits for the one before. */
+/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. In three loops, since
+   within a row each step waits for the one before. */
 AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, float* max, float* sum, const float* x, size_t rows, size_t d) {
     size_t r;
     for (r = 0; r < rows; r++) {
@@ -8616,7 +8508,7 @@ AMPI_FN const float* ampi_softmax_measure(const ampi_softmax* s, size_t row, siz
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
         ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at + i, n, n, 0, tile), *max, n);
-        ampi_add_row(acc, e, n);
+        ampi_lane_sum(acc, e, n);
     }
     *sum = (float)ampi_lane_total(acc);
     return NULL;
@@ -8932,7 +8824,7 @@ AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
     size_t i, n;
     for (i = 0; i < s->d; i += n) {
         n = ampi_tile_size(s->d, i);
-        ampi_add_row(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, 0, tile), n);
+        ampi_lane_sum(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, 0, tile), n);
     }
     return ampi_lane_total(acc) / (double)s->d;
 }
@@ -9062,7 +8954,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             if (kind == AMPI_MSE) ampi_add_dot(acc, tile, tile, count);
-            else                  ampi_add_row(acc, tile, count);
+            else                  ampi_lane_sum(acc, tile, count);
         }
         parts[part] = ampi_lane_total(acc);
     });
