@@ -2444,7 +2444,6 @@ AMPI_FN amp_isa ampi_best_isa(void) {
 }
 #else
 AMPI_FN int ampi_has_pairs(void) { return 0; }
-AMPI_FN int ampi_is_amd(void) { return 0; }
 AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 #endif
 
@@ -2471,9 +2470,8 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
 }
 
 /* This and ampi_amx_cache are the only variables of the library: caches of what cpuid and the system say (0 = not
-   asked yet). Threads that race here write the same value: an amp_isa, and AMPI_AMD where that made the processor. */
+   asked yet). Threads that race here write the same value. */
 static int ampi_isa_cache;
-enum { AMPI_AMD = 0x100 };
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
   #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
@@ -2482,16 +2480,13 @@ enum { AMPI_AMD = 0x100 };
   #define AMPI_STORE_RELAXED(p, v) (*(volatile int*)(p) = (v))
 #endif
 
-AMPI_FN int ampi_cpu_use(amp_isa isa) {
-    const int known = (int)isa | (ampi_is_amd() ? AMPI_AMD : 0);
+AMP_DEF amp_isa amp_cpu_isa(void) {
+    int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
+    if (known) return (amp_isa)known;
+    known = (int)ampi_initial_isa();
     AMPI_STORE_RELAXED(&ampi_isa_cache, known);
-    return known;
+    return (amp_isa)known;
 }
-AMPI_FN int ampi_cpu(void) {
-    const int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
-    return known ? known : ampi_cpu_use(ampi_initial_isa());
-}
-AMP_DEF amp_isa amp_cpu_isa(void) { return (amp_isa)(ampi_cpu() & ~(int)AMPI_AMD); }
 
 /* The instruction set for all that is not a product of bfloat16. */
 AMPI_FN amp_isa ampi_simd(void) {
@@ -2507,23 +2502,8 @@ AMPI_FN amp_isa ampi_simd(void) {
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
     if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
-    ampi_cpu_use(isa);
+    AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
     return AMP_OK;
-}
-
-/* What a pass through far memory fetches for later. Intel's prefetchers do not keep up with several arrays: there it is
-   the line that is `on` bytes on. AMD's do, but wait for the address of each new page: there it is one line of each
-   page, some pages on, and to fetch more makes it slower (reading with one thread of a Zen 4: 25 GB/s without, 19 with
-   all lines fetched, 39 with one of each page). For loops that take a line at a time, or `step` bytes; they ask once
-   which it is. */
-#define AMPI_PAGES 65536        /* bytes that a page is ahead */
-AMPI_FN int ampi_by_pages(void) { return (ampi_cpu() & AMPI_AMD) != 0; }
-AMPI_INLINE void ampi_fetch_page(const void* p, size_t step, size_t pages) {
-    if (((uintptr_t)p & (4096 - step)) == 0) AMPI_FETCH(p, pages);
-}
-AMPI_INLINE void ampi_fetch_later(int by_pages, const void* p, size_t on, size_t pages) {
-    if (by_pages) ampi_fetch_page(p, 64, pages);
-    else AMPI_FETCH(p, on);
 }
 
 #if AMPI_AMX
@@ -2881,7 +2861,6 @@ typedef struct ampi_update {
     float wd;               /* LAMB: direction + wd*w */
     float decay, step;      /* w = decay*w + step*direction; step is negative */
     int   frozen;
-    int   by_pages;         /* see ampi_fetch_later */
 } ampi_update;
 
 /* LAMB_DIRECTION leaves LAMB's direction in g, 0 for an element that stays as it was, and writes nothing else. */
@@ -2892,11 +2871,11 @@ typedef enum ampi_update_kind {
 /* Limits, the largest magnitudes as bits that are no overflow: of any float, of a weight, of one whose 16-bit copy is
    finite. And the overflows: elements that stay as they were, copies that saturate, the first place of either. A limit
    comes from memory, or a compiler for finite floats alone could take its test away. */
-typedef struct ampi_update_seen {
+typedef struct ampi_update_overflow {
     uint32_t finite, last, low;
     uint32_t held, saturated;
     size_t   base, first;   /* base: the number of the element that a kernel calls 0 */
-} ampi_update_seen;
+} ampi_update_overflow;
 
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
 
@@ -2940,32 +2919,32 @@ AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_
 
 /* Whether element i stays as it was, given what its weight and second moment would become: a first moment that
    overflows takes the weight along. */
-AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_seen* seen) {
+AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_overflow* over) {
     const uint32_t size = ampi_bits(w) & 0x7fffffffu;
-    const int stays = size > seen->last || (ampi_bits(v) & 0x7fffffffu) > seen->finite;
-    if (!stays && size <= seen->low) return 0;
-    if (seen->held + seen->saturated == 0) seen->first = seen->base + i;
-    if (stays) seen->held++;
-    else seen->saturated++;
+    const int stays = size > over->last || (ampi_bits(v) & 0x7fffffffu) > over->finite;
+    if (!stays && size <= over->low) return 0;
+    if (over->held + over->saturated == 0) over->first = over->base + i;
+    if (stays) over->held++;
+    else over->saturated++;
     return stays;
 }
 /* The whole update of element i. */
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
-                                             const ampi_update* u, ampi_update_seen* seen) {
+                                             const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x =
         ampi_update_moments(AMPI_FMA_NATIVE, kind, u, ampi_weight_at(kind, w, g, m, v, i));
     const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
     const float moved = ampi_update_weight(AMPI_FMA_NATIVE, u, x.w, direction);
-    if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, seen->finite); return; }
-    if (ampi_update_stays(moved, x.v, i, seen)) return;
+    if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, over->finite); return; }
+    if (ampi_update_stays(moved, x.v, i, over)) return;
     w[i] = moved;
     if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
 /* Elements [i, end), among which there is an overflow. */
 AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
-                                   const ampi_update* u, ampi_update_seen* seen) {
-    for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, seen);
+                                   const ampi_update* u, ampi_update_overflow* over) {
+    for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
 /* What a pass offers. mr x nr: the micro-tile. */
@@ -2983,7 +2962,7 @@ typedef struct ampi_kernels {
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
     void (*store_results)(void* dst, amp_dtype t, const float* src, size_t count);
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                   ampi_update_seen* seen);
+                   ampi_update_overflow* over);
     void (*widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n);       /* t: AMP_F16 or AMP_BF16 */
     void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
@@ -4527,11 +4506,12 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
 
 /* --- updates of weights ------------------------------------------------------------------------------------------- */
 
-/* All arrays have whole vectors; elements from n on are not counted. kind is a constant where it is called. */
+/* Updates vectors until n elements are done; what lies behind these is written too, but its overflows do not count.
+   kind is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
-                                      const ampi_update* constants, ampi_update_seen* seen) {
+                                      const ampi_update* constants, ampi_update_overflow* over) {
     const ampi_update u = *constants;
-    const uint32_t low = seen->low, finite = seen->finite;
+    const uint32_t low = over->low, finite = over->finite;
     const int hw = AMPI_PASS_FMA;
     size_t i;
     for (i = 0; i < n; i += AMPI_K(width)) {
@@ -4539,10 +4519,10 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         float grad[AMPI_K(width)], first[AMPI_K(width)], second[AMPI_K(width)], root[AMPI_K(width)] = { 0 };
         float direction[AMPI_K(width)], moved[AMPI_K(width)];
         size_t l;
-        ampi_fetch_later(u.by_pages, w + i, 1024, AMPI_PAGES);
-        ampi_fetch_later(u.by_pages, g + i, 1024, AMPI_PAGES);
-        if (kind >= AMPI_UPDATE_MOMENTUM) ampi_fetch_later(u.by_pages, m + i, 1024, AMPI_PAGES);
-        if (kind >= AMPI_UPDATE_ADAM) ampi_fetch_later(u.by_pages, v + i, 1024, AMPI_PAGES);
+        AMPI_FETCH(w + i, AMPI_AHEAD_BYTES);
+        AMPI_FETCH(g + i, AMPI_AHEAD_BYTES);
+        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
+        if (kind >= AMPI_UPDATE_ADAM) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
         for (l = 0; l < AMPI_K(width); l++) {
             x = ampi_update_moments(hw, kind, &u, ampi_weight_at(kind, w, g, m, v, i + l));
             grad[l] = x.g;
@@ -4560,7 +4540,7 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
             continue;
         }
         if (AMPI_K(above)(moved, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above)(second, finite))) {
-            ampi_update_singly(kind, w, g, m, v, i, ampi_min_size(i + AMPI_K(width), n), constants, seen);
+            ampi_update_singly(kind, w, g, m, v, i, ampi_min_size(i + AMPI_K(width), n), constants, over);
             continue;
         }
         AMPI_K(put)(w + i, moved);
@@ -4569,14 +4549,15 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
     }
 }
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                                   ampi_update_seen* seen) {
+                                   ampi_update_overflow* over) {
     switch (kind) {
-        case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, seen); break;
-        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, seen); break;
-        case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, w, g, m, v, n, u, seen); break;
-        case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, seen); break;
-        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, seen); break;
+        case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
+        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, over); break;
+        case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, w, g, m, v, n, u, over); break;
+        case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, over); break;
+        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, over); break;
     }
+    AMPI_PASS_LEAVE;
 }
 
 /* --- conversions and sums of squares --------------------------------------------------------------------------- */
@@ -10434,29 +10415,28 @@ AMPI_FN float* ampi_weights(const amp_param* p, size_t i, size_t n, float* tile)
 }
 
 /* Without a master a weight must fit its 16 bits; otherwise its copy saturates. */
-AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_seen* seen, int has_master, int has_low, amp_dtype low) {
-    memset(seen, 0, sizeof *seen);
-    seen->finite = 0x7f7fffffu;
-    seen->low = !has_low ? seen->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;   /* below 65520, 2^128 - 2^119 */
-    seen->last = has_master ? seen->finite : seen->low;
+AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
+    memset(over, 0, sizeof *over);
+    over->finite = 0x7f7fffffu;
+    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;   /* below 65520, 2^128 - 2^119 */
+    over->last = has_master ? over->finite : over->low;
 }
 
 /* Updates n elements. Those behind the last whole vector are copied into one, and what was written is copied back. */
 AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                               ampi_update_seen* seen) {
+                               ampi_update_overflow* over) {
     const ampi_kernels* kernels = ampi_kernels_now();
     const size_t whole = n - n % AMPI_LANES, bytes = (n - whole) * sizeof(float);
     const int arrays = kind == AMPI_UPDATE_SGD ? 2 : kind == AMPI_UPDATE_MOMENTUM ? 3 : 4;
     float part[4][AMPI_LANES] = { { 0 } }, *all[4];
     int a;
     all[0] = w; all[1] = g; all[2] = m; all[3] = v;
-    kernels->update(kind, w, g, m, v, whole, u, seen);
+    kernels->update(kind, w, g, m, v, whole, u, over);
     for (a = 0; bytes > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, bytes);
-    seen->base += whole;
-    if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, seen);
+    over->base += whole;
+    if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, over);
     for (a = 0; bytes > 0 && a < arrays; a++)
         if ((a == 1) == (kind == AMPI_LAMB_DIRECTION)) memcpy(all[a] + whole, part[a], bytes);
-    ampi_clear_upper();
 }
 
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
@@ -10464,25 +10444,25 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
-    ampi_update_seen seen;
+    ampi_update_overflow over;
     size_t i, n;
-    ampi_update_limits(&seen, p->master != NULL, p->low != NULL, p->low_dtype);
+    ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w, *g = g_tile;
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
-        seen.base = i;
-        ampi_update_block(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &seen);
-        if (p->master && p->low && seen.held + seen.saturated > 0)
+        over.base = i;
+        ampi_update_block(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
+        if (p->master && p->low && over.held + over.saturated > 0)
             ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
         else if (p->low)
             ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
-    c->inf = seen.held;
-    c->nan = seen.saturated;
-    c->first = seen.first;
+    c->inf = over.held;
+    c->nan = over.saturated;
+    c->first = over.first;
 }
 
 /* Chunks arrive in order. */
@@ -10504,15 +10484,15 @@ AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
-    ampi_update_seen seen;
+    ampi_update_overflow over;
     size_t i, n;
-    ampi_update_limits(&seen, 1, 0, AMP_F32);
+    ampi_update_limits(&over, 1, 0, AMP_F32);
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_block(AMPI_LAMB_DIRECTION, w, g, p->m + i, p->v + i, n, &step->updates[p->group], &seen);
+        ampi_update_block(AMPI_LAMB_DIRECTION, w, g, p->m + i, p->v + i, n, &step->updates[p->group], &over);
         ampi_kernels_now()->add_squares(&c->sum, w, AMP_F32, n);
         ampi_kernels_now()->add_squares(&c->sum2, g, AMP_F32, n);
     }
@@ -10606,10 +10586,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
     int i;
-    for (i = 0; i < AMP_MAX_GROUPS; i++) {
-        ampi_update_of_group(&updates[i], o, i, mult, factor);
-        updates[i].by_pages = ampi_by_pages();
-    }
+    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
     memset(&step, 0, sizeof step);
     step.params = o->params;
     step.updates = updates;
@@ -10699,10 +10676,10 @@ AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
 }
 
-/* The check that has seen just these gradients, and was the last thing done to them; NULL if there is none. */
-AMPI_FN const amp_scaler_list* ampi_optimizer_seen(amp_scaler* s, const ampi_tensors* t) {
-    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_key(t)) : NULL;
-    return seen && seen->done == AMPI_CHECKED ? seen : NULL;
+/* The check that looked at just these gradients, and was the last thing done to them; NULL if there is none. */
+AMPI_FN const amp_scaler_list* ampi_optimizer_checked(amp_scaler* s, const ampi_tensors* t) {
+    const amp_scaler_list* list = s ? ampi_scaler_entry(s, ampi_tensors_key(t)) : NULL;
+    return list && list->done == AMPI_CHECKED ? list : NULL;
 }
 
 /* Nobody asked to look at the gradients: they are not scaled, nor clipped, and need not be finite. */
@@ -10710,18 +10687,18 @@ AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
     return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
-/* Norm and overflows of the gradients: by a pass over them, or from the check that saw them last.
+/* Norm and overflows of the gradients: by a pass over them, or from the last check of them.
    Returns 1 if the step may be applied. */
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
                                 float factor, amp_overflow_info* found) {
-    const amp_scaler_list* seen = ampi_optimizer_seen(s, t);
+    const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
     if (ampi_optimizer_blind(o, s)) {
         ampi_overflow_clear(found);
         return 1;
     }
-    if (seen) {
+    if (checked) {
         *found = s->info;
-        found->norm = seen->norm;
+        found->norm = checked->norm;
         return !s->state.found_inf;
     }
     ampi_check(t, NULL, factor, found);

@@ -6761,7 +6761,7 @@ typedef struct ampi_cuda_update {
 typedef struct ampi_cuda_work {
     ampi_cuda_param p;
     ampi_update u;
-    ampi_update_seen seen;
+    ampi_update_overflow over;
     double sums[2];
 } ampi_cuda_work;
 
@@ -6783,7 +6783,7 @@ template <int KIND>
 AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
     AMPI_D_UNROLL
     for (size_t j = 0; j < 4; j++) {
-        ampi_update_element(KIND, w, g, m, v, j, &k.u, &k.seen);
+        ampi_update_element(KIND, w, g, m, v, j, &k.u, &k.over);
         if (KIND == AMPI_LAMB_DIRECTION) {
             k.sums[0] += (double)w[j] * (double)w[j];      /* squares are exact in double */
             k.sums[1] += (double)g[j] * (double)g[j];
@@ -6807,14 +6807,14 @@ AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t
     ampi_d_widen4(g, s.g, k.p.grad_dtype);
     if (KIND != AMPI_UPDATE_SGD) ampi_d_widen4(m, s.m, AMP_F32);
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_widen4(v, s.v, AMP_F32);
-    k.seen.base = i;
+    k.over.base = i;
     ampi_d_update_apply<KIND>(w, g, m, v, k);
     if (KIND == AMPI_LAMB_DIRECTION) return;
     if (KIND != AMPI_UPDATE_SGD) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
     if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
     if (!k.p.low) return;
-    if (k.p.master && (k.seen.held | k.seen.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.seen.low);
+    if (k.p.master && (k.over.held | k.over.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.over.low);
     ampi_d_store4<WHOLE>(k.p.low, k.p.low_dtype, i, n, w);
 }
 
@@ -6850,11 +6850,11 @@ AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk)
 }
 
 /* Overflows of the update, which are rare. */
-AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_update_seen& seen, int tensor) {
-    if (!(seen.held | seen.saturated)) return;
-    atomicAdd((unsigned long long*)&block->info.update_overflows, (unsigned long long)seen.held);
-    atomicAdd((unsigned long long*)&block->info.saturated, (unsigned long long)seen.saturated);
-    atomicMin(&block->first, (unsigned long long)tensor << AMPI_CUDA_PLACE_BITS | seen.first);
+AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_update_overflow& over, int tensor) {
+    if (!(over.held | over.saturated)) return;
+    atomicAdd((unsigned long long*)&block->info.update_overflows, (unsigned long long)over.held);
+    atomicAdd((unsigned long long*)&block->info.saturated, (unsigned long long)over.saturated);
+    atomicMin(&block->first, (unsigned long long)tensor << AMPI_CUDA_PLACE_BITS | over.first);
 }
 
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
@@ -6870,11 +6870,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const
         k.u = a.block->updates[k.p.group];
         if (k.u.frozen) continue;
         if (KIND == AMPI_UPDATE_LAMB) k.u.step = a.trust[chunk.tensor];
-        ampi_update_limits(&k.seen, k.p.master != NULL, k.p.low != NULL, k.p.low_dtype);
+        ampi_update_limits(&k.over, k.p.master != NULL, k.p.low != NULL, k.p.low_dtype);
         k.sums[0] = k.sums[1] = 0.0;
         ampi_d_update_chunk<KIND>(k, chunk);
         if (KIND != AMPI_LAMB_DIRECTION) {
-            ampi_d_update_tell(a.block, k.seen, chunk.tensor);
+            ampi_d_update_tell(a.block, k.over, chunk.tensor);
             continue;
         }
         ampi_d_group_sum<AMPI_CUDA_BLOCK>(k.sums, shared);
@@ -7075,7 +7075,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
     a.list = -1;
     a.src = o->grads->list;
     if (ampi_optimizer_blind(&o->host, s ? &s->window : NULL)) return AMP_OK;
-    if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;
+    if (s && ampi_optimizer_checked(&s->window, t)) return AMP_OK;
     if (s) a = ampi_cuda_look_of(s, o->grads, t);
     a.unscaled = unscaled;
     return ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);

@@ -350,11 +350,11 @@ TABLE = [
      "ampi_d_store8(x.data, x.dtype, at, x.n - 1, zero);"),
     ("optim", "d.aligned = (wide & 15u) == 0 && (narrow & 7u) == 0;", "d.aligned = (wide & 15u) == 0;"),
     ("optim", "for (i = 0; r == AMP_OK && i < count; i++) r = ampi_cuda_check_param(&params[i], exec, place);", ""),
-    ("optim", "if (k.p.master && (k.seen.held | k.seen.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.seen.low);", ""),
+    ("optim", "if (k.p.master && (k.over.held | k.over.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.over.low);", ""),
     ("optim", "if (lane == 0) block->first = ~0ull;", ""),
     ("optim", "    if (!a.scaler) ampi_d_saturate8(r, y.dtype);\n", ""),
     ("optim", "else amp_cuda_optimizer_destroy(o);\n    return r;", "return r;"),
-    ("optim", "if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;", ""),
+    ("optim", "if (s && ampi_optimizer_checked(&s->window, t)) return AMP_OK;", ""),
     # --- backend
     ("model", "if (own->position) cudaFree(own->position);", ""),
     ("model", "memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0", "0"),
