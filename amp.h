@@ -13739,11 +13739,14 @@ AMPI_FN void ampi_sink_text(ampi_sink* s, const char* text) { ampi_sink_put(s, t
 /* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
 AMPI_FN void ampi_put_string(ampi_sink* s, const char* prefix, const char* text) {
     char escape[8];
+    size_t n;
     ampi_sink_text(s, "\"");
-    for (ampi_sink_text(s, prefix); *text; text++) {
-        const int plain = *text != '"' && *text != '\\' && (unsigned char)*text >= 0x20;
-        if (!plain) snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text);
-        ampi_sink_put(s, plain ? text : escape, plain ? 1 : 6);
+    for (ampi_sink_text(s, prefix); *text; text += n) {
+        for (n = 0; (unsigned char)text[n] >= 0x20 && text[n] != '"' && text[n] != '\\'; n++) { }
+        if (n > 0) { ampi_sink_put(s, text, n); continue; }
+        snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text);
+        ampi_sink_text(s, escape);
+        n = 1;
     }
     ampi_sink_text(s, "\"");
 }

@@ -505,6 +505,16 @@ static void test_hostile_headers(void) {
     check_refused(load_targets(path), "zero byte", 0);
 }
 
+/* Escapes mean one to four bytes of UTF-8, on both sides of each limit. */
+static void test_escapes(void) {
+    static const char header[] = "{\"__metadata__\":{\"k\":\"\\u007f\\u0080\\u07FF\\u0800\\uffff\\uD800\\udc00\\udbff\\udfff\\n\\/\"}}";
+    const char* path = in_folder("escapes.safetensors");
+    char out[40] = "";
+    write_file(path, header, sizeof header - 1, 0);
+    CHECK(amp_file_text_of(path, "k", out, sizeof out, NULL) == AMP_OK);
+    CHECK_MSG(strcmp(out, "\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbf\n/") == 0, "%s", out);
+}
+
 /* Header lengths that the file does not have, and large headers of nothing but brackets, quotes or tensors' beginnings. */
 static void test_header_lengths(void) {
     static const unsigned long long lengths[] = {
@@ -1896,6 +1906,7 @@ int main(int argc, char** argv) {
     TEST(test_truncation);
     TEST(test_flips);
     TEST(test_hostile_headers);
+    TEST(test_escapes);
     TEST(test_header_lengths);
     TEST(test_memory);
     TEST(test_disk);
