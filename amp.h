@@ -2947,6 +2947,14 @@ AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
+/* What a norm does to elements, by lanes. gamma and beta: those of element i lie at i, if each element has its own, or
+   at its lane. add: dx is added to what is there. */
+typedef struct ampi_norm_args {
+    float mean[16], scale[16], a[16], b[16];
+    const float *gamma, *beta;
+    int each, add;
+} ampi_norm_args;
+
 /* What a pass offers. mr x nr: the micro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
@@ -2966,6 +2974,9 @@ typedef struct ampi_kernels {
     void (*widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n);       /* t: AMP_F16 or AMP_BF16 */
     void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
+    void (*norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt, size_t n);
+    void (*norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt, const void* x,
+                    amp_dtype xt, size_t n);
 } ampi_kernels;
 
 /* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
@@ -4629,6 +4640,58 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
+/* --- norms -------------------------------------------------------------------------------- */
+
+/* Elements [i, i + 16) of an operand, or as many as there are before n; results with one kind of NaN. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_at)(const void* p, amp_dtype t, size_t i, size_t n) {
+    return AMPI_K(load_any)((const char*)p + i * (t == AMP_F32 ? 4 : 2), t, n - i);
+}
+AMPI_LANES_FN void AMPI_K(store_at)(void* p, amp_dtype t, size_t i, size_t n, AMPI_V16 x) {
+    char* to = (char*)p + i * (t == AMP_F32 ? 4 : 2);
+    x = AMPI_K(clean_lanes)(x);
+    if (n - i >= AMPI_LANES) AMPI_K(store_typed)(to, t, x);
+    else AMPI_K(store_part)(to, t, x, n - i);
+}
+/* Where a group of lanes begins. Without masks a last one that is not full takes in elements before it, which are
+   formed `twice`, if that does not change them and there are so many. */
+AMPI_LANES_FN size_t AMPI_K(group_at)(size_t i, size_t n, int twice) {
+#ifndef AMPI_PASS_MASKS
+    if (twice && n >= AMPI_LANES) return ampi_min_size(i, n - AMPI_LANES);
+#endif
+    (void)n; (void)twice;
+    return i;
+}
+/* y = (x - mean) * scale * gamma + beta. */
+AMPI_KERNEL_FN void AMPI_K(norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt,
+                                 size_t n) {
+    const AMPI_V16 minus_mean = AMPI_K(mul)(AMPI_K(load)(q->mean), AMPI_K(set1)(-1.0f));
+    const AMPI_V16 scale = AMPI_K(load)(q->scale);
+    size_t k;
+    for (k = 0; k < n; k += AMPI_LANES) {
+        const size_t i = AMPI_K(group_at)(k, n, 1), j = q->each ? i : 0;
+        const AMPI_V16 v = AMPI_K(mul)(AMPI_K(add)(AMPI_K(load_at)(x, xt, i, n), minus_mean), scale);
+        AMPI_K(store_at)(y, yt, i, n, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), AMPI_K(load)(q->beta + j)));
+    }
+}
+/* dx = (dy * gamma - a - (x - mean) * b) * scale, or without x, whose statistics are constants, dy * scale. */
+AMPI_KERNEL_FN void AMPI_K(norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt,
+                                    const void* x, amp_dtype xt, size_t n) {
+    const AMPI_V16 minus = AMPI_K(set1)(-1.0f), mean = AMPI_K(load)(q->mean), scale = AMPI_K(load)(q->scale);
+    const AMPI_V16 minus_a = AMPI_K(mul)(AMPI_K(load)(q->a), minus), b = AMPI_K(load)(q->b);
+    size_t k;
+    for (k = 0; k < n; k += AMPI_LANES) {
+        const size_t i = AMPI_K(group_at)(k, n, dx != dy && !q->add), j = q->each ? i : 0;
+        AMPI_V16 v = AMPI_K(load_at)(dy, dyt, i, n);
+        if (x) {
+            const AMPI_V16 less = AMPI_K(fma)(1, AMPI_K(load_at)(x, xt, i, n), minus, mean);      /* mean - x */
+            v = AMPI_K(fma)(0, less, b, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), minus_a));
+        }
+        v = AMPI_K(mul)(v, scale);
+        if (q->add) v = AMPI_K(add)(AMPI_K(load_at)(dx, dxt, i, n), v);
+        AMPI_K(store_at)(dx, dxt, i, n, v);
+    }
+}
+
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
@@ -4649,7 +4712,9 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(update),
                                               AMPI_K(widen_low),
                                               AMPI_K(narrow_low),
-                                              AMPI_K(add_squares) };
+                                              AMPI_K(add_squares),
+                                              AMPI_K(norm),
+                                              AMPI_K(norm_dx) };
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
@@ -7556,20 +7621,6 @@ AMPI_FN const float* ampi_bn_view(const ampi_bn_step* q, const void* x, amp_dtyp
     memset(tile + q->n, 0, (ampi_padded(q->n) - q->n) * sizeof(float));
     return tile;
 }
-/* Where to form the results of a step, in place or in `tile`; and their storing from there. */
-AMPI_FN float* ampi_bn_open(const ampi_bn_step* q, void* y, amp_dtype t, float* tile) {
-    return q->count == 1 && q->n == q->length ? ampi_open(y, t, q->start, q->n, tile) : tile;
-}
-AMPI_FN void ampi_bn_close(const ampi_bn_step* q, void* y, amp_dtype t, float* tile) {
-    const size_t size = ampi_type_size(t);
-    ampi_bn_raw raw;
-    size_t i;
-    if (q->count == 1 && q->n == q->length) { ampi_close(y, t, q->start, q->n, tile); return; }
-    ampi_store(&raw, t, 0, tile, q->n);
-    for (i = 0; i < q->count; i++)
-        memcpy((char*)y + (q->start + i * q->next) * size, (const char*)&raw + i * q->pitch * size, q->length * size);
-}
-
 /* How many channels of a group exist. */
 AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
     return ampi_min_size(p->channels - group * p->per_group, p->per_group);
@@ -7587,13 +7638,58 @@ AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t,
     if (data) ampi_load_f32(lanes, data, t, group * p->per_group, ampi_bn_width(p, group));
     ampi_bn_spread(p, lanes);
 }
-/* Sums by lanes become sums by channel, in the lanes below per_group. */
-AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
-    if (p->per_group == 1) acc[0] = ampi_lane_total(acc);
-}
 
-/* A group's mean and 1/sqrt(variance + eps) by lanes. */
-typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
+/* What is summed by lanes: g and g * d, where d = x - mean, rounded to float; or, where g is x, x or d and d * d. */
+typedef enum ampi_bn_kind { AMPI_BN_DOT, AMPI_BN_SQUARE, AMPI_BN_SQUARE_LESS } ampi_bn_kind;
+AMPI_INLINE void ampi_bn_add(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x,
+                             const float* mean, size_t n) {
+    size_t l;
+    AMPI_IN_REGISTERS for (l = 0; l < n; l++) {
+        const float d = x[l] - mean[l];
+        sum[l] += (double)(kind == AMPI_BN_SQUARE_LESS ? d : g[l]);
+        dot[l] = ampi_add_product(hw, kind == AMPI_BN_DOT ? g[l] : d, d, dot[l]);
+    }
+}
+AMPI_INLINE void ampi_bn_add_tile(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x,
+                                  const float* mean, size_t n) {
+    double a[AMPI_LANES], b[AMPI_LANES];
+    float m[AMPI_LANES];
+    memcpy(a, sum, sizeof a);
+    memcpy(b, dot, sizeof b);
+    memcpy(m, mean, sizeof m);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, g += AMPI_LANES, x += AMPI_LANES)
+        ampi_bn_add(hw, kind, a, b, g, x, m, AMPI_LANES);
+    ampi_bn_add(hw, kind, a, b, g, x, m, n);
+    memcpy(sum, a, sizeof a);
+    memcpy(dot, b, sizeof b);
+}
+AMPI_INLINE void ampi_bn_add_step_body(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g,
+                                       const float* x, const float* mean, size_t n) {
+    switch (kind) {
+        case AMPI_BN_DOT: ampi_bn_add_tile(hw, AMPI_BN_DOT, sum, dot, g, x, mean, n); break;
+        case AMPI_BN_SQUARE: ampi_bn_add_tile(hw, AMPI_BN_SQUARE, sum, dot, x, x, mean, n); break;
+        case AMPI_BN_SQUARE_LESS: ampi_bn_add_tile(hw, AMPI_BN_SQUARE_LESS, sum, dot, x, x, mean, n); break;
+    }
+}
+AMPI_KERNEL(ampi_bn_add_step,
+            (ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
+            kind, sum, dot, g, x, mean, n)
+/* These sums over a group's elements, by channel: in the lanes below per_group. */
+AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, size_t group, ampi_bn_kind kind, const void* g, amp_dtype gt,
+                          const void* x, amp_dtype xt, const float* mean, double* sum, double* dot) {
+    float g_tile[AMPI_TILE], x_tile[AMPI_TILE];
+    size_t step;
+    memset(sum, 0, AMPI_LANES * sizeof *sum);
+    memset(dot, 0, AMPI_LANES * sizeof *dot);
+    for (step = 0; step < p->steps; step++) {
+        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
+        const float* v = ampi_bn_view(&q, x, xt, x_tile);
+        ampi_bn_add_step(kind, sum, dot, g == x ? v : ampi_bn_view(&q, g, gt, g_tile), v, mean, q.n);
+    }
+    if (p->per_group > 1) return;
+    *sum = ampi_lane_total(sum);
+    *dot = ampi_lane_total(dot);
+}
 
 /* A number near a channel's mean, by lanes: the mean of its first pixels, at most 16, or its first value where it has
    a lane to itself; rounded to x's type, so that differences from it are floats without another rounding, unless they
@@ -7614,38 +7710,6 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
     }
     for (l = 0; l < AMPI_LANES; l++) if (!(fabs((double)pivot[l]) < 1e30)) pivot[l] = 0.0f;
 }
-
-/* sum[i % LANES] += x[i] - base[i % LANES], square[i % LANES] += (x[i] - pivot[i % LANES])^2, all differences rounded
-   to float. */
-AMPI_INLINE void ampi_moments_step(int hw, double* sum, double* square, const float* x, const float* base,
-                                   const float* pivot, size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS
-    for (l = 0; l < n; l++) {
-        const float d = x[l] - pivot[l];
-        sum[l] += (double)(x[l] - base[l]);
-        square[l] = ampi_add_product(hw, d, d, square[l]);
-    }
-}
-AMPI_INLINE void ampi_lane_moments_body(int hw, double* sum, double* square, const float* x, const float* base,
-                                        const float* pivot, size_t n) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    float o[AMPI_LANES], p[AMPI_LANES];
-    memcpy(a, sum, sizeof a);
-    memcpy(b, square, sizeof b);
-    memcpy(o, base, sizeof o);
-    memcpy(p, pivot, sizeof p);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
-        ampi_moments_step(hw, a, b, x, o, p, AMPI_LANES);
-    }
-    ampi_moments_step(hw, a, b, x, o, p, n);
-    memcpy(sum, a, sizeof a);
-    memcpy(square, b, sizeof b);
-}
-AMPI_KERNEL(ampi_lane_moments,
-            (double* sum, double* square, const float* x, const float* base, const float* pivot, size_t n), sum,
-            square, x, base, pivot, n)
-
 /* Means, and squared distances from them, summed, of a group's channels, in one pass over their M values: with q, the
    sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the mean of m of
    the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from the sum of
@@ -7654,18 +7718,10 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
                              double* squares) {
     const double values = (double)p->n * (double)p->spatial;
     const int wide = ampi_dtype(xt) == AMP_F32;
-    const float zero[AMPI_LANES] = { 0 };
-    float pivot[AMPI_LANES], tile[AMPI_TILE];
-    size_t step, l;
+    float pivot[AMPI_LANES];
+    size_t l;
     ampi_bn_pivot(p, x, xt, group, pivot);
-    memset(mean, 0, AMPI_LANES * sizeof *mean);
-    memset(squares, 0, AMPI_LANES * sizeof *squares);
-    for (step = 0; step < p->steps; step++) {
-        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
-        ampi_lane_moments(mean, squares, ampi_bn_view(&q, x, xt, tile), wide ? zero : pivot, pivot, q.n);
-    }
-    ampi_bn_combine(p, mean);
-    ampi_bn_combine(p, squares);
+    ampi_bn_sums(p, group, wide ? AMPI_BN_SQUARE : AMPI_BN_SQUARE_LESS, x, xt, x, xt, pivot, mean, squares);
     for (l = 0; l < p->per_group; l++) {
         const double at = (double)pivot[l], first = mean[l] / values, off = wide ? first - at : first;
         mean[l] = wide ? first : at + first;
@@ -7685,58 +7741,56 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float moment
     if (var) var[c] = next_var;
 }
 
-/* The statistics of a group's channels, from this batch or from running ones, with one kind of NaN; in all lanes and
-   in save_*, if that is wanted. */
-AMPI_FN void ampi_bn_save(const ampi_bn_plan* p, size_t group, float* save_mean, float* save_invstd,
-                          ampi_bn_stats* stats) {
-    const size_t width = ampi_bn_width(p, group);
-    ampi_clean(stats->mean, AMPI_LANES);
-    ampi_clean(stats->invstd, AMPI_LANES);
-    if (save_mean) memcpy(save_mean + group * p->per_group, stats->mean, width * sizeof(float));
-    if (save_invstd) memcpy(save_invstd + group * p->per_group, stats->invstd, width * sizeof(float));
-    ampi_bn_spread(p, stats->mean);
-    ampi_bn_spread(p, stats->invstd);
-}
-AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* running_mean,
-                           float* running_var, float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
-    const double values = (double)p->n * (double)p->spatial;
-    double mean[AMPI_LANES], squares[AMPI_LANES];
+typedef struct ampi_bn_forward {
+    const void *x, *gamma, *beta;
+    void* y;
+    amp_dtype xt, pt, yt;
+    float *running_mean, *running_var, *save_mean, *save_invstd;
+    int training;
+} ampi_bn_forward;
+
+/* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which training updates. */
+AMPI_FN void ampi_bn_statistics(const ampi_bn_plan* p, const ampi_bn_forward* f, size_t group, ampi_norm_args* q) {
+    const double values = f->training ? (double)p->n * (double)p->spatial : 1.0;
+    const size_t first = group * p->per_group, width = ampi_bn_width(p, group);
+    double mean[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 };
     size_t l;
-    ampi_bn_measure(p, x, xt, group, mean, squares);
-    memset(stats, 0, sizeof *stats);
-    for (l = 0; l < p->per_group; l++) {
-        stats->mean[l] = (float)mean[l];
-        stats->invstd[l] = (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
+    if (f->training) ampi_bn_measure(p, f->x, f->xt, group, mean, squares);
+    for (l = 0; l < width; l++) {
+        if (!f->training) mean[l] = (double)f->running_mean[first + l];
+        if (!f->training) squares[l] = (double)f->running_var[first + l];
     }
-    ampi_bn_save(p, group, save_mean, save_invstd, stats);
-    for (l = 0; p->momentum != 0.0f && l < ampi_bn_width(p, group); l++)
-        ampi_bn_run(running_mean, running_var, group * p->per_group + l, p->momentum, stats->mean[l],
+    for (l = 0; l < AMPI_LANES; l++) {
+        const size_t own = l < p->per_group ? l : 0;
+        q->mean[l] = (float)mean[own];
+        q->scale[l] = own < l ? q->scale[own] : (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
+    }
+    ampi_clean(q->mean, AMPI_LANES);
+    ampi_clean(q->scale, AMPI_LANES);
+    if (f->save_mean) memcpy(f->save_mean + first, q->mean, width * sizeof(float));
+    if (f->save_invstd) memcpy(f->save_invstd + first, q->scale, width * sizeof(float));
+    for (l = 0; f->training && p->momentum != 0.0f && l < width; l++)
+        ampi_bn_run(f->running_mean, f->running_var, first + l, p->momentum, q->mean[l],
                     (float)(squares[l] / (values - 1.0)));
 }
-AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean,
-                              const float* running_var, float* save_mean, float* save_invstd,
-                              ampi_bn_stats* stats) {
-    size_t l;
-    ampi_bn_lanes(p, running_mean, AMP_F32, group, 0.0f, stats->mean);
-    ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
-    for (l = 0; l < p->per_group; l++)
-        stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
-    ampi_bn_save(p, group, save_mean, save_invstd, stats);
+AMPI_FN void ampi_bn_forward_group(const ampi_bn_plan* p, const ampi_bn_forward* f, size_t group) {
+    float gamma[AMPI_LANES], beta[AMPI_LANES];
+    ampi_norm_args q;
+    size_t image;
+    memset(&q, 0, sizeof q);
+    ampi_bn_statistics(p, f, group, &q);
+    ampi_bn_lanes(p, f->gamma, f->pt, group, 1.0f, gamma);
+    ampi_bn_lanes(p, f->beta, f->pt, group, 0.0f, beta);
+    q.gamma = gamma;
+    q.beta = beta;
+    for (image = 0; image < p->n; image++) {
+        const size_t at = (image * p->channels + group * p->per_group) * p->spatial;
+        ampi_kernels_now()->norm(&q, (char*)f->y + at * ampi_type_size(f->yt), ampi_dtype(f->yt),
+                                 (const char*)f->x + at * ampi_type_size(f->xt), ampi_dtype(f->xt),
+                                 ampi_bn_width(p, group) * p->spatial);
+    }
+    ampi_clear_upper();
 }
-
-/* y = (x - mean) * invstd * gamma + beta by lanes. */
-AMPI_INLINE void ampi_bn_apply_body(int hw, float* y, const float* x, const ampi_bn_stats* stats, const float* gamma,
-                                    const float* beta, size_t n) {
-    float m[AMPI_LANES], s[AMPI_LANES], g[AMPI_LANES], b[AMPI_LANES];
-    memcpy(m, stats->mean, sizeof m);
-    memcpy(s, stats->invstd, sizeof s);
-    memcpy(g, gamma, sizeof g);
-    memcpy(b, beta, sizeof b);
-    AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - m[ampi_l]) * s[ampi_l], g[ampi_l], b[ampi_l]));
-}
-AMPI_KERNEL(ampi_bn_apply,
-            (float* y, const float* x, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), y,
-            x, stats, gamma, beta, n)
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
                                           amp_dtype x_dtype, const void* gamma, const void* beta,
@@ -7761,93 +7815,64 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i++) {
-        float g[AMPI_LANES], b[AMPI_LANES], x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        ampi_bn_stats stats;
-        size_t step;
-        if (training)
-            ampi_bn_train(&p, x, x_dtype, (size_t)i, running_mean, running_var, save_mean, save_invstd, &stats);
-        else ampi_bn_evaluate(&p, (size_t)i, running_mean, running_var, save_mean, save_invstd, &stats);
-        ampi_bn_lanes(&p, gamma, param_dtype, (size_t)i, 1.0f, g);
-        ampi_bn_lanes(&p, beta, param_dtype, (size_t)i, 0.0f, b);
-        for (step = 0; step < p.steps; step++) {
-            const ampi_bn_step q = ampi_bn_step_at(&p, (size_t)i, step);
-            float* v = ampi_bn_open(&q, y, y_dtype, y_tile);
-            ampi_bn_apply(v, ampi_bn_view(&q, x, x_dtype, x_tile), &stats, g, b, ampi_padded(q.n));
-            ampi_bn_close(&q, y, y_dtype, v);
-        }
-    });
+    const ampi_bn_forward f = { x, gamma, beta, y, x_dtype, param_dtype, y_dtype, running_mean, running_var, save_mean,
+                                save_invstd, training };
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&p, &f, (size_t)i));
     return AMP_OK;
 }
-
-/* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
-     dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
-   Here, by lanes, dx = (dy - a - (x - mean) * b) * k. */
-typedef struct ampi_bn_slope {
-    float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES];
-} ampi_bn_slope;
-
-/* Without x, whose statistics are constants then, dx = dy * k. dx may be dy. */
-AMPI_INLINE void ampi_bn_dx_body(int hw, float* dx, const float* dy, const float* x, const ampi_bn_slope* slope,
-                                 size_t n) {
-    const ampi_bn_slope q = *slope;
-    if (!x) AMPI_LOOP(dx, n, dy[i] * q.k[ampi_l]);
-    else AMPI_LOOP(dx, n, ampi_fma(hw, q.mean[ampi_l] - x[i], q.b[ampi_l], dy[i] - q.a[ampi_l]) * q.k[ampi_l]);
-}
-AMPI_KERNEL(ampi_bn_dx, (float* dx, const float* dy, const float* x, const ampi_bn_slope* slope, size_t n), dx, dy, x,
-            slope, n)
 
 typedef struct ampi_bn_backward {
     const void *dy, *x, *gamma;
     const float *mean, *invstd;
-    void* dx;
-    amp_dtype dyt, xt, pt, dxt;
-    int frozen, sums, add;         /* constant statistics; dgamma or dbeta is wanted; dx is added to what is there */
+    void *dx, *dgamma, *dbeta;
+    amp_dtype dyt, xt, pt, dxt, dpt;
+    int frozen, add, add_params;   /* constant statistics; dx, and the gradients of parameters, add to what is there */
 } ampi_bn_backward;
 
-/* sum and dot: dbeta and dgamma of a group's channels, if they or the slope need them; and the slope. */
-AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, double* sum,
-                                double* dot, ampi_bn_slope* slope) {
+/* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
+     dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
+   Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma. The group's dgamma, dbeta, and q for dx: */
+AMPI_FN void ampi_bn_params(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, ampi_norm_args* q) {
     const double values = (double)p->n * (double)p->spatial;
-    float invstd[AMPI_LANES], dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
-    size_t step, l;
-    memset(sum, 0, AMPI_LANES * sizeof *sum);
-    memset(dot, 0, AMPI_LANES * sizeof *dot);
-    ampi_bn_lanes(p, b->mean, AMP_F32, group, 0.0f, slope->mean);
+    const size_t first = group * p->per_group, width = ampi_bn_width(p, group);
+    double sum[AMPI_LANES] = { 0 }, dot[AMPI_LANES] = { 0 };
+    float invstd[AMPI_LANES];
+    size_t l;
+    ampi_bn_lanes(p, b->mean, AMP_F32, group, 0.0f, q->mean);
     ampi_bn_lanes(p, b->invstd, AMP_F32, group, 1.0f, invstd);
-    ampi_bn_lanes(p, b->gamma, b->pt, group, 1.0f, slope->k);
-    for (step = 0; (b->sums || !b->frozen) && step < p->steps; step++) {
-        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
-        ampi_lane_dot(sum, dot, ampi_bn_view(&q, b->dy, b->dyt, dy_tile), ampi_bn_view(&q, b->x, b->xt, x_tile),
-                      slope->mean, q.n);
-    }
-    ampi_bn_combine(p, sum);
-    ampi_bn_combine(p, dot);
+    ampi_bn_lanes(p, b->gamma, b->pt, group, 1.0f, q->scale);
+    if (!b->frozen || b->dgamma || b->dbeta)
+        ampi_bn_sums(p, group, AMPI_BN_DOT, b->dy, b->dyt, b->x, b->xt, q->mean, sum, dot);
     for (l = 0; l < p->per_group; l++) {
         dot[l] *= (double)invstd[l];
-        slope->a[l] = (float)(sum[l] / values);
-        slope->b[l] = (float)(dot[l] * (double)invstd[l] / values);
-        slope->k[l] *= invstd[l];
+        q->a[l] = (float)(sum[l] / values);
+        q->b[l] = (float)(dot[l] * (double)invstd[l] / values);
+        q->scale[l] *= invstd[l];
     }
-    ampi_bn_spread(p, slope->a);
-    ampi_bn_spread(p, slope->b);
-    ampi_bn_spread(p, slope->k);
+    ampi_bn_spread(p, q->a);
+    ampi_bn_spread(p, q->b);
+    ampi_bn_spread(p, q->scale);
+    ampi_store_sums(b->dgamma, b->dpt, first, width, dot, b->add_params);
+    ampi_store_sums(b->dbeta, b->dpt, first, width, sum, b->add_params);
 }
-/* dx of one step. */
-AMPI_FN void ampi_bn_dx_step(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, size_t step,
-                             const ampi_bn_slope* slope) {
-    const ampi_bn_step q = ampi_bn_step_at(p, group, step);
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], *to = ampi_bn_open(&q, b->dx, b->dxt, dy_tile);
-    const float *dy = ampi_bn_view(&q, b->dy, b->dyt, dy_tile), *old;
-    size_t i;
-    if (b->add) {
-        ampi_bn_dx(dy_tile, dy, b->frozen ? NULL : ampi_bn_view(&q, b->x, b->xt, x_tile), slope, ampi_padded(q.n));
-        old = ampi_bn_view(&q, b->dx, b->dxt, x_tile);
-        for (i = 0; i < q.n; i++) to[i] = old[i] + dy_tile[i];
-    } else {
-        ampi_bn_dx(to, dy, b->frozen ? NULL : ampi_bn_view(&q, b->x, b->xt, x_tile), slope, ampi_padded(q.n));
+AMPI_FN void ampi_bn_backward_group(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group) {
+    float one[AMPI_LANES];
+    ampi_norm_args q;
+    size_t image;
+    memset(&q, 0, sizeof q);
+    ampi_bn_params(p, b, group, &q);
+    ampi_bn_lanes(p, NULL, AMP_F32, group, 1.0f, one);
+    q.gamma = one;
+    q.add = b->add;
+    for (image = 0; b->dx && image < p->n; image++) {
+        const size_t at = (image * p->channels + group * p->per_group) * p->spatial;
+        ampi_kernels_now()->norm_dx(&q, (char*)b->dx + at * ampi_type_size(b->dxt), ampi_dtype(b->dxt),
+                                    (const char*)b->dy + at * ampi_type_size(b->dyt), ampi_dtype(b->dyt),
+                                    b->frozen ? NULL : (const char*)b->x + at * ampi_type_size(b->xt),
+                                    ampi_dtype(b->xt), ampi_bn_width(p, group) * p->spatial);
     }
-    ampi_bn_close(&q, b->dx, b->dxt, to);
+    ampi_clear_upper();
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -7857,7 +7882,6 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            void* dgamma, void* dbeta, amp_dtype dparam_dtype,
                                            int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
-    ampi_bn_backward b;
     size_t n;
     int64_t i;
     amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
@@ -7872,21 +7896,11 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
-    b.dy = dy; b.x = x; b.gamma = gamma; b.mean = save_mean; b.invstd = save_invstd; b.dx = dx;
-    b.dyt = dy_dtype; b.xt = x_dtype; b.pt = param_dtype; b.dxt = dx_dtype;
-    b.frozen = s->frozen != 0;
-    b.sums = dgamma || dbeta;
-    b.add = ampi_adds_input(accumulate);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i++) {
-        const size_t group = (size_t)i, first = group * p.per_group, width = ampi_bn_width(&p, group);
-        double sum[AMPI_LANES], dot[AMPI_LANES];
-        ampi_bn_slope slope;
-        size_t step;
-        ampi_bn_slope_make(&p, &b, group, sum, dot, &slope);
-        for (step = 0; dx && step < p.steps; step++) ampi_bn_dx_step(&p, &b, group, step, &slope);
-        ampi_store_sums(dgamma, dparam_dtype, first, width, dot, ampi_adds_params(accumulate));
-        ampi_store_sums(dbeta, dparam_dtype, first, width, sum, ampi_adds_params(accumulate));
-    });
+    const ampi_bn_backward b = { dy, x, gamma, save_mean, save_invstd, dx, dgamma, dbeta, dy_dtype, x_dtype,
+                                 param_dtype, dx_dtype, dparam_dtype, s->frozen != 0, ampi_adds_input(accumulate),
+                                 ampi_adds_params(accumulate) };
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&p, &b, (size_t)i));
     return AMP_OK;
 }
 
