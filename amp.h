@@ -11396,9 +11396,7 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     const ampi_node* in = ampi_node_before(m, x, "linear", desc);
     if (!in) return ampi_no_value();
     const size_t fan_in = ampi_features(in);
-    size_t weights;
-    AMPI_REFUSE_LAYER(desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
-                      || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64, AMP_ERR_DESC,
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, desc->out, 1, 1) || fan_in > SIZE_MAX / 64 / (size_t)desc->out, AMP_ERR_DESC,
                       "linear after '%s': %d outputs from %llu inputs is not a size that can be had", in->layer.name,
                       desc->out, (ampi_ull)fan_in);
     if (!ampi_check_init(m, "linear", in, desc->init)) return ampi_no_value();
@@ -12469,11 +12467,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             return f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
                                                     ampi_loss_value(m, n->index), o.rows, o.in, e);
-        case AMP_OP_MSE:
-            return f->mse_forward(o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in, e);
-        case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_forward(o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in,
-                                              e);
+        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+            return (n->layer.op == AMP_OP_MSE ? f->mse_forward : f->bce_with_logits_forward)(
+                o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in, e);
         case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
@@ -12544,10 +12540,9 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)o.target, n->smoothing, scale, weight,
                                                      dx, o.xt, o.rows, o.in, e);
-        case AMP_OP_MSE:
-            return f->mse_backward(saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
-        case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_backward(saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
+        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+            return (n->layer.op == AMP_OP_MSE ? f->mse_backward : f->bce_with_logits_backward)(
+                saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
