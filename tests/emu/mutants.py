@@ -408,7 +408,11 @@ class Cuda(mutants.Header):
                                  os.path.join(HERE, "test_cuda_%s.cpp" % test), "-o",
                                  os.path.join(self.out, test + arch + ".o"))
 
-    def build(self, folder, likely):
+    def stages(self, likely):
+        first = [w for w in likely.split() if w in self.tests]
+        return [([], first + [t for t in self.tests if t not in first], 1)]
+
+    def build(self, folder, likely, more):
         """A copy of the tests beside the faulty header; impl.o follows with the first test that needs it."""
         emu = os.path.join(folder, "tests", "emu")
         os.makedirs(emu, exist_ok=True)
