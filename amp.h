@@ -2941,7 +2941,7 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
     if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
-/* Elements [i, end), among which there is an overflow. */
+/* Elements [i, end) one by one: where there is no vector unit, or an overflow among them. */
 AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
                                    const ampi_update* u, ampi_update_overflow* over) {
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
@@ -3113,7 +3113,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
 #define AMPI_PASS_NV 1
 #define AMPI_PASS_NC 256
 #define AMPI_PASS_EXACT 0
-#define AMPI_PASS_FMA 1
+#define AMPI_PASS_WIDTH 8         /* lanes of one register */
 #define AMPI_PASS_PAIRS 0
 typedef struct { __m256 lo, hi; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(make)(__m256 lo, __m256 hi) { AMPI_V16 r; r.lo = lo; r.hi = hi; return r; }
@@ -3131,8 +3131,6 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z
     (void)exact;
     return AMPI_K(make)(_mm256_fmadd_ps(x.lo, y.lo, z.lo), _mm256_fmadd_ps(x.hi, y.hi, z.hi));
 }
-/* Plain loops of kernels go over the lanes of one register: a compiler keeps such arrays in registers. */
-enum { AMPI_K(width) = 8 };
 AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_loadu_ps(x)); }
 AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x))); }
 /* Is a magnitude above `limit`, both as bits? */
@@ -3247,7 +3245,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
 #undef AMPI_PASS_EXACT
-#undef AMPI_PASS_FMA
+#undef AMPI_PASS_WIDTH
 #undef AMPI_PASS_PAIRS
 #endif
 
@@ -3267,7 +3265,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_NC 528
 #define AMPI_PASS_MASKS 1
 #define AMPI_PASS_EXACT 0
-#define AMPI_PASS_FMA 1
+#define AMPI_PASS_WIDTH 16
 typedef __m512 AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return _mm512_setzero_ps(); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return _mm512_set1_ps(x); }
@@ -3275,7 +3273,6 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return _mm512_loadu_ps(p);
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm512_storeu_ps(p, x); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) { return _mm512_add_ps(x, y); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) { return _mm512_mul_ps(x, y); }
-enum { AMPI_K(width) = 16 };
 AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm512_storeu_ps(y, _mm512_loadu_ps(x)); }
 AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) {
     _mm512_storeu_ps(y, _mm512_maskz_sqrt_ps(AMPI_ALL16, _mm512_loadu_ps(x)));
@@ -3436,14 +3433,13 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
 #undef AMPI_PASS_EXACT
-#undef AMPI_PASS_FMA
+#undef AMPI_PASS_WIDTH
 #undef AMPI_PASS_MASKS
 #undef AMPI_PASS_PAIRS
 #endif
 
 /* --- the baseline: NEON, or sixteen floats --- */
 #define AMPI_PASS base
-#define AMPI_PASS_FMA AMPI_FMA_NATIVE
 #define AMPI_PASS_LEAVE ((void)0)
 #define AMPI_PASS_PAIRS 0
 #define AMPI_PASS_TARGET
@@ -3451,6 +3447,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_NC 256
 #if AMPI_NEON
 #define AMPI_PASS_MR 6
+#define AMPI_PASS_WIDTH 4
 #define AMPI_PASS_EXACT 0
 typedef struct { float32x4_t q[4]; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
@@ -3485,7 +3482,6 @@ AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) {
     int i;
     AMPI_UNROLL for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.q[i]);
 }
-enum { AMPI_K(width) = 4 };
 AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { vst1q_f32(y, vld1q_f32(x)); }
 AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { vst1q_f32(y, vsqrtq_f32(vld1q_f32(x))); }
 AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
@@ -3516,18 +3512,6 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z
     return z;
 }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { memcpy(p, x.v, sizeof x.v); }
-enum { AMPI_K(width) = 4 };
-AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { memcpy(y, x, AMPI_K(width) * sizeof *x); }
-AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) {
-    int l;
-    for (l = 0; l < AMPI_K(width); l++) y[l] = sqrtf(x[l]);
-}
-AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
-    uint32_t over = 0;
-    int l;
-    for (l = 0; l < AMPI_K(width); l++) over |= limit - (ampi_bits(x[l]) & 0x7fffffffu);
-    return over >> 31 != 0;
-}
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) { return x; }      /* loads and stores below do it */
@@ -4517,13 +4501,16 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
 
 /* --- updates of weights ------------------------------------------------------------------------------------------- */
 
+#ifdef AMPI_PASS_WIDTH
+/* Loops go over the lanes of one register, so that a compiler keeps these arrays in registers. */
+enum { AMPI_K(width) = AMPI_PASS_WIDTH };
 /* Updates vectors until n elements are done; what lies behind these is written too, but its overflows do not count.
    kind is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
                                       const ampi_update* constants, ampi_update_overflow* over) {
     const ampi_update u = *constants;
     const uint32_t low = over->low, finite = over->finite;
-    const int hw = AMPI_PASS_FMA;
+    const int hw = 1;
     size_t i;
     for (i = 0; i < n; i += AMPI_K(width)) {
         ampi_weight x;
@@ -4559,8 +4546,10 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         if (kind >= AMPI_UPDATE_ADAM) AMPI_K(put)(v + i, second);
     }
 }
+#endif
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                                    ampi_update_overflow* over) {
+#ifdef AMPI_PASS_WIDTH
     switch (kind) {
         case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
         case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, over); break;
@@ -4569,6 +4558,9 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
         default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, over); break;
     }
     AMPI_PASS_LEAVE;
+#else
+    ampi_update_singly(kind, w, g, m, v, 0, n, u, over);
+#endif
 }
 
 /* --- conversions and sums of squares --------------------------------------------------------------------------- */
