@@ -6954,9 +6954,9 @@ AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, in
 AMPI_HD AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
     int64_t low = (int64_t)first + pad - k, high = (int64_t)last - 1 + pad - k;
     ampi_span s;
-    low = low > 0 ? (low + stride - 1) / stride : 0;
-    s.first = (int)(low > o0 ? (low < o1 ? low : o1) : o0);
-    s.last = high < 0 ? s.first : (int)(high / stride + 1 < o1 ? high / stride + 1 : o1);
+    s.first = low <= (int64_t)o0 * stride ? o0 : low > (int64_t)(o1 - 1) * stride ? o1 : (int)((low
+                                                                                                + stride - 1) / stride);
+    s.last = high >= (int64_t)(o1 - 1) * stride ? o1 : high < (int64_t)o0 * stride ? o0 : (int)(high / stride) + 1;
     if (s.last < s.first) s.last = s.first;
     return s;
 }
@@ -6985,184 +6985,628 @@ AMPI_HD AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* Is x larger? A NaN is larger than anything, and the first NaN stays. */
-AMPI_HD AMPI_INLINE uint32_t ampi_pool_better(float x, float a) {
-    return ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a));
+/* An integer that orders numbers as a maximum does: -0 equals 0, a NaN is the largest. inf: the bits of infinity. */
+AMPI_HD AMPI_INLINE int32_t ampi_pool_order(uint32_t u, uint32_t inf) {
+    const uint32_t magnitude = u & 0x7fffffffu;
+    const uint32_t key = ampi_select_bits(0u - (u >> 31), 0u - magnitude, magnitude);
+    return (int32_t)ampi_select_bits(ampi_mask(magnitude > inf), 0x7fffffffu, key);
 }
-AMPI_HD AMPI_INLINE float ampi_pool_max(float a, float x) { return ampi_select(ampi_pool_better(x, a), x, a); }
-/* acc + x, over padded rows. */
-AMPI_INLINE void ampi_pool_rows_body(int hw, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) acc[i + l] += x[i + l];
+AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
+    return ampi_pool_order(ampi_bits(x), 0x7f800000u);
 }
-AMPI_KERNEL(ampi_pool_rows, (float* acc, const float* x, size_t n), acc, x, n)
 
-/* acc[j] = max(acc[j], x[j*stride]) or the sum, j < n: one column of every window. With stride 1, acc and x
-   are accessible up to a multiple of AMPI_LANES, and what lies there in acc stays as it is. */
-AMPI_INLINE void ampi_pool_columns_loop(int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x,
-                                        uint32_t n) {
-    uint32_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES)
+/* A tile holds the pixels of many windows, widened and with their padding, in the L1 cache. Place (i, k) of a window is
+   row i and column k of its kernel. The strides split a tile: row t and column c of the padded image lie in part
+   (t % stride_h, c % stride_w), there in row t / stride_h and column c / stride_w. Neighbouring windows then have
+   neighbouring elements at each place, and one loop over all windows, 16 to a vector, reads one place. Elements of a
+   part's row behind its last window take part in these loops, and their results are dropped.
+   Orders of sums. An average of a small plane adds its window row by row. Another one adds the columns of its window,
+   each of which is summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes
+   that are not small the windows of one row are summed first, from the last one to the first one, AMPI_POOL_BLOCK
+   windows at a time. */
+enum { AMPI_POOL_BLOCK = 256,          /* windows of a row at a time, where not all windows of a row fit */
+       AMPI_POOL_BAND = 4096,          /* pixels at a time */
+       AMPI_POOL_ROOM = 3584,          /* elements of a tile */
+       AMPI_POOL_WINDOWS = 1536,       /* elements of a part of a tile */
+       AMPI_POOL_PLACES = 1024 };      /* columns of a kernel at a time, where a tile does not hold all */
+/* What becomes of pixels: sums row by row or column by column, maxima without and with NaNs, places of maxima. */
+typedef enum ampi_pool_mode {
+    AMPI_POOL_ROWS, AMPI_POOL_COLUMNS, AMPI_POOL_MAXIMA, AMPI_POOL_NANS, AMPI_POOL_ARGMAX
+} ampi_pool_mode;
+
+/* Is this a small plane? See the orders of sums. */
+AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
+    return p->ow <= AMPI_LANES && p->oh <= AMPI_LANES && p->h <= AMPI_POOL_BAND / p->w;
+}
+
+/* Windows: columns [o0, o1) of the rows [a, b) in each of `planes` planes. Places: [i0, i1) x [k0, k1). */
+typedef struct ampi_pool_tile {
+    const ampi_pool_plan* p;
+    ampi_pool_mode mode;
+    int whole;                         /* are all windows of a row here, with all their places? */
+    int planes, a, b, o0, o1, i0, i1, k0, k1;
+    int begin, first, last;            /* are these the first places, the first rows of them, the last ones? */
+    int sh, sw, down, across;          /* strides; parts of the tile */
+    size_t pitch, rows, size;          /* elements of a part's row; rows of a plane; elements of a part */
+    const float* x;                    /* the first pixel of the first row that is read, ld from row to row */
+    size_t ld;
+    uint32_t *pixel, *column;          /* bits of floats, or keys; sums of columns */
+    uint32_t *acc, *at;                /* of windows: sums, maxima or greatest keys; and where: row * width + column */
+} ampi_pool_tile;
+
+AMPI_FN void ampi_pool_layout(ampi_pool_tile* q) {
+    q->sh = q->whole ? q->p->sh : 1;
+    q->sw = q->whole || q->o1 - q->o0 > 1 ? q->p->sw : 1;
+    q->down = ampi_min_int(q->sh, q->i1 - q->i0);
+    q->across = ampi_min_int(q->sw, q->k1 - q->k0);
+    q->pitch = (size_t)(q->o1 - q->o0) + (size_t)((q->k1 - q->k0 - 1) / q->sw);
+    q->rows = (size_t)(q->b - q->a) + (size_t)((q->i1 - q->i0 - 1) / q->sh);
+    q->size = ampi_padded((size_t)q->planes * q->rows * q->pitch) + AMPI_LANES;
+}
+/* All places that lie on pixels. */
+AMPI_FN void ampi_pool_layout_all(ampi_pool_tile* q) {
+    const ampi_pool_plan* p = q->p;
+    const ampi_span i = ampi_kernel_range(q->a, q->b, p->sh, p->ph, p->kh, 0, p->h);
+    const ampi_span k = ampi_kernel_range(q->o0, q->o1, p->sw, p->pw, p->kw, 0, p->w);
+    q->i0 = i.first; q->i1 = i.last;
+    q->k0 = k.first; q->k1 = k.last;
+    ampi_pool_layout(q);
+}
+/* Where place (i, k) of the first window lies. */
+AMPI_INLINE size_t ampi_pool_place(const ampi_pool_tile* q, int i, int k) {
+    const size_t part = (size_t)((i - q->i0) % q->sh) * (size_t)q->across + (size_t)((k - q->k0) % q->sw);
+    return part * q->size + (size_t)((i - q->i0) / q->sh) * q->pitch + (size_t)((k - q->k0) / q->sw);
+}
+
+AMPI_INLINE uint32_t ampi_pool_convert(ampi_pool_mode mode, float x) {
+    if (mode == AMPI_POOL_ARGMAX) return (uint32_t)ampi_pool_key(x);
+    return ampi_bits(mode == AMPI_POOL_NANS ? ampi_clean_nan(x) : x);
+}
+AMPI_INLINE void ampi_pool_pack16(ampi_pool_mode mode, uint32_t* AMPI_RESTRICT line, const float* AMPI_RESTRICT x) {
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) line[l] = ampi_pool_convert(mode, x[l]);
+}
+/* n pixels of a row, behind `skip` columns of padding; and what lies behind them. */
+AMPI_INLINE void ampi_pool_pack_row(ampi_pool_mode mode, const ampi_pool_tile* q, uint32_t* line, const float* x,
+                                    size_t skip, size_t n) {
+    const size_t sw = (size_t)q->sw;
+    uint32_t *to = line + skip % 2 * q->size + skip / 2, *next = line + (skip + 1) % 2 * q->size + (skip + 1) / 2;
+    size_t i, l, c;
+    if (sw == 1)
+        for (i = 0; i < n; i += AMPI_LANES) ampi_pool_pack16(mode, line + skip + i, x + i);
+    else if (sw == 2 && q->across == 2)
+        for (i = 0; i < n; i += 2 * AMPI_LANES) {
+            float even[AMPI_LANES], odd[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) { even[l] = x[i + 2 * l]; odd[l] = x[i + 2 * l + 1]; }
+            ampi_pool_pack16(mode, to + i / 2, even);
+            ampi_pool_pack16(mode, next + i / 2, odd);
+        }
+    else
+        for (c = 0; c < (size_t)q->across; c++)
+            for (i = skip > c ? (skip - c + sw - 1) / sw : 0; i * sw + c < skip + n; i++)
+                line[c * q->size + i] = ampi_pool_convert(mode, x[i * sw + c - skip]);
+}
+/* The neutral element in [first, last) of a row, from first + 1 on in `more` parts, in whole groups of lanes. */
+AMPI_INLINE void ampi_pool_pack_padding(const ampi_pool_tile* q, uint32_t neutral, uint32_t* line, size_t first,
+                                        size_t more, size_t last) {
+    size_t c, i, l;
+    for (c = 0; c < (size_t)q->across; c++, line += q->size)
+        for (i = first + (c < more); i < last; i += AMPI_LANES)
+            for (l = 0; l < AMPI_LANES; l++) line[i + l] = neutral;
+}
+/* All pixels of the places; padding is what changes no result. */
+AMPI_INLINE void ampi_pool_pack(ampi_pool_mode mode, uint32_t neutral, const ampi_pool_tile* q) {
+    const ampi_pool_plan* p = q->p;
+    const int64_t left = (int64_t)q->o0 * p->sw - p->pw + q->k0, top = (int64_t)q->a * p->sh - p->ph + q->i0;
+    const int64_t right = left + (int64_t)(q->o1 - q->o0 - 1) * q->sw + q->k1 - q->k0;
+    const size_t skip = (size_t)(left < 0 ? -left : 0), end = (size_t)((right < p->w ? right : p->w) - left);
+    const size_t before = (skip + (size_t)q->sw - 1) / (size_t)q->sw, behind = end / (size_t)q->sw,
+        more = end % (size_t)q->sw;
+    const int tall = (q->b - q->a - 1) * q->sh + q->i1 - q->i0;
+    int u, t, part;
+    for (u = 0; u < q->planes; u++) {
+        const float* x = q->x + (size_t)u * (size_t)p->h * q->ld;
+        uint32_t* row = q->pixel + (size_t)u * q->rows * q->pitch;
+        for (t = 0, part = 0; t < tall; t++) {
+            const int real = top + t >= 0 && top + t < p->h;
+            uint32_t* line = row + (size_t)part * (size_t)q->across * q->size;
+            if (part < q->down) {
+                ampi_pool_pack_padding(q, neutral, line, 0, 0, real ? before : q->pitch);
+                if (real) ampi_pool_pack_row(mode, q, line, x, skip, end - skip);
+                if (real) ampi_pool_pack_padding(q, neutral, line, behind, more, q->pitch);
+            }
+            if (real) x += q->ld;
+            if (++part == q->sh) part = 0, row += q->pitch;
+        }
+    }
+}
+
+/* NaNs of a tile are positive, so that they are the largest integers. */
+AMPI_INLINE uint32_t ampi_pool_combine(ampi_pool_mode mode, uint32_t acc, uint32_t x) {
+    const float a = ampi_float(acc), v = ampi_float(x);
+    if (mode == AMPI_POOL_MAXIMA) return ampi_bits(v > a ? v : a);
+    if (mode == AMPI_POOL_NANS)   return (v > a) | ((int32_t)x > 0x7f800000) ? x : acc;
+    return ampi_bits(a + v);
+}
+AMPI_INLINE void ampi_pool_compare(uint32_t* best, uint32_t* at, uint32_t key, uint32_t place) {
+    *at = (int32_t)key > (int32_t)*best ? place : *at;
+    *best = (int32_t)key > (int32_t)*best ? key : *best;
+}
+/* Up to three places of n windows, x[0] to x[2], from `place` on: added to sums or compared with maxima. */
+AMPI_INLINE void ampi_pool_reduce(ampi_pool_mode mode, int places, uint32_t* AMPI_RESTRICT acc,
+                                  uint32_t* AMPI_RESTRICT at, const uint32_t* const* x, uint32_t place, size_t n) {
+    const uint32_t *x0 = x[0], *x1 = x[1], *x2 = x[2];
+    size_t i, l;
+    for (i = 0; mode != AMPI_POOL_ARGMAX && i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
-            float v = max ? ampi_pool_max(acc[i + l], x[i + l]) : acc[i + l] + x[i + l];
-            acc[i + l] = ampi_select(ampi_mask(l < n - i), v, acc[i + l]);
+            uint32_t v = ampi_pool_combine(mode, acc[i + l], x0[i + l]);
+            if (places > 1) v = ampi_pool_combine(mode, v, x1[i + l]);
+            if (places > 2) v = ampi_pool_combine(mode, v, x2[i + l]);
+            acc[i + l] = v;
+        }
+    for (i = 0; mode == AMPI_POOL_ARGMAX && i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            uint32_t v = acc[i + l], where = at[i + l];
+            ampi_pool_compare(&v, &where, x0[i + l], place);
+            if (places > 1) ampi_pool_compare(&v, &where, x1[i + l], place + 1);
+            if (places > 2) ampi_pool_compare(&v, &where, x2[i + l], place + 2);
+            acc[i + l] = v;
+            at[i + l] = where;
         }
 }
-AMPI_INLINE void ampi_pool_columns_body(int hw, int max, float* acc, const float* x, size_t stride,
-                                        uint32_t n) {
-    uint32_t i;
-    (void)hw;
-    if (stride == 1 && max) ampi_pool_columns_loop(1, acc, x, n);
-    else if (stride == 1)   ampi_pool_columns_loop(0, acc, x, n);
-    else for (i = 0; i < n; i++) acc[i] = max ? ampi_pool_max(acc[i], x[i * stride]) : acc[i] + x[i * stride];
+AMPI_INLINE void ampi_pool_reduce_some(ampi_pool_mode mode, int places, uint32_t* acc, uint32_t* at,
+                                       const uint32_t* const* x, uint32_t place, size_t n) {
+    if (places == 1)      ampi_pool_reduce(mode, 1, acc, at, x, place, n);
+    else if (places == 2) ampi_pool_reduce(mode, 2, acc, at, x, place, n);
+    else                  ampi_pool_reduce(mode, 3, acc, at, x, place, n);
 }
-AMPI_KERNEL(ampi_pool_columns, (int max, float* acc, const float* x, size_t stride, uint32_t n), max, acc,
-            x, stride, n)
-
-enum { AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096, AMPI_POOL_ROW = AMPI_TILE + 2 * AMPI_LANES };
-
-/* A segment of a row, with room behind it. Windows two pixels apart read every other pixel, so for them the
-   even and the odd pixels are kept side by side, and both strides look like 1. */
-typedef struct ampi_pool_row {
-    float x[AMPI_POOL_ROW], even[AMPI_POOL_ROW / 2], odd[AMPI_POOL_ROW / 2];
-} ampi_pool_row;
-
-AMPI_INLINE void ampi_pool_split_body(int hw, float* AMPI_RESTRICT even, float* AMPI_RESTRICT odd,
-                                      const float* AMPI_RESTRICT x, size_t n) {
+/* Columns: the sums of the rows [i0, i1) at each place, for all windows; and at the end those of the columns. */
+AMPI_INLINE void ampi_pool_reduce_columns(const ampi_pool_tile* q, size_t n) {
+    const size_t all = n + q->pitch - (size_t)(q->o1 - q->o0), part = ampi_padded(all);
+    const uint32_t* x[3];
+    int c, i, k, some, l;
+    for (c = 0; c < q->across; c++)
+        for (i = q->i0; i < q->i1; i += some) {
+            some = ampi_min_int(3, q->i1 - i);
+            for (l = 0; l < 3; l++) x[l] = q->pixel + ampi_pool_place(q, i + (l < some ? l : 0), q->k0 + c);
+            ampi_pool_reduce_some(AMPI_POOL_ROWS, some, q->column + (size_t)c * part, NULL, x, 0, all);
+        }
+    for (k = q->k0; q->last && k < q->k1; k += some) {
+        some = ampi_min_int(3, q->k1 - k);
+        for (l = 0; l < 3; l++) {
+            const int at = k - q->k0 + (l < some ? l : 0);
+            x[l] = q->column + (size_t)(at % q->sw) * part + (size_t)(at / q->sw);
+        }
+        ampi_pool_reduce_some(AMPI_POOL_ROWS, some, q->acc, NULL, x, 0, n);
+    }
+}
+/* Does a NaN lie among the pixels of a tile? */
+AMPI_INLINE int ampi_pool_has_nan(const ampi_pool_tile* q) {
+    const size_t total = (size_t)q->down * (size_t)q->across * q->size;
+    uint32_t seen[4 * AMPI_LANES] = { 0 }, any = 0;    /* the sign bit: beyond infinity */
     size_t i, l;
-    (void)hw;
-    for (i = 0; 2 * i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            even[i + l] = x[2 * (i + l)];
-            odd[i + l] = x[2 * (i + l) + 1];
+    for (i = 0; i + 4 * AMPI_LANES <= total; i += 4 * AMPI_LANES)
+        for (l = 0; l < 4 * AMPI_LANES; l++) seen[l] |= 0x7f800000u - (q->pixel[i + l] & 0x7fffffffu);
+    for (l = 0; l < 4 * AMPI_LANES; l++) any |= seen[l];
+    for (; i < total; i++) any |= 0x7f800000u - (q->pixel[i] & 0x7fffffffu);
+    return (any & 0x80000000u) != 0;
+}
+/* Places row by row. */
+AMPI_INLINE void ampi_pool_reduce_rows(ampi_pool_mode mode, const ampi_pool_tile* q, size_t n) {
+    const uint32_t* x[3];
+    int i, k, some, c;
+    for (i = q->i0; i < q->i1; i++)
+        for (k = q->k0; k < q->k1; k += some) {
+            some = ampi_min_int(3, q->k1 - k);
+            for (c = 0; c < 3; c++) x[c] = q->pixel + ampi_pool_place(q, i, k + (c < some ? c : 0));
+            ampi_pool_reduce_some(mode, some, q->acc, q->at, x, (uint32_t)i * (uint32_t)q->p->w + (uint32_t)k, n);
         }
 }
-AMPI_KERNEL(ampi_pool_split, (float* even, float* odd, const float* x, size_t n), even, odd, x, n)
-
-/* The n pixels of row->x are complete. */
-AMPI_FN void ampi_pool_row_done(ampi_pool_row* row, int stride, size_t n) {
-    memset(row->x + n, 0, 2 * AMPI_LANES * sizeof(float));
-    if (stride == 2) ampi_pool_split(row->even, row->odd, row->x, n);
+AMPI_INLINE void ampi_pool_kernel_body(int hw, const ampi_pool_tile* q) {
+    const size_t n = (((size_t)q->planes - 1) * q->rows + (size_t)(q->b - q->a) - 1) * q->pitch
+        + (size_t)(q->o1 - q->o0);
+    const uint32_t neutral = q->mode == AMPI_POOL_MAXIMA ? 0xff800000u : q->mode == AMPI_POOL_ARGMAX ? 0x80000000u : 0u;
+    size_t j, l;
+    (void)hw;
+    for (j = 0; q->begin && j < n; j += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) q->acc[j + l] = neutral;
+    if (q->mode == AMPI_POOL_ARGMAX) {
+        ampi_pool_pack(AMPI_POOL_ARGMAX, neutral, q);
+        ampi_pool_reduce_rows(AMPI_POOL_ARGMAX, q, n);
+        return;
+    }
+    ampi_pool_pack(AMPI_POOL_ROWS, neutral, q);
+    if (q->mode == AMPI_POOL_COLUMNS) {
+        if (q->first) memset(q->column, 0, (size_t)q->across * q->size * sizeof *q->column);
+        ampi_pool_reduce_columns(q, n);
+    } else if (q->mode == AMPI_POOL_ROWS) {
+        ampi_pool_reduce_rows(AMPI_POOL_ROWS, q, n);
+    } else if (!ampi_pool_has_nan(q)) {
+        ampi_pool_reduce_rows(AMPI_POOL_MAXIMA, q, n);
+    } else {
+        ampi_pool_pack(AMPI_POOL_NANS, neutral, q);
+        ampi_pool_reduce_rows(AMPI_POOL_NANS, q, n);
+    }
 }
-/* Pixel c and those that follow it at the stride. */
-AMPI_FN const float* ampi_pool_row_at(const ampi_pool_row* row, int stride, int64_t c) {
-    return stride == 2 ? ((c & 1) ? row->odd : row->even) + c / 2 : row->x + c;
+AMPI_KERNEL(ampi_pool_kernel, (const ampi_pool_tile* q), q)
+
+/* Elements [i, i+n) of `total` with room for two groups of lanes behind them. */
+AMPI_FN const float* ampi_pool_view(const void* x, amp_dtype t, size_t i, size_t n, size_t total, float* tile) {
+    if (ampi_dtype(t) == AMP_F32 && total - i - n >= 2 * AMPI_LANES) return (const float*)x + i;
+    ampi_load_f32(tile, x, t, i, n);
+    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
+    return tile;
+}
+/* How many rows of windows does a tile hold, with all their places? If all, then of q->planes planes. */
+AMPI_FN int ampi_pool_fit(ampi_pool_tile* q) {
+    const ampi_pool_plan* p = q->p;
+    const ampi_span i = ampi_kernel_range(0, p->oh, p->sh, p->ph, p->kh, 0, p->h);
+    const ampi_span k = ampi_kernel_range(0, p->ow, p->sw, p->pw, p->kw, 0, p->w);
+    const size_t parts = (size_t)ampi_min_int(p->sh, i.last - i.first) * (size_t)ampi_min_int(p->sw, k.last - k.first);
+    const size_t pitch = (size_t)p->ow + (size_t)((k.last - k.first - 1) / p->sw),
+        beyond = (size_t)((i.last - i.first - 1) / p->sh);
+    const size_t room = ampi_min_size((AMPI_POOL_ROOM / parts - 2 * AMPI_LANES) / pitch,
+                                      (AMPI_POOL_WINDOWS - 2 * AMPI_LANES) / pitch);
+    const int64_t seen = AMPI_POOL_BAND / p->w, rows = (seen - (i.last - i.first)) / p->sh;
+    q->planes = 1;
+    q->o1 = p->ow;
+    if (parts > AMPI_POOL_ROOM / (3 * AMPI_LANES) || room <= beyond) return 0;
+    if (p->h <= seen && (size_t)p->oh + beyond <= room) {
+        q->planes = (int)ampi_min_size(room / ((size_t)p->oh + beyond), (size_t)(AMPI_POOL_BAND / (p->h * p->w)));
+        return p->oh;
+    }
+    return rows < 1 ? 0 : (int)ampi_min_size(room - beyond, (size_t)rows);
+}
+/* Sums, maxima or places of maxima of a tile's windows. If q->whole, all places are packed at once. Otherwise these are
+   windows of one row, and as many places at a time as there is room for. */
+AMPI_FN void ampi_pool_tile_forward(ampi_pool_tile* q, const void* x, amp_dtype t, size_t plane) {
+    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
+    const ampi_pool_plan* p = q->p;
+    const ampi_span down = ampi_kernel_range(q->a, q->b, p->sh, p->ph, p->kh, 0, p->h);
+    const ampi_span across = ampi_kernel_range(q->o0, q->o1, p->sw, p->pw, p->kw, 0, p->w);
+    const size_t w = (size_t)p->w, area = (size_t)p->h * w, total = p->planes * area;
+    const int columns = q->mode == AMPI_POOL_COLUMNS;
+    int i = down.first, k = across.first;
+    while (i < down.last && k < across.last) {
+        int64_t left = (int64_t)q->o0 * p->sw - p->pw + k, top = (int64_t)q->a * p->sh - p->ph + i, right, bottom;
+        int full = q->whole;
+        q->i0 = i; q->k0 = k;
+        q->i1 = down.last; q->k1 = across.last;
+        if (!q->whole) {
+            q->i1 = i + 1;
+            q->k1 = ampi_min_int(across.last - k, AMPI_POOL_PLACES) + k;
+            ampi_pool_layout(q);
+            full = q->o1 - q->o0 == p->ow && q->k1 == across.last && k == across.first && p->w <= AMPI_POOL_BAND;
+            if (full) q->i1 = ampi_min_int(down.last - i, ampi_min_int(AMPI_POOL_BAND / p->w,
+                                           (int)((AMPI_POOL_ROOM - 2 * AMPI_LANES) / ((size_t)q->across * q->size))))
+                                               + i;
+        }
+        ampi_pool_layout(q);
+        q->begin = i == down.first && k == across.first;
+        q->first = i == down.first;
+        q->last = q->i1 == down.last;
+        right = left + (int64_t)(q->o1 - q->o0 - 1) * p->sw + q->k1 - k;
+        bottom = top + (int64_t)(q->b - q->a - 1) * p->sh + q->i1 - i;
+        if (left < 0) left = 0;
+        if (top < 0) top = 0;
+        if (right > p->w) right = p->w;
+        if (bottom > p->h) bottom = p->h;
+        q->ld = w;
+        q->x = full ? ampi_pool_view(x, t, plane * area + (size_t)top * w,
+                                     ((size_t)q->planes - 1) * area + (size_t)(bottom - top) * w, total, tile) + left
+                    : ampi_pool_view(x, t, plane * area + (size_t)top * w + (size_t)left, (size_t)(right - left),
+                                     total, tile);
+        ampi_pool_kernel(q);
+        if (columns ? q->last : q->k1 < across.last) k = q->k1, i = columns ? down.first : i;
+        else i = q->i1, k = columns ? k : across.first;
+    }
 }
 
-/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: sums first down the columns, where the pixels lie
-   side by side, then along the row; maxima row by row, since of equal pixels (+0 and -0, two NaNs) the first one
-   stays. A row too long for a tile is taken in segments. */
-AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
-                             int o0, int o1, float* acc) {
-    ampi_pool_row row;
-    float tile[AMPI_TILE];
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), places;
-    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, j, k, s0;
-    int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
-    int together = p->max ? 1 : rows.last - rows.first;
-    for (i = 0; i < o1 - o0; i++) acc[i] = p->max ? ampi_float(0xff800000u) : 0.0f;
-    for (i = rows.first; i < rows.last; i += together)
-        for (s0 = first; s0 < last; s0 += AMPI_TILE) {
-            int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
-            size_t n = (size_t)(s1 - s0), start = plane + (size_t)s0;
-            ampi_load_f32(row.x, x, xt, start + (size_t)i * (size_t)p->w, n);
-            memset(row.x + n, 0, AMPI_LANES * sizeof(float));
-            for (j = i + 1; j < i + together; j++)
-                ampi_pool_rows(row.x, ampi_view(x, xt, start + (size_t)j * (size_t)p->w, n, tile), ampi_padded(n));
-            ampi_pool_row_done(&row, p->sw, n);
-            places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
-            for (k = places.first; k < places.last; k++) {
-                ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
-                int64_t c = (int64_t)o.first * p->sw - p->pw + k - s0;
-                if (o.first < o.last)
-                    ampi_pool_columns(p->max, acc + (o.first - o0), ampi_pool_row_at(&row, p->sw, c),
-                                      p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(o.last - o.first));
+/* One number for each window: from x, where windows lie side by side, into a tile; or from a tile to y, if x is NULL.
+   Numbers of averages are divided by the count of pixels; a window counts columns[o - o0] columns. */
+AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q, uint32_t* tile, const float* x, float* y,
+                                       const double* columns) {
+    const ampi_pool_plan* p = q->p;
+    const size_t n = (size_t)(q->o1 - q->o0);
+    int u, oh;
+    size_t i, l;
+    (void)hw;
+    for (u = 0; u < q->planes; u++)
+        for (oh = q->a; oh < q->b; oh++) {
+            const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+            const double rows = p->exclude_pad ? seen.last - seen.first : p->kh;
+            uint32_t* in = tile + ((size_t)u * q->rows + (size_t)(oh - q->a)) * q->pitch;
+            for (i = 0; i < n; i += AMPI_LANES) {
+                float v[AMPI_LANES];
+                memcpy(v, x ? (const void*)(x + i) : (const void*)(in + i), sizeof v);
+                for (l = 0; !p->max && l < AMPI_LANES; l++) v[l] /= (float)(rows * columns[i + l]);
+                for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_select(ampi_mask((uint32_t)l < (uint32_t)(n - i)), v[l],
+                                                                    0.0f);
+                memcpy(x ? (void*)(in + i) : (void*)(y + i), v, sizeof v);
+            }
+            if (x) x += n;
+            else y += n;
+        }
+}
+AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q, uint32_t* tile, const float* x, float* y,
+                               const double* columns),
+            q, tile, x, y, columns)
+/* How many pixels of a row the windows [o0, o1) count. */
+AMPI_FN void ampi_pool_count_columns(const ampi_pool_plan* p, int o0, int o1, double* columns) {
+    int i;
+    for (i = 0; !p->max && i < (int)ampi_padded((size_t)(o1 - o0)); i++) {
+        const ampi_span c = ampi_window(ampi_min_int(o0 + i, o1 - 1), p->sw, p->pw, p->kw, p->w);
+        columns[i] = p->exclude_pad ? c.last - c.first : p->kw;
+    }
+}
+/* As many windows of one row as a tile holds for some places at least. */
+AMPI_FN int ampi_pool_most(const ampi_pool_plan* p) {
+    if (p->sw > 2 * AMPI_LANES) return 1;
+    return ampi_min_int((2 * AMPI_POOL_PLACES - ampi_min_int(p->kw, AMPI_POOL_PLACES)) / p->sw + 1, AMPI_POOL_BLOCK);
+}
+
+/* Planes from `plane` on; how many? */
+AMPI_APART size_t ampi_pool_forward_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                           size_t plane, size_t end) {
+    float out[AMPI_POOL_WINDOWS];
+    uint32_t pixel[AMPI_POOL_ROOM], column[AMPI_POOL_ROOM], acc[AMPI_POOL_WINDOWS];
+    double columns[AMPI_POOL_WINDOWS];
+    ampi_pool_tile q;
+    int rows, most;
+    memset(&q, 0, sizeof q);
+    q.p = p;
+    q.pixel = pixel; q.column = column; q.acc = acc;
+    q.mode = p->max ? AMPI_POOL_MAXIMA : ampi_pool_is_small(p) ? AMPI_POOL_ROWS : AMPI_POOL_COLUMNS;
+    if (p->max) memset(pixel, 0, sizeof pixel);                 /* no NaNs between rows */
+    rows = ampi_pool_fit(&q);
+    q.whole = rows > 0;
+    most = rows ? p->ow : ampi_pool_most(p);
+    q.planes = (int)ampi_min_size((size_t)q.planes, end - plane);
+    for (q.o0 = 0; q.o0 < p->ow; q.o0 = q.o1) {
+        q.o1 = ampi_min_int(p->ow - q.o0, most) + q.o0;
+        ampi_pool_count_columns(p, q.o0, q.o1, columns);
+        for (q.a = 0; q.a < p->oh; q.a = q.b) {
+            const size_t n = (size_t)(q.o1 - q.o0), at = (plane * (size_t)p->oh + (size_t)q.a) * (size_t)p->ow
+                + (size_t)q.o0;
+            q.b = ampi_min_int(p->oh - q.a, rows ? rows : 1) + q.a;
+            ampi_pool_tile_forward(&q, x, xt, plane);
+            ampi_pool_divide(&q, acc, NULL, out, columns);
+            ampi_store(y, yt, at, out, (size_t)q.planes * (size_t)(q.b - q.a) * n);
+        }
+    }
+    return (size_t)q.planes;
+}
+
+/* sum[j] += g[0][j], g[1][j], g[2][j], up to `places` of them; of maxima those that lie at place, place - step, ... */
+AMPI_INLINE void ampi_pool_add(int max, int places, float* AMPI_RESTRICT sum, const uint32_t* const* g,
+                               const uint32_t* const* at, uint32_t place, uint32_t step, size_t n) {
+    const uint32_t *g0 = g[0], *g1 = g[1], *g2 = g[2], *at0 = at[0], *at1 = at[1], *at2 = at[2];
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            float v = sum[i + l];
+            v += ampi_float(max ? g0[i + l] & ampi_mask(at0[i + l] == place) : g0[i + l]);
+            if (places > 1) v += ampi_float(max ? g1[i + l] & ampi_mask(at1[i + l] == place - step) : g1[i + l]);
+            if (places > 2) v += ampi_float(max ? g2[i + l] & ampi_mask(at2[i + l] == place - 2 * step) : g2[i + l]);
+            sum[i + l] = v;
+        }
+}
+/* A part of a row of places, k and those `step` behind it: from the last one to the first one, or the other way. */
+AMPI_INLINE void ampi_pool_add_row(int max, int down, const ampi_pool_tile* q, float* sum, const uint32_t* g, int i,
+                                   int c) {
+    const int count = (q->k1 - q->k0 - c + q->sw - 1) / q->sw;
+    const size_t lead = (size_t)((i - q->i0) / q->sh) * q->pitch;
+    const uint32_t *from[3], *at[3];
+    int m, l, some;
+    for (m = 0; m < count; m += some) {
+        const int first = down ? count - 1 - m : m;
+        const uint32_t place = (uint32_t)i * (uint32_t)q->p->w + (uint32_t)(q->k0 + c + first * q->sw);
+        some = ampi_min_int(3, count - m);
+        for (l = 0; l < 3; l++) {
+            const size_t before = lead + (size_t)(l >= some ? first : down ? first - l : first + l);
+            from[l] = g - before;
+            at[l] = max ? q->at - before : from[l];
+        }
+        if (some == 1)      ampi_pool_add(max, 1, sum, from, at, place, (uint32_t)q->sw, q->size);
+        else if (some == 2) ampi_pool_add(max, 2, sum, from, at, place, (uint32_t)q->sw, q->size);
+        else                ampi_pool_add(max, 3, sum, from, at, place, (uint32_t)q->sw, q->size);
+    }
+}
+/* Sums of all that the windows of a tile give to its pixels. g and q->at: what and where, with zeros of g around. */
+AMPI_INLINE void ampi_pool_gather_as(ampi_pool_mode mode, const ampi_pool_tile* q, float* sum, float* line,
+                                     const uint32_t* g) {
+    const size_t across = (size_t)q->across * q->size;
+    int i, c;
+    size_t j, l;
+    memset(sum, 0, (size_t)q->down * across * sizeof *sum);
+    if (mode == AMPI_POOL_COLUMNS) {
+        memset(line, 0, (across + AMPI_LANES) * sizeof *line);
+        for (c = 0; c < q->across; c++) ampi_pool_add_row(0, 0, q, line + (size_t)c * q->size, g, q->i0, c);
+    }
+    for (i = q->i1 - 1; i >= q->i0; i--)
+        for (c = 0; c < q->across; c++) {
+            const size_t part = (size_t)c * q->size, shift = (size_t)((i - q->i0) / q->sh) * q->pitch;
+            float* to = sum + (size_t)((i - q->i0) % q->sh) * across + part;
+            if (mode != AMPI_POOL_COLUMNS) ampi_pool_add_row(mode == AMPI_POOL_ARGMAX, 1, q, to, g, i, c);
+            for (j = 0; mode == AMPI_POOL_COLUMNS && j + shift < q->size; j += AMPI_LANES)
+                for (l = 0; l < AMPI_LANES; l++) to[shift + j + l] += line[part + j + l];
+        }
+}
+AMPI_INLINE void ampi_pool_gather_body(int hw, const ampi_pool_tile* q, float* sum, float* line, const uint32_t* g) {
+    (void)hw;
+    if (q->mode == AMPI_POOL_ARGMAX)    ampi_pool_gather_as(AMPI_POOL_ARGMAX, q, sum, line, g);
+    else if (q->mode == AMPI_POOL_ROWS) ampi_pool_gather_as(AMPI_POOL_ROWS, q, sum, line, g);
+    else                                ampi_pool_gather_as(AMPI_POOL_COLUMNS, q, sum, line, g);
+}
+AMPI_KERNEL(ampi_pool_gather, (const ampi_pool_tile* q, float* sum, float* line, const uint32_t* g), q, sum, line, g)
+
+/* A row of pixels, n of which lie behind `skip` columns of a tile. */
+AMPI_INLINE void ampi_pool_unpack_row(const ampi_pool_tile* q, float* dx, const float* sum, size_t skip, size_t n) {
+    const size_t sw = (size_t)q->sw;
+    const float *x = sum + skip % 2 * q->size + skip / 2, *next = sum + (skip + 1) % 2 * q->size + (skip + 1) / 2;
+    size_t i, l, c;
+    if (sw == 1)
+        for (i = 0; i < n; i += AMPI_LANES) memcpy(dx + i, sum + skip + i, AMPI_LANES * sizeof *dx);
+    else if (sw == 2 && q->across == 2)
+        for (i = 0; i < n; i += 2 * AMPI_LANES) {
+            float both[2 * AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) { both[2 * l] = x[i / 2 + l]; both[2 * l + 1] = next[i / 2 + l]; }
+            memcpy(dx + i, both, sizeof both);
+        }
+    else
+        for (c = 0; c < (size_t)q->across; c++)
+            for (i = skip > c ? (skip - c + sw - 1) / sw : 0; i * sw + c < skip + n; i++) dx[i * sw
+                + c - skip] = sum[c * q->size + i];
+}
+/* Rows [r0, r1) of the planes; what no window sees is 0. */
+AMPI_INLINE void ampi_pool_unpack_body(int hw, const ampi_pool_tile* q, float* dx, const float* sum, int r0, int r1) {
+    const ampi_pool_plan* p = q->p;
+    const size_t skip = (size_t)(p->pw - q->k0), w = (size_t)p->w, seen = q->pitch * (size_t)q->sw;
+    const size_t n = ampi_min_size(w, seen > skip ? seen - skip : 0), parts = (size_t)q->across * q->size;
+    const int all = n == w && q->across == q->sw;
+    int u, r;
+    (void)hw;
+    for (u = 0; u < q->planes; u++)
+        for (r = r0; r < r1; r++, dx += w) {
+            const int t = r + p->ph - q->a * p->sh - q->i0;
+            const int here = t >= 0 && t % q->sh < q->down && (size_t)(t / q->sh) < q->rows;
+            const size_t row = here ? (size_t)(t % q->sh) * parts + ((size_t)u * q->rows
+                                                                     + (size_t)(t / q->sh)) * q->pitch : 0;
+            if (!here || !all) memset(dx, 0, w * sizeof *dx);
+            if (here) ampi_pool_unpack_row(q, dx, sum + row, skip, n);
+            if (here && n < w) memset(dx + n, 0, (w - n) * sizeof *dx);
+        }
+}
+AMPI_KERNEL(ampi_pool_unpack, (const ampi_pool_tile* q, float* dx, const float* sum, int r0, int r1), q, dx, sum, r0,
+            r1)
+
+
+/* The gradient of rows [r0, r1) of q->planes planes, which the windows [a, b) see. */
+AMPI_APART void ampi_pool_tile_backward(ampi_pool_tile* q, int r0, int r1, const void* dy, amp_dtype dyt, const void* x,
+                                        amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+    union { float sum[AMPI_POOL_ROOM]; uint32_t pixel[AMPI_POOL_ROOM]; } line;
+    float sum[AMPI_POOL_ROOM], out[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
+    uint32_t g[2 * AMPI_POOL_WINDOWS], at[2 * AMPI_POOL_WINDOWS], best[AMPI_POOL_WINDOWS];
+    double columns[AMPI_POOL_WINDOWS];
+    const ampi_pool_plan* p = q->p;
+    const size_t row = (plane * (size_t)p->oh + (size_t)q->a) * (size_t)p->ow,
+        total = p->planes * (size_t)p->oh * (size_t)p->ow;
+    const size_t windows = (size_t)q->planes * (size_t)(q->b - q->a) * (size_t)p->ow, w = (size_t)p->w;
+    size_t lead;
+    ampi_pool_layout_all(q);
+    lead = (size_t)((q->i1 - q->i0 - 1) / q->sh) * q->pitch + (size_t)((q->k1 - q->k0 - 1) / q->sw);
+    ampi_pool_count_columns(p, 0, p->ow, columns);
+    memset(g, 0, (lead + q->size + AMPI_LANES) * sizeof *g);
+    ampi_pool_divide(q, g + lead, ampi_pool_view(dy, dyt, row, windows, total, out), NULL, columns);
+    if (p->max) {
+        memset(at, 0, (lead + q->size + AMPI_LANES) * sizeof *at);
+        q->pixel = line.pixel;
+        q->acc = best;
+        q->at = at + lead;
+        ampi_pool_tile_forward(q, x, xt, plane);
+    }
+    ampi_pool_gather(q, sum, line.sum, g + lead);
+    ampi_pool_unpack(q, out, sum, r0, r1);
+    ampi_store(dx, dxt, (plane * (size_t)p->h + (size_t)r0) * w, out, (size_t)q->planes * (size_t)(r1 - r0) * w);
+}
+
+/* Rows [r0, r1) and columns [c0, c1) of a gradient whose windows are too large for a tile: one row, or all columns. */
+typedef struct ampi_pool_band { int r0, r1, c0, c1; } ampi_pool_band;
+
+/* Adds what windows [o0, o1) of row oh give to a band of averages. */
+AMPI_FN void ampi_pool_band_average(const ampi_pool_plan* p, const ampi_pool_band* d, int oh, int o0, int o1,
+                                    const float* g,
+                                    float* acc) {
+    float line[AMPI_POOL_BAND];
+    const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    const int columns = !ampi_pool_is_small(p), width = d->c1 - d->c0, n = o1 - o0;
+    int i, j, c;
+    for (i = ampi_max_int(rows.first, d->r0); i < ampi_min_int(rows.last, d->r1); i++, acc += width) {
+        if (i == ampi_max_int(rows.first, d->r0)) acc += (i - d->r0) * width;
+        for (j = 0; j < n && !columns; j++) {
+            const ampi_span s = ampi_window(o0 + j, p->sw, p->pw, p->kw, p->w);
+            for (c = ampi_max_int(s.first, d->c0); c < ampi_min_int(s.last, d->c1); c++) acc[c - d->c0] += g[j];
+        }
+        if (columns && i == ampi_max_int(rows.first, d->r0)) {
+            memset(line, 0, sizeof line);
+            for (j = n - 1; j >= 0; j--) {
+                const ampi_span s = ampi_window(o0 + j, p->sw, p->pw, p->kw, p->w);
+                for (c = ampi_max_int(s.first, d->c0); c < ampi_min_int(s.last, d->c1); c++) line[c - d->c0] += g[j];
             }
         }
+        for (c = 0; c < width && columns; c++) acc[c] += line[c];
+    }
 }
-
-/* Small planes, which fit on the stack, are searched pixel by pixel; that is faster where output rows are
-   short. For the search, values become integers of the same order: -0 becomes 0, and every NaN the largest
-   integer. */
-AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p, int columns) {
-    return p->ow <= columns && p->oh <= columns && p->h <= AMPI_POOL_BAND / p->w;
-}
-enum { AMPI_POOL_SMALL = 64 };
-
-AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
-    uint32_t b = ampi_bits(x), magnitude = b & 0x7fffffffu;
-    uint32_t k = ampi_select_bits(0u - (b >> 31), 0u - magnitude, magnitude);
-    return (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, k);
-}
-AMPI_INLINE void ampi_pool_keys_body(int hw, int32_t* AMPI_RESTRICT key, const float* AMPI_RESTRICT x,
-                                     size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) key[i + l] = ampi_pool_key(x[i + l]);
-}
-AMPI_KERNEL(ampi_pool_keys, (int32_t* key, const float* x, size_t n), key, x, n)
-
-/* at[o] = position of the first maximum of each window of a plane. */
-AMPI_FN void ampi_pool_small_argmax(const ampi_pool_plan* p, const float* x, int32_t* at) {
-    int32_t key[AMPI_POOL_BAND];
-    ampi_span columns[AMPI_POOL_SMALL], rows;
-    int oh, ow, i, j;
-    ampi_pool_keys(key, x, ampi_padded((size_t)(p->h * p->w)));
-    for (ow = 0; ow < p->ow; ow++) columns[ow] = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
-    for (oh = 0; oh < p->oh; oh++) {
-        rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-        for (ow = 0; ow < p->ow; ow++) {
-            const ampi_span c = columns[ow];
-            int32_t best = INT32_MIN, place = 0;
-            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
-                for (j = i + c.first; j < i + c.last; j++) {
-                    place = key[j] > best ? j : place;
-                    best = key[j] > best ? key[j] : best;
-                }
-            *at++ = place;
+AMPI_APART void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* d, const void* dy, amp_dtype dyt,
+                                        const void* x, amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+    float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
+    uint32_t pixel[AMPI_POOL_ROOM], best[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES], at[(int)AMPI_POOL_BLOCK
+        + (int)AMPI_LANES];
+    const ampi_span down = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d->r0, d->r1);
+    const ampi_span across = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
+    const uint32_t w = (uint32_t)p->w, size = (uint32_t)((d->r1 - d->r0) * (d->c1 - d->c0));
+    const int most = p->max ? ampi_pool_most(p) : AMPI_POOL_BLOCK;
+    ampi_pool_tile q;
+    int j;
+    memset(&q, 0, sizeof q);
+    memset(acc, 0, sizeof acc);
+    q.p = p;
+    q.mode = AMPI_POOL_ARGMAX;
+    q.planes = 1;
+    q.pixel = pixel; q.acc = best; q.at = at;
+    for (q.a = down.first; q.a < down.last; q.a++)
+        for (q.o0 = across.first; q.o0 < across.last; q.o0 = q.o1) {
+            const uint32_t start = (uint32_t)q.a * (uint32_t)p->sh - (uint32_t)p->ph - (uint32_t)d->r0;
+            q.b = q.a + 1;
+            q.o1 = ampi_min_int(across.last - q.o0, most) + q.o0;
+            ampi_load_f32(g, dy, dyt, (plane * (size_t)p->oh + (size_t)q.a) * (size_t)p->ow + (size_t)q.o0,
+                          (size_t)(q.o1 - q.o0));
+            if (p->max) ampi_pool_tile_forward(&q, x, xt, plane);
+            for (j = 0; j < q.o1 - q.o0; j++) {
+                const uint32_t column = (uint32_t)(q.o0 + j) * (uint32_t)p->sw - (uint32_t)p->pw - (uint32_t)d->c0;
+                const uint32_t place = p->max ? at[j] + start * w + column : size;
+                if (place < size) acc[place] += g[j];
+                if (!p->max) g[j] /= ampi_pool_count(p, q.a, q.o0 + j);
+            }
+            if (!p->max) ampi_pool_band_average(p, d, q.a, q.o0, q.o1, g, acc);
         }
-    }
+    ampi_store(dx, dxt, (plane * (size_t)p->h + (size_t)d->r0) * (size_t)p->w + (size_t)d->c0, acc, size);
 }
-
-AMPI_FN void ampi_pool_small_sums(const ampi_pool_plan* p, const float* x, float* y) {
-    int oh, ow, i, j;
-    for (oh = 0; oh < p->oh; oh++) {
-        ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-        for (ow = 0; ow < p->ow; ow++) {
-            ampi_span c = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
-            float sum = 0.0f;
-            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
-                for (j = i + c.first; j < i + c.last; j++) sum += x[j];
-            *y++ = sum / ampi_pool_count(p, oh, ow);
+/* Planes from `plane` on; how many? */
+AMPI_FN size_t ampi_pool_backward_planes(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
+                                         amp_dtype xt,
+                                         void* dx, amp_dtype dxt, size_t plane, size_t end) {
+    const int columns = ampi_min_int(p->w, AMPI_POOL_BAND);
+    ampi_pool_band d;
+    ampi_pool_tile q;
+    int rows;
+    memset(&q, 0, sizeof q);
+    q.p = p;
+    q.mode = p->max ? AMPI_POOL_ARGMAX : ampi_pool_is_small(p) ? AMPI_POOL_ROWS : AMPI_POOL_COLUMNS;
+    rows = ampi_pool_fit(&q);
+    q.planes = (int)ampi_min_size((size_t)q.planes, end - plane);
+    if (rows < p->oh && rows <= (p->kh - 1) / p->sh) rows = 0;
+    q.whole = rows > 0;
+    for (d.r0 = 0; d.r0 < p->h; d.r0 = d.r1)
+        if (rows > 0) {
+            q.a = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, p->h).first;
+            q.b = ampi_min_int(p->oh - q.a, rows) + q.a;
+            d.r1 = q.b == p->oh ? p->h : q.b * p->sh - p->ph;
+            ampi_pool_tile_backward(&q, d.r0, d.r1, dy, dyt, x, xt, dx, dxt, plane);
+        } else {
+            d.r1 = ampi_min_int(p->h - d.r0, AMPI_POOL_BAND / columns) + d.r0;
+            for (d.c0 = 0; d.c0 < p->w; d.c0 = d.c1) {
+                d.c1 = ampi_min_int(p->w - d.c0, columns) + d.c0;
+                ampi_pool_band_backward(p, &d, dy, dyt, x, xt, dx, dxt, plane);
+            }
         }
-    }
+    return (size_t)q.planes;
 }
-
-AMPI_APART void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y,
-                                      amp_dtype yt, size_t plane) {
-    float x_tile[AMPI_POOL_BAND], y_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
-    int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
-    size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
-    const float* v = ampi_view(x, xt, plane * n, n, x_tile);
-    if (p->max) {
-        ampi_pool_small_argmax(p, v, at);
-        for (i = 0; i < out; i++) y_tile[i] = v[at[i]];
-    } else {
-        ampi_pool_small_sums(p, v, y_tile);
-    }
-    ampi_store(y, yt, plane * out, y_tile, out);
-}
-
-/* Averages of whole planes, small ones: a sum waits for each of its additions, so the sums of 16 planes go on side by
-   side. */
 AMPI_FN int ampi_pool_is_global(const ampi_pool_plan* p) {
     const ampi_span rows = ampi_window(0, p->sh, p->ph, p->kh, p->h);
     const ampi_span columns = ampi_window(0, p->sw, p->pw, p->kw, p->w);
     return !p->max && p->oh == 1 && p->ow == 1 && rows.last - rows.first == p->h
-        && columns.last - columns.first == p->w && ampi_pool_is_small(p, AMPI_LANES);
+        && columns.last - columns.first == p->w && ampi_pool_is_small(p);
 }
 /* acc[l] += n pixels of plane l, which are ld apart. */
 AMPI_INLINE void ampi_pool_sums_body(int hw, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t ld,
@@ -7189,267 +7633,6 @@ AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp
     ampi_store(y, yt, plane, acc, AMPI_LANES);
 }
 
-/* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
-typedef struct ampi_pool_quads {
-    float max[AMPI_LANES];
-    uint32_t b[AMPI_LANES], c[AMPI_LANES], d[AMPI_LANES];    /* is the second .. fourth value the first maximum? */
-} ampi_pool_quads;
-AMPI_INLINE void ampi_pool_quads_make(const float* x0, const float* x1, ampi_pool_quads* q) {
-    float even0[AMPI_LANES], odd0[AMPI_LANES], even1[AMPI_LANES], odd1[AMPI_LANES];
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) { even0[l] = x0[2 * l]; odd0[l] = x0[2 * l + 1]; }
-    for (l = 0; l < AMPI_LANES; l++) { even1[l] = x1[2 * l]; odd1[l] = x1[2 * l + 1]; }
-    for (l = 0; l < AMPI_LANES; l++) {
-        uint32_t b = ampi_pool_better(odd0[l], even0[l]), c, d;
-        float m = ampi_select(b, odd0[l], even0[l]);
-        c = ampi_pool_better(even1[l], m);
-        m = ampi_select(c, even1[l], m);
-        d = ampi_pool_better(odd1[l], m);
-        q->max[l] = ampi_select(d, odd1[l], m);
-        q->b[l] = b & ~(c | d);
-        q->c[l] = c & ~d;
-        q->d[l] = d;
-    }
-}
-/* y[rows][n] from x with rows of w; x and g have room for whole groups of lanes behind the last row. */
-AMPI_INLINE void ampi_pool_quads_max(float* y, const float* x, size_t w, size_t rows, size_t n) {
-    ampi_pool_quads q;
-    size_t r, i;
-    for (r = 0; r < rows; r++, x += 2 * w, y += n)
-        for (i = 0; i < n; i += AMPI_LANES) {
-            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
-            memcpy(y + i, q.max, (n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES) * sizeof(float));
-        }
-}
-
-/* dx from g[rows][n]: 0 + g at the first maximum, 0 elsewhere. */
-AMPI_INLINE void ampi_pool_quads_spread(float* dx, const float* x, const float* g, size_t w, size_t rows, size_t n) {
-    ampi_pool_quads q;
-    size_t r, i, l;
-    for (r = 0; r < rows; r++, x += 2 * w, dx += 2 * w, g += n)
-        for (i = 0; i < n; i += AMPI_LANES) {
-            float up[2 * AMPI_LANES], down[2 * AMPI_LANES];
-            uint32_t k[AMPI_LANES];
-            size_t count = 2 * (n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
-            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
-            for (l = 0; l < AMPI_LANES; l++) k[l] = ampi_bits(0.0f + g[i + l]);
-            for (l = 0; l < AMPI_LANES; l++) {
-                up[2 * l] = ampi_float(k[l] & ~(q.b[l] | q.c[l] | q.d[l]));
-                up[2 * l + 1] = ampi_float(k[l] & q.b[l]);
-            }
-            for (l = 0; l < AMPI_LANES; l++) {
-                down[2 * l] = ampi_float(k[l] & q.c[l]);
-                down[2 * l + 1] = ampi_float(k[l] & q.d[l]);
-            }
-            memcpy(dx + 2 * i, up, count * sizeof(float));
-            memcpy(dx + w + 2 * i, down, count * sizeof(float));
-            if (i + AMPI_LANES >= n && w > 2 * n) dx[2 * n] = dx[w + 2 * n] = 0.0f;
-        }
-}
-/* The maxima, or with g the gradient. */
-AMPI_INLINE void ampi_pool_quads_rows_body(int hw, float* out, const float* x, const float* g, size_t w, size_t rows,
-                                           size_t n) {
-    (void)hw;
-    if (g) ampi_pool_quads_spread(out, x, g, w, rows, n);
-    else ampi_pool_quads_max(out, x, w, rows, n);
-}
-AMPI_KERNEL(ampi_pool_quads_rows, (float* out, const float* x, const float* g, size_t w, size_t rows, size_t n), out, x,
-            g, w, rows, n)
-
-/* Such windows, in rows of which two fit a band. */
-AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
-    return p->max && p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
-           && p->w <= AMPI_POOL_BAND / 2;
-}
-/* Elements [i, i+n) of `total` with room for two groups of lanes behind them. */
-AMPI_FN const float* ampi_pool_view(const void* x, amp_dtype t, size_t i, size_t n, size_t total, float* tile) {
-    if (ampi_dtype(t) == AMP_F32 && total - i - n >= 2 * AMPI_LANES) return (const float*)x + i;
-    ampi_load_f32(tile, x, t, i, n);
-    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
-    return tile;
-}
-
-/* A plane, band of rows after band of rows. dy NULL: the maxima into out; otherwise the gradient into out. */
-AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, const void* dy,
-                                   amp_dtype dyt, void* out, amp_dtype t, size_t plane) {
-    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES], g_tile[(int)AMPI_POOL_BAND / 4 + 2 * (int)AMPI_LANES];
-    float out_tile[AMPI_POOL_BAND];
-    const size_t w = (size_t)p->w, h = (size_t)p->h, n = (size_t)p->ow, oh = (size_t)p->oh;
-    const size_t most = AMPI_POOL_BAND / 2 / w;
-    size_t r, rows;
-    for (r = 0; r < oh; r += rows) {
-        size_t at = (plane * oh + r) * n, from = (plane * h + 2 * r) * w, to = dy ? from : at, count;
-        const float* v;
-        float* d = ampi_dtype(t) == AMP_F32 ? (float*)out + to : out_tile;
-        rows = ampi_min_size(most, oh - r);
-        count = dy ? 2 * rows * w : rows * n;
-        v = ampi_pool_view(x, xt, from, 2 * rows * w, p->planes * h * w, tile);
-        ampi_pool_quads_rows(d, v, dy ? ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile) : NULL, w,
-                             rows, n);
-        if (d == out_tile) ampi_store(out, t, to, out_tile, count);
-        else ampi_clean(d, count);
-    }
-    if (!dy || h % 2 == 0) return;
-    memset(out_tile, 0, w * sizeof *out_tile);                    /* the row that no window covers */
-    ampi_store_f32(out, t, (plane * h + h - 1) * w, out_tile, w);
-}
-
-AMPI_APART void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                size_t plane) {
-    float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
-    size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
-    int oh, o0, i;
-    for (oh = 0; oh < p->oh; oh++)
-        for (o0 = 0; o0 < p->ow; o0 += AMPI_POOL_BLOCK) {
-            int o1 = o0 + ampi_min_int(p->ow - o0, AMPI_POOL_BLOCK);
-            ampi_pool_block(p, x, xt, x_plane, oh, o0, o1, acc);
-            for (i = o0; !p->max && i < o1; i++) acc[i - o0] /= ampi_pool_count(p, oh, i);
-            ampi_store(y, yt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, acc, (size_t)(o1 - o0));
-        }
-}
-
-/* Looks at pixel x[j*stride] of window j < n, whose position is position + j*step: if it is larger than
-   best[j], or the first one (at[j] < 0), best[j] and at[j] become the pixel and its position. Room as in
-   ampi_pool_columns. */
-AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRICT at,
-                                const float* AMPI_RESTRICT x, size_t stride, uint32_t position,
-                                uint32_t step, uint32_t lanes, uint32_t n) {
-    uint32_t l;
-    for (l = 0; l < lanes; l++) {
-        float v = x[l * stride];
-        uint32_t better = (ampi_pool_better(v, best[l]) | (0u - ((uint32_t)at[l] >> 31))) & ampi_mask(l < n);
-        best[l] = ampi_select(better, v, best[l]);
-        at[l] = (int32_t)ampi_select_bits(better, position + l * step, (uint32_t)at[l]);
-    }
-}
-AMPI_INLINE void ampi_arg_columns_body(int hw, float* best, int32_t* at, const float* x, size_t stride,
-                                       uint32_t position, uint32_t step, uint32_t n) {
-    uint32_t i;
-    (void)hw;
-    if (stride != 1) ampi_arg_lanes(best, at, x, stride, position, step, n, n);
-    else for (i = 0; i < n; i += AMPI_LANES)
-        ampi_arg_lanes(best + i, at + i, x + i, 1, position + i * step, step, AMPI_LANES, n - i);
-}
-AMPI_KERNEL(ampi_arg_columns,
-            (float* best, int32_t* at, const float* x, size_t stride, uint32_t position, uint32_t step,
-             uint32_t n),
-            best, at, x, stride, position, step, n)
-
-/* Positions (row * w + column) of the first maximum in windows [o0, o1) of output row oh, searched row by
-   row. */
-AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
-                              int o0, int o1, int32_t* at) {
-    ampi_pool_row row;
-    float best[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), places;
-    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
-    int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
-    for (i = 0; i < o1 - o0; i++) { at[i] = -1; best[i] = 0.0f; }
-    for (i = rows.first; i < rows.last; i++)
-        for (s0 = first; s0 < last; s0 += AMPI_TILE) {
-            int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
-            ampi_load_f32(row.x, x, xt, plane + (size_t)i * (size_t)p->w + (size_t)s0, (size_t)(s1 - s0));
-            ampi_pool_row_done(&row, p->sw, (size_t)(s1 - s0));
-            places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
-            for (k = places.first; k < places.last; k++) {
-                ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
-                int64_t c = (int64_t)o.first * p->sw - p->pw + k;
-                if (o.first < o.last)
-                    ampi_arg_columns(best + (o.first - o0), at + (o.first - o0),
-                                     ampi_pool_row_at(&row, p->sw, c - s0), p->sw == 2 ? 1 : (size_t)p->sw,
-                                     (uint32_t)(i * p->w + c), (uint32_t)p->sw,
-                                     (uint32_t)(o.last - o.first));
-            }
-        }
-}
-
-/* A part of a plane whose gradient is summed on the stack: rows [r0, r1), columns [c0, c1). It is whole
-   rows or a part of one row. */
-typedef struct ampi_pool_band { int r0, r1, c0, c1; } ampi_pool_band;
-
-/* Adds g[j] where at[j] lies in the band, whose pixels are consecutive in the plane. */
-AMPI_FN void ampi_pool_spread_max(const ampi_pool_plan* p, const ampi_pool_band* b, const int32_t* at,
-                                  const float* g, int n, float* acc) {
-    int32_t first = b->r0 * p->w + b->c0;
-    uint32_t size = (uint32_t)((b->r1 - b->r0) * (b->c1 - b->c0)), i;
-    int j;
-    for (j = 0; j < n; j++) {
-        i = (uint32_t)(at[j] - first);
-        if (i < size) acc[i] += g[j];
-    }
-}
-
-/* Adds g / count to every pixel of its window: along one row first, then that row to all rows of the
-   windows. */
-AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_band* b, int oh, int o0,
-                                      int o1, float* g, float* acc) {
-    float line[AMPI_POOL_BAND];
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-    ampi_span places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, b->c0, b->c1);
-    int width = b->c1 - b->c0, i, j, k;
-    for (j = o0; j < o1; j++) g[j - o0] /= ampi_pool_count(p, oh, j);
-    memset(line, 0, (size_t)width * sizeof(float));
-    for (k = places.first; k < places.last; k++) {
-        ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, b->c0, b->c1);
-        int64_t at = (int64_t)o.first * p->sw - p->pw + k - b->c0;
-        for (j = o.first; j < o.last; j++, at += p->sw) line[at] += g[j - o0];
-    }
-    for (i = ampi_max_int(rows.first, b->r0); i < ampi_min_int(rows.last, b->r1); i++)
-        for (j = 0; j < width; j++) acc[(i - b->r0) * width + j] += line[j];
-}
-
-AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* b, const void* dy,
-                                     amp_dtype dyt, const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
-                                     size_t plane) {
-    float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
-    int32_t at[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
-    size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
-    int width = b->c1 - b->c0, oh, o0, i;
-    ampi_span down = ampi_window_range(p->oh, p->sh, p->ph, p->kh, b->r0, b->r1);
-    ampi_span across = ampi_window_range(p->ow, p->sw, p->pw, p->kw, b->c0, b->c1);
-    memset(acc, 0, sizeof acc);
-    for (oh = down.first; oh < down.last; oh++)
-        for (o0 = across.first; o0 < across.last; o0 += AMPI_POOL_BLOCK) {
-            int o1 = o0 + ampi_min_int(across.last - o0, AMPI_POOL_BLOCK);
-            ampi_load_f32(g, dy, dyt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, (size_t)(o1 - o0));
-            if (p->max) {
-                ampi_pool_argmax(p, x, xt, x_plane, oh, o0, o1, at);
-                ampi_pool_spread_max(p, b, at, g, o1 - o0, acc);
-            } else {
-                ampi_pool_spread_average(p, b, oh, o0, o1, g, acc);
-            }
-        }
-    for (i = b->r0; i < b->r1; i++)
-        ampi_store(dx, dxt, x_plane + (size_t)i * (size_t)p->w + (size_t)b->c0, acc + (i - b->r0) * width,
-                   (size_t)width);
-}
-
-/* A plane in bands of whole rows, or of parts of one row where a row is too long. */
-AMPI_APART void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
-                                         amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
-    int columns = ampi_min_int(p->w, AMPI_POOL_BAND), rows = AMPI_POOL_BAND / columns, r, c;
-    for (r = 0; r < p->h; r += ampi_min_int(rows, p->h - r))
-        for (c = 0; c < p->w; c += ampi_min_int(columns, p->w - c)) {
-            ampi_pool_band b;
-            b.r0 = r; b.r1 = r + ampi_min_int(rows, p->h - r);
-            b.c0 = c; b.c1 = c + ampi_min_int(columns, p->w - c);
-            ampi_pool_band_backward(p, &b, dy, dyt, x, xt, dx, dxt, plane);
-        }
-}
-
-AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, float* acc) {
-    int oh, ow, i, j;
-    for (oh = 0; oh < p->oh; oh++) {
-        ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-        for (ow = 0; ow < p->ow; ow++, g++) {
-            ampi_span c = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
-            float part = *g / ampi_pool_count(p, oh, ow);
-            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
-                for (j = i + c.first; j < i + c.last; j++) acc[j] += part;
-        }
-    }
-}
-
 AMPI_INLINE void ampi_pool_fill_body(int hw, float* y, float value, size_t n) {
     size_t i, l;
     (void)hw;
@@ -7467,28 +7650,140 @@ AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, 
     ampi_close(dx, dxt, plane * n, n, v);
 }
 
-AMPI_APART void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
-                                               const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
-                                               size_t plane) {
-    float x_tile[AMPI_POOL_BAND], g_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL], acc[AMPI_POOL_BAND];
-    int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
-    size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
-    const float* g = ampi_view(dy, dyt, plane * out, out, g_tile);
-    memset(acc, 0, n * sizeof(float));
-    if (p->max) {
-        ampi_pool_small_argmax(p, ampi_view(x, xt, plane * n, n, x_tile), at);
-        for (i = 0; i < out; i++) acc[at[i]] += g[i];
-    } else {
-        ampi_pool_small_spread(p, g, acc);
-    }
-    ampi_store(dx, dxt, plane * n, acc, n);
+/* Maxima of 2 x 2 windows side by side in tensors of one type, sixteen at a time. A number is compared as it is stored,
+   those of 16 bits in the upper half of a word. */
+AMPI_INLINE int ampi_pool2x2_little(void) {
+    const uint32_t one = 1;
+    uint16_t low;
+    memcpy(&low, &one, sizeof low);
+    return low == 1;
 }
+AMPI_INLINE void ampi_pool2x2_load(amp_dtype t, const void* x, size_t i, uint32_t* left, uint32_t* right) {
+    uint32_t word[2 * AMPI_LANES];
+    size_t l;
+    memcpy(word, (const char*)x + i * ampi_type_size(t), 2 * AMPI_LANES * ampi_type_size(t));
+    for (l = 0; t == AMP_F32 && l < AMPI_LANES; l++) { left[l] = word[2 * l]; right[l] = word[2 * l + 1]; }
+    for (l = 0; t != AMP_F32 && l < AMPI_LANES; l++) {
+        left[l] = ampi_pool2x2_little() ? word[l] << 16 : word[l] & 0xffff0000u;
+        right[l] = ampi_pool2x2_little() ? word[l] & 0xffff0000u : word[l] << 16;
+    }
+}
+AMPI_INLINE void ampi_pool2x2_store(amp_dtype t, void* x, size_t i, const uint32_t* left, const uint32_t* right) {
+    uint32_t word[2 * AMPI_LANES];
+    size_t l;
+    for (l = 0; t == AMP_F32 && l < AMPI_LANES; l++) { word[2 * l] = left[l]; word[2 * l + 1] = right[l]; }
+    for (l = 0; t != AMP_F32 && l < AMPI_LANES; l++)
+        word[l] = ampi_pool2x2_little() ? left[l] >> 16 | right[l] : left[l] | right[l] >> 16;
+    memcpy((char*)x + i * ampi_type_size(t), word, 2 * AMPI_LANES * ampi_type_size(t));
+}
+/* The one quiet NaN for any. */
+AMPI_INLINE uint32_t ampi_pool2x2_clean(amp_dtype t, uint32_t u, uint32_t inf) {
+    return (u & 0x7fffffffu) > inf ? (t == AMP_F16 ? 0x7e000000u : 0x7fc00000u) : u;
+}
+/* Sixteen windows, the first of which begins at element i of x, in rows of w: their maxima to element `at` of out. With
+   dy, from element `at` on, their gradients to element i of out; these are added to 0, as -0 shows. */
+AMPI_INLINE void ampi_pool2x2_16(amp_dtype t, const void* x, const void* dy, void* out, size_t i, size_t at, size_t w) {
+    const uint32_t inf = t == AMP_F16 ? 0x7c000000u : 0x7f800000u;
+    uint32_t x0[AMPI_LANES], x1[AMPI_LANES], x2[AMPI_LANES], x3[AMPI_LANES], v[AMPI_LANES];
+    uint16_t h[AMPI_LANES];
+    size_t l;
+    ampi_pool2x2_load(t, x, i, x0, x1);
+    ampi_pool2x2_load(t, x, i + w, x2, x3);
+    if (dy && t == AMP_F32) memcpy(v, (const float*)dy + at, sizeof v);
+    if (dy && t != AMP_F32) memcpy(h, (const uint16_t*)dy + at, sizeof h);
+    for (l = 0; dy && t != AMP_F32 && l < AMPI_LANES; l++) v[l] = (uint32_t)h[l] << 16;
+    for (l = 0; l < AMPI_LANES; l++) {
+        const int32_t k0 = ampi_pool_order(x0[l], inf), k1 = ampi_pool_order(x1[l], inf);
+        const int32_t k2 = ampi_pool_order(x2[l], inf), k3 = ampi_pool_order(x3[l], inf);
+        const uint32_t b = ampi_mask(k1 > k0), d = ampi_mask(k3 > k2);
+        const uint32_t below = ampi_mask((k3 > k2 ? k3 : k2) > (k1 > k0 ? k1 : k0));
+        if (dy) {
+            const uint32_t g = ampi_pool2x2_clean(t, v[l] == 0x80000000u ? 0u : v[l], inf);
+            x0[l] = g & ~below & ~b;
+            x1[l] = g & ~below & b;
+            x2[l] = g & below & ~d;
+            x3[l] = g & below & d;
+        } else {
+            const uint32_t up = ampi_select_bits(b, x1[l], x0[l]), down = ampi_select_bits(d, x3[l], x2[l]);
+            v[l] = ampi_pool2x2_clean(t, ampi_select_bits(below, down, up), inf);
+        }
+    }
+    if (dy) {
+        ampi_pool2x2_store(t, out, i, x0, x1);
+        ampi_pool2x2_store(t, out, i + w, x2, x3);
+    } else if (t == AMP_F32) {
+        memcpy((float*)out + at, v, sizeof v);
+    } else {
+        for (l = 0; l < AMPI_LANES; l++) h[l] = (uint16_t)(v[l] >> 16);
+        memcpy((uint16_t*)out + at, h, sizeof h);
+    }
+}
+/* Rows of n windows. The next row overwrites what a short row has written behind its end. The last group of a long row
+   overlaps the group before. */
+AMPI_INLINE void ampi_pool2x2_rows_as(amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
+                                      size_t n) {
+    const size_t size = ampi_type_size(t);
+    size_t r, i;
+    for (r = 0; r < rows; r++) {
+        for (i = 0; i < n; i += AMPI_LANES) {
+            const size_t o = i + AMPI_LANES > n && n > AMPI_LANES ? n - AMPI_LANES : i;
+            ampi_pool2x2_16(t, x, dy, out, 2 * r * w + 2 * o, r * n + o, w);
+        }
+        for (i = 2 * r; dy && w > 2 * n && i < 2 * r + 2; i++) memset((char*)out + (i * w + 2 * n) * size, 0, size);
+    }
+}
+AMPI_INLINE void ampi_pool2x2_rows_body(int hw, amp_dtype t, const void* x, const void* dy, void* out, size_t w,
+                                        size_t rows,
+                                      size_t n) {
+    (void)hw;
+    if (t == AMP_F32)      ampi_pool2x2_rows_as(AMP_F32, x, dy, out, w, rows, n);
+    else if (t == AMP_F16) ampi_pool2x2_rows_as(AMP_F16, x, dy, out, w, rows, n);
+    else                   ampi_pool2x2_rows_as(AMP_BF16, x, dy, out, w, rows, n);
+}
+AMPI_KERNEL(ampi_pool2x2_rows, (amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
+                                size_t n), t, x,
+            dy, out, w, rows, n)
 
-AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                     size_t plane) {
-    if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, NULL, AMP_F32, y, yt, plane);
-    else if (ampi_pool_is_small(p, AMPI_LANES)) ampi_pool_small_plane(p, x, xt, y, yt, plane);
-    else ampi_pool_plane(p, x, xt, y, yt, plane);
+AMPI_FN int ampi_pool_is_2x2(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c) {
+    return p->max && p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
+           && p->w <= AMPI_POOL_BAND / 2 && ampi_dtype(a) == ampi_dtype(b) && ampi_dtype(a) == ampi_dtype(c);
+}
+/* Elements [i, i + count) of `total`, with room for two groups of lanes behind them: where they lie, or in a tile. */
+AMPI_FN const void* ampi_pool2x2_view(const void* x, amp_dtype t, size_t i, size_t count, size_t total, float* tile) {
+    const size_t size = ampi_type_size(t);
+    if (total - i - count >= 2 * AMPI_LANES) return (const char*)x + i * size;
+    memcpy(tile, (const char*)x + i * size, count * size);
+    memset((char*)tile + count * size, 0, 2 * AMPI_LANES * size);
+    return tile;
+}
+/* Rows [r, end) of all planes' windows, from row `from` of all planes on: maxima, or with dy gradients. */
+AMPI_APART void ampi_pool2x2_band(const ampi_pool_plan* p, amp_dtype t, const void* x, const void* dy, void* out,
+                                  size_t r,
+                                size_t end, size_t from) {
+    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES], dy_tile[(int)AMPI_POOL_BAND / 4 + 2 * (int)AMPI_LANES];
+    float out_tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
+    const size_t w = (size_t)p->w, n = (size_t)p->ow, size = ampi_type_size(t), most = AMPI_POOL_BAND / 2 / w;
+    const size_t outputs = p->planes * (size_t)p->oh * n, inputs = p->planes * (size_t)p->h * w;
+    size_t rows;
+    for (; r < end; r += rows, from += 2 * rows) {
+        const void* v;
+        rows = ampi_min_size(most, end - r);
+        v = ampi_pool2x2_view(x, t, from * w, 2 * rows * w, inputs, tile);
+        ampi_pool2x2_rows(t, v, dy ? ampi_pool2x2_view(dy, t, r * n, rows * n, outputs, dy_tile) : NULL, out_tile, w,
+                          rows, n);
+        memcpy((char*)out + (dy ? from * w : r * n) * size, out_tile, (dy ? 2 * rows * w : rows * n) * size);
+    }
+}
+/* Planes [plane, end): those of an even height are one image. */
+AMPI_FN void ampi_pool2x2_planes(const ampi_pool_plan* p, amp_dtype t, const void* x, const void* dy, void* out,
+                                 size_t plane,
+                               size_t end) {
+    const size_t h = (size_t)p->h, oh = (size_t)p->oh, row = (size_t)p->w * ampi_type_size(t), step = h % 2 ? 1
+        : end - plane;
+    for (; plane < end; plane += step) {
+        ampi_pool2x2_band(p, t, x, dy, out, plane * oh, (plane + step) * oh, plane * h);
+        if (dy && h % 2) memset((char*)out + ((plane + 1) * h - 1) * row, 0, row);       /* no window covers it */
+    }
 }
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                       amp_dtype y_dtype, const amp_exec* exec) {
@@ -7502,23 +7797,18 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
-    some = ampi_pool_is_global(&p) ? AMPI_LANES : 1;
+    const int is_2x2 = ampi_pool_is_2x2(&p, x_dtype, y_dtype, y_dtype);
+    some = ampi_pool_is_global(&p) ? AMPI_LANES : 64;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += (int64_t)some) {
         size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + some);
-        if (last - plane == AMPI_LANES) ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype, plane);
-        else for (; plane < last; plane++) ampi_pool_forward_plane(&p, x, x_dtype, y, y_dtype, plane);
+        if (some == AMPI_LANES && last - plane == AMPI_LANES) ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype,
+                                                                                      plane);
+        else if (is_2x2) ampi_pool2x2_planes(&p, ampi_dtype(x_dtype), x, NULL, y, plane, last);
+        else while (plane < last) plane += ampi_pool_forward_planes(&p, x, x_dtype, y, y_dtype, plane, last);
     });
     return AMP_OK;
 }
 
-AMPI_FN void ampi_pool_backward_plane(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
-                                      amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
-    const int little = ampi_pool_is_small(p, p->max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES);
-    if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, dy, dyt, dx, dxt, plane);
-    else if (ampi_pool_is_global(p)) ampi_pool_global_backward(p, dy, dyt, dx, dxt, plane);
-    else if (little) ampi_pool_small_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
-    else ampi_pool_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
-}
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                        const amp_exec* exec) {
@@ -7533,8 +7823,18 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i++)
-        ampi_pool_backward_plane(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i));
+    const int is_2x2 = ampi_pool_is_2x2(&p, x_dtype, dy_dtype, dx_dtype);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += 64) {
+        size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + 64);
+        if (is_2x2) {
+            ampi_pool2x2_planes(&p, ampi_dtype(x_dtype), x, dy, dx, plane, last);
+            continue;
+        }
+        while (plane < last) {
+            if (ampi_pool_is_global(&p)) ampi_pool_global_backward(&p, dy, dy_dtype, dx, dx_dtype, plane++);
+            else plane += ampi_pool_backward_planes(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, plane, last);
+        }
+    });
     return AMP_OK;
 }
 

@@ -4088,13 +4088,17 @@ AMPI_D size_t ampi_d_pixel(size_t i, int h, int w, int* row, int* column) {
     return plane;
 }
 
+/* A NaN is larger than anything, and the first NaN stays. */
+AMPI_D float ampi_d_pool_max(float a, float x) {
+    return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
+}
 /* One thread looks at a whole window, row by row. */
 AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
     float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
             float v = ampi_d_load(q.x, q.xt, plane + (size_t)i * (size_t)q.p.w + (size_t)j);
-            acc = q.p.max ? ampi_pool_max(acc, v) : acc + v;
+            acc = q.p.max ? ampi_d_pool_max(acc, v) : acc + v;
         }
     return acc;
 }
@@ -4109,7 +4113,7 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
             size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
             size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left + (k - row * width);
             v[j] = k < area ? ampi_d_load(q.x, q.xt, at) : 0.0f;
-            if (k < area) max = ampi_pool_max(max, v[j]);
+            if (k < area) max = ampi_d_pool_max(max, v[j]);
         }
         sum[0] += (double)ampi_d_sum8(v);
     }
@@ -4117,7 +4121,7 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
         ampi_d_warp_sum(sum);
         return (float)sum[0];
     }
-    for (int step = 16; step > 0; step /= 2) max = ampi_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
+    for (int step = 16; step > 0; step /= 2) max = ampi_d_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
     return max;
 }
 
@@ -4189,7 +4193,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips(amp
             AMPI_D_UNROLL
             for (int k = 0; k < K * K; k++) {
                 const float v = x[k / K][g * K + k % K];
-                y[g] = q.p.max ? ampi_pool_max(y[g], v) : y[g] + v;
+                y[g] = q.p.max ? ampi_d_pool_max(y[g], v) : y[g] + v;
             }
             if (!q.p.max) y[g] /= (float)(K * K);
         }

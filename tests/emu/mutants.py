@@ -223,7 +223,7 @@ TABLE = [
     ("nn", "if (!p.exclude_pad) return (float)p.kh * (float)p.kw;",
      "if (p.exclude_pad) return (float)p.kh * (float)p.kw;"),
     ("nn", "float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;", "float acc = 0.0f;"),
-    ("nn", "if (k < area) max = ampi_pool_max(max, v[j]);", "max = ampi_pool_max(max, v[j]);"),
+    ("nn", "if (k < area) max = ampi_d_pool_max(max, v[j]);", "max = ampi_d_pool_max(max, v[j]);"),
     ("nn", "s.first = at < (unsigned)kernel ? 0 :", "s.first = at <= (unsigned)kernel ? 0 :"),
     ("nn", "(ampi_d_divide(i, q.by_strips) * (k - 1) + r)", "(ampi_d_divide(i, q.by_strips) * k + r)"),
     ("nn", "if (key > most) first = k;", "if (key >= most) first = k;"),

@@ -271,7 +271,7 @@ static float tied(size_t i) {
 static float tied_without_zeros(size_t i) { return tied(i) + 0.5f; }
 
 /* Does the CPU sum and search this window pixel by pixel, row after row, as one thread of the device does? */
-static bool in_rows(const ampi_pool_plan& p) { return ampi_pool_is_small(&p, AMPI_LANES); }
+static bool in_rows(const ampi_pool_plan& p) { return ampi_pool_is_small(&p); }
 static bool by_one_thread(const ampi_pool_plan& p) {
     return ampi_min_int(p.kh, p.h) <= 64 / ampi_min_int(p.kw, p.w);
 }
