@@ -2806,6 +2806,21 @@ typedef struct ampi_unfold {
     size_t elements;                   /* of the whole source, from data on */
 } ampi_unfold;
 
+/* Pixels x, x + step, ... of a row of `width` pixels, `count` of them: first `left` that lie before the row, then
+   `inside` from pixel `first` on, then those behind. */
+typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
+AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
+    ampi_row_pixels r;
+    r.count = count;
+    r.step = (size_t)step;
+    r.left = x >= 0 ? 0 : (size_t)((step - 1 - x) / step) < count ? (size_t)((step - 1 - x) / step) : count;
+    x += (int64_t)r.left * step;
+    r.first = (size_t)x;
+    r.inside = x >= width ? 0 : (size_t)((width - 1 - x) / step) + 1;
+    if (r.inside > count - r.left) r.inside = count - r.left;
+    return r;
+}
+
 /* An operand op(X) of a product, as runs of neighbours in memory. If along_k, a run is a row of op(A) or a column of
    op(B), and k changes along it. Otherwise a run is a column of op(A) or a row of op(B), at one k. */
 typedef struct ampi_operand {
@@ -3795,44 +3810,36 @@ AMPI_KERNEL_FN void AMPI_K(micro_stored)(size_t rows, int narrow, amp_dtype t, c
 
 /* --- runs of operands ------------------------------------------------------------------------------ */
 
-/* Pixels x, x + step, ... of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats
-   behind the last are written. */
+/* The pixels of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats behind the last
+   are written. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
-                                       int64_t x, size_t count) {
+                                       const ampi_row_pixels* row) {
     const ampi_unfold* g = v->image;
-    const size_t size = ampi_type_size(v->dtype);
-    const int64_t step = g->step_w, width = g->width;
-    size_t left, inside, i, l;
-    if (y < 0 || y >= g->height || x >= width) { AMPI_K(clear)(dst, count); return; }
-    left = x >= 0 ? 0 : ampi_min_size(count, (size_t)(step == 1 ? -x : (-x + step - 1) / step));
-    if (left > 0) AMPI_K(clear)(dst, left);
-    x += (int64_t)left * step;
-    inside = x >= width ? 0 : ampi_min_size(count - left, (size_t)(step == 1 ? width - x : (width - 1 - x) / step + 1));
-    plane += (size_t)(y * width + x);
-    dst += left;
-    for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * (size_t)step) {
+    const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
+    size_t i, l;
+    if (y < 0 || y >= g->height || inside == 0) { AMPI_K(clear)(dst, row->count); return; }
+    if (row->left > 0) AMPI_K(clear)(dst, row->left);
+    plane += (size_t)y * (size_t)g->width + row->first;
+    for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * row->step) {
         const char* src = (const char*)v->data + plane * size;
+        float* const to = dst + row->left + i;
         const size_t here = ampi_min_size(inside - i, AMPI_LANES);
-        if (step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(dst + i, AMPI_K(load_typed)(src, v->dtype));
-        else if (step == 1) AMPI_K(store)(dst + i, AMPI_K(load_part)(src, v->dtype, here));
-        else for (l = 0; l < here; l++) dst[i + l] = AMPI_K(element)(src, v->dtype, l * (size_t)step);
+        if (row->step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(to, AMPI_K(load_typed)(src, v->dtype));
+        else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
+        else for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
     }
-    if (left + inside < count) AMPI_K(clear)(dst + inside, count - left - inside);
+    if (behind < row->count) AMPI_K(clear)(dst + behind, row->count - behind);
 }
 /* Lines y0, y0 + 1, ... of the plane that begins at element `plane`, from line d->low_h on, in FP32 with margins of
    zeros. Columns are sorted by their place in a stride, so that 16 neighbouring pixels of the result read
    neighbouring floats for each kernel position. mixed: room for a line. */
 AMPI_KERNEL_FN void AMPI_K(stage_lines)(const ampi_operand* v, const ampi_stage* d, size_t plane, size_t y0,
                                         size_t lines, float* stage, float* mixed) {
-    const ampi_unfold* g = v->image;
-    const size_t steps = (size_t)g->step_w;
-    ampi_unfold whole = *g;
-    ampi_operand row = *v;
+    const size_t steps = (size_t)v->image->step_w;
+    const ampi_row_pixels row = ampi_row_pixels_of(v->image->width, d->low_w, 1, d->pitch);
     size_t y, i, phase;
-    whole.step_w = 1;
-    row.image = &whole;
     for (y = y0; y < y0 + lines; y++, stage += d->pitch) {
-        AMPI_K(source_row)(steps == 1 ? stage : mixed, &row, plane, (int64_t)y + d->low_h, d->low_w, d->pitch);
+        AMPI_K(source_row)(steps == 1 ? stage : mixed, v, plane, (int64_t)y + d->low_h, &row);
         for (phase = 0; steps > 1 && phase < steps; phase++)
             for (i = 0; i < d->segment; i++) stage[phase * d->segment + i] = mixed[i * steps + phase];
     }
@@ -3845,10 +3852,12 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, const ampi_operand* v, size_t row
     const int64_t off_w = g->first_w + (int64_t)(tap % g->taps_w) * g->next_w;
     size_t plane = at / g->pixels * g->image + channel * g->plane;
     size_t y = at % g->pixels / g->cols, x = at % g->pixels % g->cols, here;
+    ampi_row_pixels row_pixels;
     for (; count > 0; count -= here, dst += here, x = 0, y++) {
         here = ampi_min_size(g->cols - x, count);
         if (y == g->rows) { y = 0; plane += g->image; }
-        AMPI_K(source_row)(dst, v, plane, (int64_t)y * g->step_h + off_h, (int64_t)x * g->step_w + off_w, here);
+        row_pixels = ampi_row_pixels_of(g->width, (int64_t)x * g->step_w + off_w, g->step_w, here);
+        AMPI_K(source_row)(dst, v, plane, (int64_t)y * g->step_h + off_h, &row_pixels);
     }
 }
 /* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
@@ -4265,12 +4274,13 @@ AMPI_KERNEL_FN void AMPI_K(stage_kernels)(const ampi_operand* v, const ampi_kern
     const ampi_unfold* g = v->image;
     const size_t side = ampi_kernels_side(g, channels), ld = ampi_round_up(d->width, AMPI_LANES) + AMPI_PAD;
     const size_t step = (size_t)g->step_h, lines = (rows - 1) * step + g->taps_h;
+    const ampi_row_pixels row = ampi_row_pixels_of(g->width, g->first_w, 1, d->width);
     float turned[AMPI_LANES][AMPI_LANES];
     size_t y, c, block, x, i;
     for (y = 0; y < lines; y++)
         for (c = 0; c < channels; c++)
             AMPI_K(source_row)(planes + (y * channels + c) * ld, v, image * g->image + (channel + c) * g->plane,
-                               (int64_t)(y0 * step + y) + g->first_h, g->first_w, d->width);
+                               (int64_t)(y0 * step + y) + g->first_h, &row);
     AMPI_K(clear)(planes + lines * channels * ld, AMPI_LANES * ld);
     for (y = 0; y < rows; y++, stage += d->width * side)
         for (block = ampi_div_up(channels * g->taps_h, AMPI_LANES);
@@ -4291,11 +4301,7 @@ AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channe
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const sums = scratch + d.table, *const dy = sums + d.sums, *const stage = dy + d.dy,
                  *const line = stage + d.stage;
-    ampi_unfold whole = *g;
-    ampi_operand source = s->b;
     size_t n, y, x, o, j, i, rows, many = 1;
-    source.image = &whole;
-    whole.step_w = 1;
     for (y = 0; y < d.images * d.rows; y++)
         for (x = 0; x < g->cols; x++)
             at[y * g->cols + x] = (uint32_t)(y * d.width * side + x * (size_t)g->step_w * side);
@@ -4315,7 +4321,7 @@ AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channe
                     AMPI_K(widen)(dy + o * u.row_step + i * rows * g->cols,
                                   (const char*)s->a.data + ((n + i) * out->image + o * out->plane + y * g->cols) * size,
                                   s->a.dtype, rows * g->cols);
-                AMPI_K(stage_kernels)(&source, &d, n + i, channel, channels, y, rows,
+                AMPI_K(stage_kernels)(&s->b, &d, n + i, channel, channels, y, rows,
                                       stage + i * rows * d.width * side, line);
             }
             u.at = at; u.b_next = AMPI_LANES; u.ld = d.lanes;
