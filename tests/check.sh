@@ -42,7 +42,8 @@ step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs
 # --- objects that several steps link ---------------------------------------------------------------
 object() { make -s build/$1/impl.o B=build/$1 CC="$CC" CFLAGS="$2"; }
 if [ -z "$STEP" ]; then
-    { object asan "$sanitize"; object debug "-O0 $LEAN"; } & { object omp "$threads"; object fast "-Ofast $LEAN"; } & wait
+    { object asan "$sanitize"; object debug "-O0 $LEAN"; } & { object omp "$threads"; object fast "-Ofast $LEAN"; } &
+    object pic "-O1 -fPIC $LEAN" & wait
 fi
 
 # --- the same bits ----------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
 # --- references that we did not write -------------------------------------------------------------------------
 [ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
 if [ -n "$REFERENCES" ]; then
-    reference() { $CC -std=c99 -O2 -shared -fPIC -Wl,-Bsymbolic build/impl.o tests/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/check_$1.py $out/libamp.so; }
+    reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/check_$1.py $out/libamp.so; }
     for f in half ops scaler optim checkpoint model; do step "against references: $f" reference $f; done
 else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
 
