@@ -1,7 +1,6 @@
 /* test_alloc.c - memory that runs out: the k-th allocation fails, for every k, while a model is built, finalized, saved and
    loaded. Always a clean error with a sentence, no leak, and an object that can still be used or destroyed. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 
 /* --- an allocator that fails once, and keeps books ------------------------------------------ */
 
@@ -28,13 +27,6 @@ static void failing_free(void* p, void* user) {
 }
 static void fail_from(long k) { fail_at = k; asked = 0; }
 
-static char heard[512];
-static int heard_count;
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    heard_count++;
-    snprintf(heard, sizeof heard, "%s", sentence);
-}
 static void* user_mark;      /* the allocator's user_data must come back */
 static void* marked_alloc(size_t n, void* user) { CHECK(user == &user_mark); return failing_alloc(n, NULL); }
 static void marked_free(void* p, void* user) { CHECK(user == &user_mark); failing_free(p, NULL); }

@@ -2,20 +2,9 @@
    The exact reference sums the products of each output element in the documented order with fmaf:
    y: (c, kernel row, kernel column) ascending; dw: (image, output row, output column); dx: (o, kernel row, kernel column)
    of the kernel positions that the stride lets meet the pixel. Margins are zeros. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <limits.h>
 #include <math.h>
-
-static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
-static const amp_isa ISAS[5] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512, AMP_ISA_AVX512_BF16 };
-
-static char last_sentence[512];
-static void remember(amp_result code, const char* sentence, void* user) {
-    (void)code; (void)user;
-    snprintf(last_sentence, sizeof last_sentence, "%s", sentence);
-}
-static const amp_logger LOGGER = { remember, NULL };
 
 /* A packed tensor as stored, with guard bytes on both sides, and its values as floats. */
 typedef struct tensor { amp_dtype dtype; size_t count; unsigned char* bytes; float* value; } tensor;
@@ -661,17 +650,11 @@ static void test_error_bound(void) {
 
 /* --- refusals ---------------------------------------------------------------------------- */
 
-static void check_refused(amp_result got, amp_result code, const char* sentence) {
-    CHECK_MSG(got == code, "%d instead of %d", (int)got, (int)code);
-    CHECK_MSG(strcmp(last_sentence, sentence) == 0, "\"%s\"", last_sentence);
-    last_sentence[0] = 0;
-}
-
 static void refuse_shape(amp_conv2d_shape s, amp_result code, const char* sentence) {
     amp_exec e;
     int oh = 77, ow = 77;
     memset(&e, 0, sizeof e);
-    e.logger = &LOGGER;
+    e.logger = &LISTENER;
     check_refused(amp_conv2d_output(&s, &oh, &ow, &e), code, sentence);
     CHECK(oh == 77 && ow == 77);
     CHECK(amp_conv2d_workspace(&s) == 0);
@@ -717,7 +700,7 @@ static void test_refused_calls(void) {
     amp_exec e;
     int i;
     memset(&e, 0, sizeof e);
-    e.logger = &LOGGER;
+    e.logger = &LISTENER;
     for (i = 0; i < 16; i++) y[i] = 7;
     check_refused(amp_conv2d_forward(NULL, x, AMP_F32, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
                   "conv2d: the shape is NULL");

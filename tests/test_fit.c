@@ -1,13 +1,6 @@
 /* test_fit.c - amp_fit and amp_evaluate_data: the order of the samples, the same as a loop by hand, resuming, early ends, errors. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <math.h>
-
-static char heard[512];
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    snprintf(heard, sizeof heard, "%s", sentence);
-}
 
 /* Counts, and fails from the `failing`-th on (0 = never). */
 static int blocks, allocations, failing;

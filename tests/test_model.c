@@ -1,14 +1,7 @@
 /* test_model.c - the graph: shapes, mistakes, types, casts, memory, and the gradients of whole models against a
    reference in double precision that is written here, shares no code with the library, and uses no memory twice. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <math.h>
-
-static char heard[512];
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    snprintf(heard, sizeof heard, "%s", sentence);
-}
 
 static amp_model_desc model_desc(int batch, amp_level level, amp_dtype low) {
     amp_model_desc d;

@@ -1,31 +1,16 @@
 /* test_optim.c - optimizers against the textbook in double precision, and everything around the step: low copies, skips,
    clipping, groups, schedules, the loss scale, misuse. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <math.h>
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 #define N 1037                      /* more than a block of 1024, and a tail */
 
-static float from_bits(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
-static uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
-static void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
-static int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
-
-static int log_count;
-static char log_text[512];
-static void log_keep(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    log_count++;
-    strncpy(log_text, sentence, sizeof log_text - 1);
-}
-static const amp_logger logger = { log_keep, NULL };
 
 static amp_optimizer_desc desc_of(amp_optimizer_kind kind) {
     amp_optimizer_desc d;
     memset(&d, 0, sizeof d);
     d.kind = kind;
-    d.logger = &logger;
+    d.logger = &LISTENER;
     return d;
 }
 
@@ -52,7 +37,7 @@ static amp_scaler static_scaler(float scale) {
     amp_scaler_desc d;
     amp_scaler s;
     memset(&d, 0, sizeof d);
-    d.preset = AMP_SCALER_STATIC; d.init_scale = scale; d.logger = &logger;
+    d.preset = AMP_SCALER_STATIC; d.init_scale = scale; d.logger = &LISTENER;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
     return s;
 }
@@ -174,7 +159,7 @@ static void textbook_agreement(void) {
             p = param_of(&b, N);
             p.grad_dtype = types[k];
             if (k) p.grad = b.g16;
-            CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK, "%s", log_text);
+            CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK, "%s", heard);
             for (t = 1; t <= 100; t++) {
                 make_gradients(&b, types[k], scale, exact);
                 amp_scaler_scale_loss(&s, 1.0f);
@@ -683,7 +668,7 @@ static void frozen_and_thawed(void) {
             p[k].group = k;
             for (i = 0; i < FEW; i++) { r[k].w[i] = (double)b[k].w[i]; r[k].m[i] = r[k].v[i] = 0; }
         }
-        CHECK_MSG(amp_optimizer_init(&o, &d, p, 2) == AMP_OK, "%s", log_text);
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, 2) == AMP_OK, "%s", heard);
         for (step = 0; step < STEPS; step++) {
             int frozen = step < 300 || (step >= 320 && step < 350), skipped = step % 50 == 30 || step == 301;
             amp_optimizer_desc now = o.desc;
@@ -725,9 +710,9 @@ static void states_written_by_hand(void) {
         if (k == 3) o.state.frozen_steps[0] = 11;
         if (k == 4) o.state.frozen_steps[AMP_MAX_GROUPS - 1] = -1;
         if (k == 5) o.state.frozen_steps[0] = 10;
-        log_count = 0;
-        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 5 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 5));
-        CHECK_MSG(k > 4 || strstr(log_text, words[k]), "%s", log_text);
+        heard_count = 0;
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 5 ? AMP_ERR_ARGUMENT : AMP_OK) && heard_count == (k < 5));
+        CHECK_MSG(k > 4 || strstr(heard, words[k]), "%s", heard);
         CHECK((memcmp(&b, &before, sizeof b) == 0) == (k < 5));
         b = before;
     }
@@ -757,9 +742,9 @@ static void rates_written_by_hand(void) {
                 char name[32];
                 snprintf(name, sizeof name, "groups[%d].%s", last, k == 1 ? "lr " : "weight_decay ");
                 put_bits(rate, bad[i]);
-                log_count = 0;
-                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
-                CHECK_MSG(strstr(log_text, k ? name : "state.lr"), "%s", log_text);
+                heard_count = 0;
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && heard_count == 1);
+                CHECK_MSG(strstr(heard, k ? name : "state.lr"), "%s", heard);
                 *rate = good;
             }
         CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
@@ -820,9 +805,9 @@ static void schedule_in_the_step(void) {
     CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && amp_optimizer_step(&o, NULL, &info) == AMP_OK && b.w[0] == -5.75f);
     CHECK(amp_optimizer_set_lr(&o, -1) == AMP_ERR_ARGUMENT && amp_optimizer_set_lr(&o, from_bits(0x7fc00000u)) == AMP_ERR_ARGUMENT);
     CHECK(o.state.lr == 0.0f && o.state.step == 4);
-    log_count = 0;
-    CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && log_count == 0);
-    CHECK(amp_optimizer_set_lr(&o, 2) == AMP_OK && log_count == 1 && strstr(log_text, "the schedule has ended") != NULL);
+    heard_count = 0;
+    CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && heard_count == 0);
+    CHECK(amp_optimizer_set_lr(&o, 2) == AMP_OK && heard_count == 1 && strstr(heard, "the schedule has ended") != NULL);
     CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.lr == 0.0f && b.w[0] == -5.75f);
 }
 
@@ -863,11 +848,11 @@ static void moments_are_flushed(void) {
         static block b_before;                                                                              \
         amp_scaler s_before = s;                                                                            \
         amp_optimizer o_before = o;                                                                         \
-        int logs = log_count;                                                                               \
+        int logs = heard_count;                                                                               \
         b_before = b;                                                                                       \
         CHECK((call) == (code));                                                                            \
         CHECK(!memcmp(&s, &s_before, sizeof s) && !memcmp(&o, &o_before, sizeof o) && !memcmp(&b, &b_before, sizeof b)); \
-        CHECK(log_count == logs + 1);                                                                       \
+        CHECK(heard_count == logs + 1);                                                                       \
     } while (0)
 
 static void order_of_calls(void) {
@@ -969,7 +954,7 @@ static void stale_checks(void) {
 /* The logger of a desc may be gone after init. */
 static void loggers_are_copied(void) {
     static block b;
-    amp_logger own = { log_keep, NULL };
+    amp_logger own = { listen, NULL };
     amp_optimizer_desc d = desc_of(AMP_SGD);
     amp_scaler_desc sd;
     amp_scaler s;
@@ -981,9 +966,9 @@ static void loggers_are_copied(void) {
     d.logger = sd.logger = &own;
     CHECK(amp_scaler_init(&s, &sd) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
     own.log = NULL;
-    log_count = 0;
-    CHECK(amp_scaler_update(&s) == AMP_ERR_STATE && log_count == 1);
-    CHECK(amp_optimizer_set_lr(&o, -1.0f) == AMP_ERR_ARGUMENT && log_count == 2);
+    heard_count = 0;
+    CHECK(amp_scaler_update(&s) == AMP_ERR_STATE && heard_count == 1);
+    CHECK(amp_optimizer_set_lr(&o, -1.0f) == AMP_ERR_ARGUMENT && heard_count == 2);
     CHECK(o.desc.logger == NULL && s.desc.logger == NULL);
 }
 
@@ -1184,11 +1169,11 @@ static void one_clip_over_two(void) {
 
 static void refuse(const amp_optimizer_desc* d, amp_param* p, int count, amp_result code, const char* word) {
     amp_optimizer o, before;
-    int logs = log_count;
+    int logs = heard_count;
     memset(&o, 0x5a, sizeof o);
     before = o;
-    CHECK_MSG(amp_optimizer_init(&o, d, p, count) == code, "%s: %s", word, log_text);
-    CHECK_MSG(log_count == logs + 1 && strstr(log_text, word), "'%s' does not name %s", log_text, word);
+    CHECK_MSG(amp_optimizer_init(&o, d, p, count) == code, "%s: %s", word, heard);
+    CHECK_MSG(heard_count == logs + 1 && strstr(heard, word), "'%s' does not name %s", heard, word);
     CHECK(memcmp(&o, &before, sizeof o) == 0);
 }
 #define REFUSE_DESC(of_kind, member, value, word) \
@@ -1277,10 +1262,10 @@ static void two_duties(void) {
         if (k == 3) p.v = p.master;
         if (k == 4) p.v = p.m;                              /* plain SGD looks at neither */
         if (k == 5) { p.count = 0; p.grad = p.master; }
-        log_count = 0;
-        CHECK(amp_optimizer_init(&o, &d, &p, 1) == (k < 4 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 4));
-        CHECK_MSG(k > 3 || strstr(log_text, k ? "its master is its gradient or a moment too" : "m and v are the same array"), "%s",
-                  log_text);
+        heard_count = 0;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == (k < 4 ? AMP_ERR_ARGUMENT : AMP_OK) && heard_count == (k < 4));
+        CHECK_MSG(k > 3 || strstr(heard, k ? "its master is its gradient or a moment too" : "m and v are the same array"), "%s",
+                  heard);
     }
 }
 
@@ -1310,15 +1295,15 @@ static void listed_twice(void) {
         if (k == 6) p[2].m = b[1].m;
         if (k == 7) p[2].v = b[1].m;
         if (k == 8) { p[2].m = b[1].m; p[2].group = 1; }     /* a frozen one writes none */
-        log_count = 0;
+        heard_count = 0;
         if (k == 4 || k == 5 || k == 8) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
-        CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && log_count == 1);
-        CHECK_MSG(strstr(log_text, k == 0 ? "master of parameter 0 (p) and master of parameter 2 (no name) overlap"
+        CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && heard_count == 1);
+        CHECK_MSG(strstr(heard, k == 0 ? "master of parameter 0 (p) and master of parameter 2 (no name) overlap"
                                  : k == 1 ? "grad of parameter 1 (p) and grad of parameter 2 (no name) overlap"
                                  : k == 6 ? "m of parameter 1 (p) and m of parameter 2 (no name) overlap"
                                  : k == 7 ? "m of parameter 1 (p) and v of parameter 2 (no name) overlap"
                                  : k == 2 ? "of parameter 1 (p) and" : "low of parameter 0 (p) and low of parameter 2 (no name)"),
-                  "%s", log_text);
+                  "%s", heard);
     }
 }
 
@@ -1359,12 +1344,12 @@ static void arrays_that_touch_or_meet(void) {
                     at = (char*)(memory[b] + 6) + (end ? (int)bytes_of(&p[b / 5], b % 5) : -(int)bytes_of(&p[a / 5], a % 5));
                     place_array(&p[b / 5], b % 5, (char*)(memory[b] + 6));
                     place_array(&p[a / 5], a % 5, at + (touch ? 0 : end ? -4 : 4));
-                    log_count = 0;
-                    CHECK(amp_optimizer_init(&o, &d, p, 2) == (touch ? AMP_OK : AMP_ERR_ARGUMENT) && log_count == !touch);
+                    heard_count = 0;
+                    CHECK(amp_optimizer_init(&o, &d, p, 2) == (touch ? AMP_OK : AMP_ERR_ARGUMENT) && heard_count == !touch);
                     if (touch) continue;
                     snprintf(text, sizeof text, "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
                              names[first % 5], first / 5, p[first / 5].name, names[second % 5], second / 5, p[second / 5].name);
-                    CHECK_MSG(strcmp(log_text, text) == 0 && !memcmp(memory, before, sizeof memory), "%s", log_text);
+                    CHECK_MSG(strcmp(heard, text) == 0 && !memcmp(memory, before, sizeof memory), "%s", heard);
                 }
 }
 
@@ -1390,17 +1375,17 @@ static void one_of_many_arrays_meets_another(void) {
             p[i / 5].count = 2; p[i / 5].low_dtype = AMP_BF16;
             place_array(&p[i / 5], i % 5, (char*)(memory + 2 * order[i]));
         }
-        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_OK, "%s", log_text);
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_OK, "%s", heard);
         i = (int)(test_random() % (unsigned)n);
         if (i % 5 == 1) i++;                               /* a low copy fills half of its place */
         place_array(&p[i / 5], i % 5, array_of(&p[i / 5], i % 5) + (order[i] ? -2 - 2 * (i % 2) : 4));
-        log_count = 0;
+        heard_count = 0;
         if (order[i] && order[i] < n) {
             int left = 0;
             while (order[left] != order[i] - 1) left++;
             if (left % 5 == 1) continue;
         }
-        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_ERR_ARGUMENT && log_count == 1, "round %d, array %d", round, i);
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_ERR_ARGUMENT && heard_count == 1, "round %d, array %d", round, i);
     }
 }
 

@@ -1,20 +1,6 @@
 /* test_policy.c - the levels, lists and overrides of the autocast policy. The tables are written out here once more,
    by hand, from the systems' own lists, so that a slip in the header shows. */
-#include "../amp.h"
-#include "test.h"
-
-/* --- a logger that remembers ------------------------------------------------------------- */
-
-static char heard[512];
-static amp_result heard_code;
-static int heard_count;
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)user_data;
-    snprintf(heard, sizeof heard, "%s", sentence);
-    heard_code = code;
-    heard_count++;
-}
-static const amp_logger ears = { listen, NULL };
+#include "helpers.h"
 
 /* The desc must be refused with AMP_ERR_POLICY, one sentence that contains both words, and the policy untouched. */
 static void refused(amp_policy_desc d, const char* word, const char* other) {
@@ -23,7 +9,7 @@ static void refused(amp_policy_desc d, const char* word, const char* other) {
     before = p;
     heard[0] = 0;
     heard_count = 0;
-    d.logger = &ears;
+    d.logger = &LISTENER;
     CHECK_MSG(amp_policy_init(&p, &d) == AMP_ERR_POLICY, "%s / %s", word, other);
     CHECK_MSG(heard_count == 1 && heard_code == AMP_ERR_POLICY, "%d sentences", heard_count);
     CHECK_MSG(strstr(heard, word) && strstr(heard, other), "wanted '%s' and '%s' in: %s", word, other, heard);
@@ -43,7 +29,7 @@ static amp_policy policy_of(amp_policy_desc d) {
     amp_policy p;
     amp_result r;
     memset(&p, 0, sizeof p);
-    d.logger = &ears;
+    d.logger = &LISTENER;
     r = amp_policy_init(&p, &d);
     CHECK_MSG(r == AMP_OK, "%s", heard);
     return p;

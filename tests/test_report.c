@@ -1,15 +1,8 @@
 /* test_report.c - statistics of tensors and models, and what is printed for people. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <fenv.h>
 #include <math.h>
 #include <float.h>
-
-static char heard[512];
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    snprintf(heard, sizeof heard, "%s", sentence);
-}
 
 static const float inf = (float)HUGE_VAL;
 static float nan_value(void) { return inf - inf; }

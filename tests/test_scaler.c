@@ -1,16 +1,10 @@
 /* test_scaler.c - the loss-scale machine against the rules of the systems it stands for, the checks of gradients, and
    every misuse. All expected values are formed here, without the library. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <math.h>
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static const uint32_t BITS_INF = 0x7f800000u, BITS_QNAN = 0x7fc00001u, BITS_SNAN = 0x7f800001u;
-static float from_bits(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
-static uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
-static void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
-static int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
 
 static amp_tensor tensor(void* data, amp_dtype t, size_t n, const char* name) {
     amp_tensor x;
@@ -18,21 +12,11 @@ static amp_tensor tensor(void* data, amp_dtype t, size_t n, const char* name) {
     return x;
 }
 
-/* A logger that keeps the last sentence. */
-static int log_count;
-static char log_text[512];
-static void log_keep(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
-    log_count++;
-    strncpy(log_text, sentence, sizeof log_text - 1);
-}
-static const amp_logger logger = { log_keep, NULL };
-
 static amp_scaler_desc desc_of(amp_scaler_preset p) {
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
     d.preset = p;
-    d.logger = &logger;
+    d.logger = &LISTENER;
     return d;
 }
 
@@ -152,7 +136,7 @@ static void worked_sequences(void) {
         d.init_scale = q->init;
         d.growth_interval = q->interval;
         d.hysteresis = q->hysteresis;
-        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, log_text);
+        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, heard);
         for (k = 0; q->steps[k]; k++) {
             amp_result r = one_step(&s, q->steps[k] == 'I');
             int error = q->scale[k] < 0;
@@ -385,7 +369,7 @@ static void random_traces(void) {
             amp_scaler s;
             unsigned rate = 1 + test_random() % 9;
             make_pair(&machines[i], &d, &r);
-            CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s", log_text);
+            CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s", heard);
             for (k = 0; k < 120 && !r.error; k++) {
                 int overflow = test_random() % 10 < rate, hit;
                 machines[i].step(&r, overflow);
@@ -505,7 +489,7 @@ static uint64_t trace_hash(const recorded* q) {
         } else if (q->preset != AMP_SCALER_NNABLA) d.hysteresis = strstr(q->name, "hysteresis") ? (int)h : 0;
         if (strstr(q->name, "consecutive")) d.refill = AMP_REFILL_CLEAN;
         if (strstr(q->name, "dynamic graph")) { d.guard = AMP_GUARD_NONE; d.min_scale = AMP_ZERO; }
-        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, log_text);
+        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, heard);
         trace_sinks = s.rule.min == 0.0f && !s.rule.is_double;
         for (k = 0; k < 300; k++) {
             int hit;
@@ -558,8 +542,8 @@ static void default_descs(void) {
         CHECK(amp_scaler_init(&s, &d) == AMP_OK);
         CHECK(s.desc.hysteresis == (s.rule.is_static ? 0 : s.rule.hysteresis));
         d = s.desc;
-        d.logger = &logger;
-        CHECK_MSG(amp_scaler_init(&again, &d) == AMP_OK, "preset %d: %s", p, log_text);
+        d.logger = &LISTENER;
+        CHECK_MSG(amp_scaler_init(&again, &d) == AMP_OK, "preset %d: %s", p, heard);
         CHECK(memcmp(&s.rule, &again.rule, sizeof s.rule) == 0 && memcmp(&s.state, &again.state, sizeof s.state) == 0);
     }
 }
@@ -567,10 +551,10 @@ static void default_descs(void) {
 /* Each is refused with AMP_ERR_DESC and a sentence that names the field; the scaler stays as it was. */
 static void refuse_desc(const amp_scaler_desc* d, const char* field) {
     amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 32), before = s;
-    int count = log_count;
-    log_text[0] = 0;
+    int count = heard_count;
+    heard[0] = 0;
     CHECK_MSG(amp_scaler_init(&s, d) == AMP_ERR_DESC, "%s", field);
-    CHECK_MSG(log_count == count + 1 && strstr(log_text, field), "'%s' does not name %s", log_text, field);
+    CHECK_MSG(heard_count == count + 1 && strstr(heard, field), "'%s' does not name %s", heard, field);
     CHECK(memcmp(&s, &before, sizeof s) == 0);
 }
 #define REFUSE(preset, member, value) \
@@ -785,7 +769,7 @@ static void unusable_scales(void) {
         r = amp_scaler_update(&s);
         CHECK(r == (to_bits(s.state.scale) > 0x00200000u ? AMP_OK : AMP_ERR_OVERFLOW));
     }
-    CHECK(r == AMP_ERR_OVERFLOW && strstr(log_text, "amp_scaler_set_scale brings it back"));
+    CHECK(r == AMP_ERR_OVERFLOW && strstr(heard, "amp_scaler_set_scale brings it back"));
 #if !defined(__FAST_MATH__)
     CHECK(to_bits(s.state.scale) == 0x00200000u);
 #endif
@@ -795,8 +779,8 @@ static void unusable_scales(void) {
         amp_overflow_info info;
         put_bits(&s.state.scale, bits[i]);
         amp_scaler_scale_loss(&s, 1.0f);
-        count = log_count;
-        CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && log_count == count);     /* told already */
+        count = heard_count;
+        CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && heard_count == count);     /* told already */
         CHECK(g == 1.0f && amp_scaler_may_step(&s) == 0 && info.first_tensor == -1);
         CHECK(amp_scaler_update(&s) == AMP_ERR_OVERFLOW);
     }
@@ -1064,10 +1048,10 @@ static void unscale_shared_memory(void) {
         list[0] = tensor(g, AMP_F32, 10, NULL);
         list[1] = tensor(g + 10, AMP_F32, 5, NULL);
         list[2] = tensor(g + (k == 0 ? 15 : k == 1 ? 0 : 14), AMP_F32, k == 3 ? 0 : 5, NULL);
-        log_count = 0;
+        heard_count = 0;
         amp_scaler_scale_loss(&s, 1.0f);
-        CHECK(amp_scaler_unscale(&s, list, 3, NULL) == (k % 3 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k % 3 > 0));
-        CHECK_MSG(k != 1 || strstr(log_text, "tensor 0 and tensor 2 overlap in memory"), "%s", log_text);
+        CHECK(amp_scaler_unscale(&s, list, 3, NULL) == (k % 3 ? AMP_ERR_ARGUMENT : AMP_OK) && heard_count == (k % 3 > 0));
+        CHECK_MSG(k != 1 || strstr(heard, "tensor 0 and tensor 2 overlap in memory"), "%s", heard);
         for (i = 0; i < 20; i++) CHECK(g[i] == (k % 3 || (k == 3 && i > 14) ? 4.0f : 2.0f));
     }
 }
@@ -1091,12 +1075,12 @@ static void unscale_into_shared_memory(void) {
         if (k == 5) { dst[5].dtype = AMP_F16; dst[5].data = (char*)(void*)target + 4 * 9 + 2; }     /* half of it */
         if (k == 6) { src[2].count = dst[2].count = 2; }                    /* into the next one */
         if (k == 7) src[MANY - 1].data = target + 17;
-        log_count = 0;
+        heard_count = 0;
         amp_scaler_scale_loss(&s, 1.0f);
-        CHECK(amp_scaler_unscale_into(&s, dst, src, MANY, 0, NULL) == want && log_count == (k > 1));
+        CHECK(amp_scaler_unscale_into(&s, dst, src, MANY, 0, NULL) == want && heard_count == (k > 1));
         for (i = 0; i < 2 * MANY && k > 1; i++) CHECK(source[i] == 4.0f && target[i] == 9.0f);
-        CHECK_MSG(k != 2 || strstr(log_text, "tensor 0 of src and tensor 7 of dst overlap in memory"), "%s", log_text);
-        CHECK_MSG(k != 3 || strstr(log_text, "tensor 5 of dst and tensor 2999 of dst overlap in memory"), "%s", log_text);
+        CHECK_MSG(k != 2 || strstr(heard, "tensor 0 of src and tensor 7 of dst overlap in memory"), "%s", heard);
+        CHECK_MSG(k != 3 || strstr(heard, "tensor 5 of dst and tensor 2999 of dst overlap in memory"), "%s", heard);
         if (k < 2) CHECK(amp_scaler_update(&s) == AMP_OK);
     }
     for (i = 0; i < MANY; i++) { src[i] = tensor(source + i, AMP_F32, 1, NULL); dst[i] = tensor(source + i + 1, AMP_F32, 0, NULL); }
@@ -1208,9 +1192,9 @@ static void accumulation(void) {
     do {                                                                                             \
         amp_scaler before = s;                                                                       \
         float g_before = g;                                                                          \
-        int logs = log_count;                                                                        \
+        int logs = heard_count;                                                                        \
         CHECK((int)(call) == (int)(code));                                                           \
-        CHECK(memcmp(&before, &s, sizeof s) == 0 && g == g_before && log_count == logs + 1);         \
+        CHECK(memcmp(&before, &s, sizeof s) == 0 && g == g_before && heard_count == logs + 1);         \
     } while (0)
 
 static void misuse(void) {
@@ -1231,12 +1215,12 @@ static void misuse(void) {
     REFUSED(AMP_ERR_STATE, amp_scaler_load(&s, bytes, sizeof bytes));
     REFUSED(AMP_ERR_STATE, amp_scaler_set_scale(&s, 4.0f));
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, NULL, 1, NULL));
-    CHECK_MSG(strstr(log_text, "the list is NULL") && !strstr(log_text, "negative"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "the list is NULL") && !strstr(heard, "negative"), "%s", heard);
     CHECK(amp_scaler_advance(NULL, &s.state) == 0 && amp_scaler_advance(&s.rule, NULL) == 0);
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &t, -1, NULL));
     bad = tensor(NULL, AMP_F32, 1, "bad");
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &bad, 1, NULL));
-    CHECK(strstr(log_text, "bad") != NULL);
+    CHECK(strstr(heard, "bad") != NULL);
     bad = tensor(&g, AMP_F64, 1, NULL);
     REFUSED(AMP_ERR_DTYPE, amp_scaler_check(&s, &bad, 1, NULL));
     bad = tensor(&g, (amp_dtype)99, 1, NULL);
@@ -1286,7 +1270,7 @@ static void lists_that_share(void) {
     amp_scaler_scale_loss(&s, 1.0f);
     CHECK(amp_scaler_unscale(&s, ab, 2, NULL) == AMP_OK);
     REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ac, 2, NULL));
-    CHECK_MSG(strstr(log_text, "unscaled in this window, but not all, or together with others"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "unscaled in this window, but not all, or together with others"), "%s", heard);
     REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ab + 1, 1, NULL));
     REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, ab + 1, 1, NULL));
     ab[0].dtype = ab[1].dtype = AMP_F16;                            /* the same memory with another meaning */
@@ -1537,7 +1521,7 @@ static void unsound_windows(void) {
         for (i = 1; i <= 25; i++) {
             amp_result r = unsound_step(&s, losses[i % 4]);
             CHECK_MSG(r == (i <= 20 ? AMP_OK : AMP_ERR_OVERFLOW), "preset %d, window %d", p, i);
-            CHECK(i <= 20 || strstr(log_text, "max_unsound is 20"));
+            CHECK(i <= 20 || strstr(heard, "max_unsound is 20"));
             CHECK(s.state.scale == before.scale && s.state.tracker == before.tracker && s.state.skipped == i);
             CHECK(s.state.hysteresis_left == before.hysteresis_left && s.state.applied == before.applied);
             CHECK(s.state.consecutive_skips == i && s.state.consecutive_unsound == i && !s.state.unsound && !s.state.found_inf);
@@ -1583,16 +1567,16 @@ static void scale_runs_out(void) {
 }
 /* The checks of a window with this scale, and what the logger hears of them; then the update. */
 static int sentences_of_checks(amp_scaler* s, float scale) {
-    const int count = log_count;
+    const int count = heard_count;
     float g = 1.0f;
     amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
-    int i, heard;
+    int i, told;
     s->state.scale = scale;
     amp_scaler_scale_loss(s, 1.0f);
     for (i = 0; i < 3; i++) CHECK(amp_scaler_check(s, &t, 1, NULL) == AMP_OK);
-    heard = log_count - count;
-    CHECK(amp_scaler_update(s) == (heard > 0 || scale < 1.0f ? AMP_ERR_OVERFLOW : AMP_OK));
-    return heard;
+    told = heard_count - count;
+    CHECK(amp_scaler_update(s) == (told > 0 || scale < 1.0f ? AMP_ERR_OVERFLOW : AMP_OK));
+    return told;
 }
 static void useless_scale_is_told_once(void) {
     const float tiny = from_bits(0x00080000u);
@@ -1660,18 +1644,18 @@ static void save_and_load(void) {
     CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
     s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule: its first difference is told */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
-    CHECK_MSG(strstr(log_text, "the tracker's start is -1 there, but 0 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "the tracker's start is -1 there, but 0 here"), "%s", heard);
     s.rule.growth = 4.0;
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
-    CHECK_MSG(strstr(log_text, "growth_factor is 2 there, but 4 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "growth_factor is 2 there, but 4 here"), "%s", heard);
     s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     s.rule.interval = 7;                                        /* the first integer */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
-    CHECK_MSG(strstr(log_text, "growth_interval is 1000 there, but 7 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "growth_interval is 1000 there, but 7 here"), "%s", heard);
     s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     s.rule.is_static = 1;                                       /* the last word */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
-    CHECK_MSG(strstr(log_text, "static is 0 there, but 1 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "static is 0 there, but 1 here"), "%s", heard);
 }
 
 /* What a double holds beyond a float is kept, and a rule that differs there is told. */
@@ -1689,7 +1673,7 @@ static void save_exact_scale(void) {
     d.growth_factor = 1.7 + 1e-15;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, sizeof bytes));
-    CHECK_MSG(strstr(log_text, "exact growth_factor is 1.7 there, but 1.7000000000000011 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "exact growth_factor is 1.7 there, but 1.7000000000000011 here"), "%s", heard);
     CHECK(amp_scaler_set_scale(&s, 3.0f) == AMP_OK && s.state.exact_scale == 3.0);
 }
 
@@ -1731,7 +1715,7 @@ static void load_version_1(void) {
     d.preset = AMP_SCALER_DEEPSPEED;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, deepspeed, sizeof deepspeed));
-    CHECK_MSG(strstr(log_text, "the tracker's start is 0 there, but -1 here"), "%s", log_text);
+    CHECK_MSG(strstr(heard, "the tracker's start is 0 there, but -1 here"), "%s", heard);
 }
 
 /* A few elements behind whole vectors: each length has its own masks. The last element counts in the norm, and what

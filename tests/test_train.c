@@ -1,7 +1,6 @@
 /* test_train.c - the training step: learning at every level, skipped steps that leave no trace, accumulation, replay, ranks,
    evaluation, dropout, and the same bits whatever runs beside it. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <math.h>
 
 /* -Ofast promises no bits and no NaN in arithmetic; what is checked on the bits of stored values must hold all the same. */
@@ -10,14 +9,6 @@ enum { FAST = 1 };
 #else
 enum { FAST = 0 };
 #endif
-
-static char heard[512];
-static int remarks;                     /* sentences beside calls that went well */
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)user_data;
-    remarks += code == AMP_OK;
-    snprintf(heard, sizeof heard, "%s", sentence);
-}
 
 /* --- a small problem --------------------------------------------------------------------- */
 
