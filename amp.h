@@ -4659,35 +4659,53 @@ AMPI_LANES_FN size_t AMPI_K(group_at)(size_t i, size_t n, int twice) {
     (void)n; (void)twice;
     return i;
 }
-/* y = (x - mean) * scale * gamma + beta. */
+/* y = (x - mean) * scale * gamma + beta, for elements [i, i + 16). */
+AMPI_LANES_FN void AMPI_K(norm_at)(const ampi_norm_args* q, AMPI_V16 minus_mean, AMPI_V16 scale, void* y, amp_dtype yt,
+                                   const void* x, amp_dtype xt, size_t i, size_t n) {
+    const size_t j = q->each ? i : 0;
+    const AMPI_V16 v = AMPI_K(mul)(AMPI_K(add)(AMPI_K(load_at)(x, xt, i, n), minus_mean), scale);
+    AMPI_K(store_at)(y, yt, i, n, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), AMPI_K(load)(q->beta + j)));
+}
+/* The same for n of them: whole groups of one type with the type as a constant, then what is left. */
 AMPI_KERNEL_FN void AMPI_K(norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt,
                                  size_t n) {
-    const AMPI_V16 minus_mean = AMPI_K(mul)(AMPI_K(load)(q->mean), AMPI_K(set1)(-1.0f));
-    const AMPI_V16 scale = AMPI_K(load)(q->scale);
-    size_t k;
-    for (k = 0; k < n; k += AMPI_LANES) {
-        const size_t i = AMPI_K(group_at)(k, n, 1), j = q->each ? i : 0;
-        const AMPI_V16 v = AMPI_K(mul)(AMPI_K(add)(AMPI_K(load_at)(x, xt, i, n), minus_mean), scale);
-        AMPI_K(store_at)(y, yt, i, n, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), AMPI_K(load)(q->beta + j)));
-    }
+    const AMPI_V16 m = AMPI_K(mul)(AMPI_K(load)(q->mean), AMPI_K(set1)(-1.0f)), s = AMPI_K(load)(q->scale);
+    const size_t whole = yt == xt ? n / AMPI_LANES * AMPI_LANES : 0;
+    size_t i = 0;
+    if (xt == AMP_F32) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_F32, x, AMP_F32, i, i + 16);
+    if (xt == AMP_F16) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_F16, x, AMP_F16, i, i + 16);
+    if (xt == AMP_BF16) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_BF16, x, AMP_BF16, i, i + 16);
+    for (; i < n; i += AMPI_LANES) AMPI_K(norm_at)(q, m, s, y, yt, x, xt, AMPI_K(group_at)(i, n, 1), n);
 }
 /* dx = (dy * gamma - a - (x - mean) * b) * scale, or without x, whose statistics are constants, dy * scale. */
+AMPI_LANES_FN void AMPI_K(norm_dx_at)(const ampi_norm_args* q, AMPI_V16 mean, AMPI_V16 minus_a, AMPI_V16 b,
+                                      AMPI_V16 scale, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt,
+                                      const void* x, amp_dtype xt, size_t i, size_t n) {
+    AMPI_V16 v = AMPI_K(load_at)(dy, dyt, i, n);
+    if (x) {
+        const AMPI_V16 less = AMPI_K(fma)(1, AMPI_K(load_at)(x, xt, i, n), AMPI_K(set1)(-1.0f), mean);   /* mean - x */
+        v = AMPI_K(fma)(0, less, b, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + (q->each ? i : 0)), minus_a));
+    }
+    v = AMPI_K(mul)(v, scale);
+    if (q->add) v = AMPI_K(add)(AMPI_K(load_at)(dx, dxt, i, n), v);
+    AMPI_K(store_at)(dx, dxt, i, n, v);
+}
 AMPI_KERNEL_FN void AMPI_K(norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt,
                                     const void* x, amp_dtype xt, size_t n) {
-    const AMPI_V16 minus = AMPI_K(set1)(-1.0f), mean = AMPI_K(load)(q->mean), scale = AMPI_K(load)(q->scale);
-    const AMPI_V16 minus_a = AMPI_K(mul)(AMPI_K(load)(q->a), minus), b = AMPI_K(load)(q->b);
-    size_t k;
-    for (k = 0; k < n; k += AMPI_LANES) {
-        const size_t i = AMPI_K(group_at)(k, n, dx != dy && !q->add), j = q->each ? i : 0;
-        AMPI_V16 v = AMPI_K(load_at)(dy, dyt, i, n);
-        if (x) {
-            const AMPI_V16 less = AMPI_K(fma)(1, AMPI_K(load_at)(x, xt, i, n), minus, mean);      /* mean - x */
-            v = AMPI_K(fma)(0, less, b, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), minus_a));
-        }
-        v = AMPI_K(mul)(v, scale);
-        if (q->add) v = AMPI_K(add)(AMPI_K(load_at)(dx, dxt, i, n), v);
-        AMPI_K(store_at)(dx, dxt, i, n, v);
-    }
+    const AMPI_V16 m = AMPI_K(load)(q->mean), a = AMPI_K(mul)(AMPI_K(load)(q->a), AMPI_K(set1)(-1.0f));
+    const AMPI_V16 b = AMPI_K(load)(q->b), s = AMPI_K(load)(q->scale);
+    const amp_dtype t = dxt;
+    const size_t whole = dyt == t && xt == t ? n / AMPI_LANES * AMPI_LANES : 0;
+    size_t i = 0;
+    if (t == AMP_F32)
+        for (; i < whole; i += 16) AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_F32, dy, AMP_F32, x, AMP_F32, i, i + 16);
+    if (t == AMP_F16)
+        for (; i < whole; i += 16) AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_F16, dy, AMP_F16, x, AMP_F16, i, i + 16);
+    if (t == AMP_BF16)
+        for (; i < whole; i += 16)
+            AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_BF16, dy, AMP_BF16, x, AMP_BF16, i, i + 16);
+    for (; i < n; i += AMPI_LANES)
+        AMPI_K(norm_dx_at)(q, m, a, b, s, dx, dxt, dy, dyt, x, xt, AMPI_K(group_at)(i, n, dx != dy && !q->add), n);
 }
 
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
@@ -6801,53 +6819,6 @@ AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
     return sum + (double)a * (double)b;
 }
 
-/* Sums in double by lanes: element i goes to lane i % AMPI_LANES. A step adds n elements to as many lanes. Kernels take
-   eight at a time, which compilers turn into vectors without a loop, so that lanes stay in registers; the last step
-   takes what is left. acc[i % LANES] += x[i]: */
-AMPI_INLINE void ampi_sum_step(double* sum, const float* x, size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS
-    for (l = 0; l < n; l++) sum[l] += (double)x[l];
-}
-AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
-    double a[AMPI_LANES];
-    (void)hw;
-    memcpy(a, acc, sizeof a);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
-        ampi_sum_step(a, x, AMPI_LANES);
-    }
-    ampi_sum_step(a, x, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
-
-/* sum[i % LANES] += g[i], dot[i % LANES] += g[i] * (x[i] - mean[i % LANES]): the sums of a norm's backward pass. */
-AMPI_INLINE void ampi_dot_step(int hw, double* sum, double* dot, const float* g, const float* x, const float* mean,
-                               size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS
-    for (l = 0; l < n; l++) {
-        sum[l] += (double)g[l];
-        dot[l] = ampi_add_product(hw, g[l], x[l] - mean[l], dot[l]);
-    }
-}
-AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const float* g, const float* x,
-                                    const float* mean, size_t n) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    float m[AMPI_LANES];
-    memcpy(a, sum, sizeof a);
-    memcpy(b, dot, sizeof b);
-    memcpy(m, mean, sizeof m);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, g += AMPI_LANES, x += AMPI_LANES) {
-        ampi_dot_step(hw, a, b, g, x, m, AMPI_LANES);
-    }
-    ampi_dot_step(hw, a, b, g, x, m, n);
-    memcpy(sum, a, sizeof a);
-    memcpy(dot, b, sizeof b);
-}
-AMPI_KERNEL(ampi_lane_dot, (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
-            sum, dot, g, x, mean, n)
-
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
 AMPI_INLINE double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES / 2];
@@ -6856,6 +6827,60 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
     for (l = 0; l < 4; l++) a[l] += a[l + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
+
+/* Sums in double by lanes: a[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
+AMPI_INLINE void ampi_sum_lanes(double* a, const float* x, size_t n) {
+    size_t i = 0;
+    uint32_t l;
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
+    if (i < n)
+        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
+}
+AMPI_INLINE double ampi_product_in(int hw, uint32_t l, size_t n, const float* x, const float* y, double sum) {
+    return ampi_add_product(hw, ampi_if_lane(l, n, x[l], 0.0f), ampi_if_lane(l, n, y[l], 0.0f), sum);
+}
+AMPI_INLINE void ampi_dot_lanes(int hw, double* a, const float* x, const float* y, size_t n) {
+    size_t i = 0;
+    uint32_t l;
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_product(hw, x[i + l], y[i + l], a[l]);
+    if (i < n)
+        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, n - i, x + i, y + i, a[l]);
+}
+/* Both of a whole row. The first group of lanes is the start, since gcc would clear an array slowly. */
+AMPI_INLINE double ampi_row_sum(const float* x, size_t n) {
+    const size_t first = ampi_min_size(n, AMPI_LANES);
+    double a[AMPI_LANES];
+    uint32_t l;
+    for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0 + (double)ampi_if_lane(l, first, x[l], 0.0f);
+    ampi_sum_lanes(a, x + first, n - first);
+    return ampi_lane_total(a);
+}
+AMPI_INLINE double ampi_row_dot(int hw, const float* x, const float* y, size_t n) {
+    const size_t first = ampi_min_size(n, AMPI_LANES);
+    double a[AMPI_LANES];
+    uint32_t l;
+    for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, first, x, y, 0.0);
+    ampi_dot_lanes(hw, a, x + first, y + first, n - first);
+    return ampi_lane_total(a);
+}
+/* Both of n elements more of a row that is longer than a tile. */
+AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
+    double a[AMPI_LANES];
+    (void)hw;
+    memcpy(a, acc, sizeof a);
+    ampi_sum_lanes(a, x, n);
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
+AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
+    double a[AMPI_LANES];
+    memcpy(a, acc, sizeof a);
+    ampi_dot_lanes(hw, a, x, y, n);
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
 
 /* dst[start...] = sums, or dst + sums, n <= AMPI_TILE of them; dst may be NULL. */
 AMPI_FN void ampi_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* sums, int accumulate) {
@@ -6880,13 +6905,29 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     return total;
 }
 
-#if AMPI_X86
-/* Eight floats from memory. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
-    if (t == AMP_F32) return _mm256_loadu_ps((const float*)p + i);
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)((const uint16_t*)p + i)));
+/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
+   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
+   writes behind its end is overwritten by the next row. */
+enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
+AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
+
+/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
+   elements the operand has, or 0 where a result is written over it. */
+AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
+                                    float* tile) {
+    if (ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all)) return (const float*)data + at;
+    ampi_load_f32(tile, data, t, at, n);
+    memset(tile + n, 0, AMPI_LANES * sizeof *tile);
+    return tile;
 }
-#endif
+/* Where to form such elements of a result; ampi_close_rows stores them. */
+AMPI_FN float* ampi_open_rows(void* data, amp_dtype t, size_t at, size_t d, float* tile) {
+    return ampi_direct(t, d) ? (float*)data + at : tile;
+}
+AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
+    if (ampi_direct(t, d)) ampi_clean(tile, n);
+    else ampi_store(data, t, at, tile, n);
+}
 
 /* --- pooling ----------------------------------------------------------------------------- */
 
@@ -8204,87 +8245,104 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm -------------------------------------------------------------------------- */
 
-/* acc[i % LANES] += (x[i] - mean)^2. The difference is rounded to float, so its square is exact. */
-AMPI_INLINE void ampi_distance_step(int hw, double* acc, const float* x, double mean, size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS
-    for (l = 0; l < n; l++) {
-        const float d = (float)((double)x[l] - mean);
-        acc[l] = ampi_add_product(hw, d, d, acc[l]);
+/* a[l] += (x[l] - mean)^2 in the first n lanes. The difference is rounded to float, so its square is exact. */
+AMPI_INLINE void ampi_distance_step(int hw, double* a, const float* x, double mean, size_t n) {
+    uint32_t l;
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+        const float d = ampi_if_lane(l, n, (float)((double)x[l] - mean), 0.0f);
+        a[l] = ampi_add_product(hw, d, d, a[l]);
     }
 }
 AMPI_INLINE void ampi_lane_distance_body(int hw, double* acc, const float* x, double mean, size_t n) {
     double a[AMPI_LANES];
     memcpy(a, acc, sizeof a);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) {
-        ampi_distance_step(hw, a, x, mean, AMPI_LANES);
-    }
-    ampi_distance_step(hw, a, x, mean, n);
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) ampi_distance_step(hw, a, x, mean, AMPI_LANES);
+    if (n > 0) ampi_distance_step(hw, a, x, mean, n);
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL(ampi_lane_distance, (double* acc, const float* x, double mean, size_t n), acc, x, mean, n)
 
-/* y = (x - mean) * invstd * gamma + beta along a row. */
-AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta,
-                                    float mean, float invstd, size_t n) {
-    AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - mean) * invstd, gamma[i], beta[i]));
+/* Mean and 1/sqrt(variance + eps) of at most AMPI_ROWS rows of d elements. In two loops, since within a row each step
+   waits for the one before. */
+AMPI_INLINE void ampi_rows_measure_body(int hw, float* mean, float* invstd, const float* x, double eps, size_t rows,
+                                        size_t d) {
+    double value[AMPI_ROWS];
+    size_t r, l;
+    for (r = 0; r < rows; r++) value[r] = ampi_row_sum(x + r * d, d) / (double)d;
+    for (r = 0; r < rows; r++) {
+        double a[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0;
+        ampi_lane_distance_body(hw, a, x + r * d, value[r], d);
+        mean[r] = (float)value[r];
+        invstd[r] = (float)(1.0 / sqrt(ampi_lane_total(a) / (double)d + eps));
+    }
 }
-AMPI_KERNEL(ampi_ln_apply,
-            (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
-             size_t n),
-            y, x, gamma, beta, mean, invstd, n)
+AMPI_KERNEL(ampi_rows_measure,
+            (float* mean, float* invstd, const float* x, double eps, size_t rows, size_t d), mean, invstd, x, eps,
+            rows, d)
+
+/* Rows are taken as many at a time as such a tile holds, at most AMPI_ROWS. */
+enum { AMPI_LN_TILE = 4 * AMPI_TILE };
+AMPI_FN size_t ampi_ln_rows_of_tile(size_t d) {
+    return d < AMPI_LN_TILE ? ampi_min_size(AMPI_LN_TILE / d, AMPI_ROWS) : 1;
+}
 
 /* What the rows of a layer norm share. */
 typedef struct ampi_ln_forward {
     const void *x, *gamma, *beta;
     void* y;
+    float *save_mean, *save_invstd;
     amp_dtype xt, pt, yt;
     double eps;
-    size_t d;
+    size_t rows, d;
 } ampi_ln_forward;
 
-/* Mean and 1/sqrt(variance + eps) of one row, in two passes. A row that fits is left in `tile`, or where it lies;
-   returned is where. */
-AMPI_FN const float* ampi_ln_measure(const ampi_ln_forward* q, size_t row, float* mean, float* invstd, float* tile) {
+/* Mean and 1/sqrt(variance + eps) of some rows, or of one that is longer than a tile. */
+AMPI_FN void ampi_ln_measure(const ampi_ln_forward* q, size_t row, size_t rows, float* mean, float* invstd) {
+    AMPI_ALIGNED float tile[AMPI_LN_TILE + AMPI_LANES];
     double acc[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 }, value;
-    const float* v = NULL;
+    const size_t at = row * q->d;
     size_t i, n;
+    if (q->d <= AMPI_LN_TILE) {
+        const float* x = ampi_view_rows(q->x, q->xt, at, rows * q->d, q->d, q->rows * q->d, tile);
+        ampi_rows_measure(mean, invstd, x, q->eps, rows, q->d);
+        return;
+    }
     for (i = 0; i < q->d; i += n) {
         n = ampi_tile_size(q->d, i);
-        v = ampi_view(q->x, q->xt, row * q->d + i, n, tile);
-        ampi_lane_sum(acc, v, n);
+        ampi_lane_sum(acc, ampi_view(q->x, q->xt, at + i, n, tile), n);
     }
     value = ampi_lane_total(acc) / (double)q->d;
     for (i = 0; i < q->d; i += n) {
         n = ampi_tile_size(q->d, i);
-        if (q->d > AMPI_TILE) v = ampi_view(q->x, q->xt, row * q->d + i, n, tile);
-        ampi_lane_distance(squares, v, value, n);
+        ampi_lane_distance(squares, ampi_view(q->x, q->xt, at + i, n, tile), value, n);
     }
     *mean = (float)value;
     *invstd = (float)(1.0 / sqrt(ampi_lane_total(squares) / (double)q->d + q->eps));
-    return v;
 }
-/* Rows [row, past), wholly. */
-AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t past, float* save_mean, float* save_invstd) {
-    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean, invstd, *y;
-    const float *x, *g = NULL, *b = NULL;
-    size_t i, n, first = row;
-    for (; row < past; row++) {
-        x = ampi_ln_measure(q, row, &mean, &invstd, x_tile);
-        for (i = 0; i < q->d; i += n) {
-            n = ampi_tile_size(q->d, i);
-            if (q->d > AMPI_TILE) x = ampi_view(q->x, q->xt, row * q->d + i, n, x_tile);
-            if (q->d > AMPI_TILE || row == first) {
-                g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-                b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
-            }
-            y = ampi_open(q->y, q->yt, row * q->d + i, n, y_tile);
-            ampi_ln_apply(y, x, g, b, mean, invstd, ampi_padded(n));
-            ampi_close(q->y, q->yt, row * q->d + i, n, y);
+/* Some rows, wholly. */
+AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t rows) {
+    float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_ROWS], invstd[AMPI_ROWS];
+    ampi_norm_args a;
+    size_t i, r, l, n;
+    memset(&a, 0, sizeof a);
+    a.each = 1;
+    ampi_ln_measure(q, row, rows, mean, invstd);
+    for (i = 0; i < q->d; i += n) {
+        n = ampi_tile_size(q->d, i);
+        a.gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+        a.beta = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
+        for (r = 0; r < rows; r++) {
+            const size_t at = (row + r) * q->d + i;
+            for (l = 0; l < AMPI_LANES; l++) a.mean[l] = mean[r];
+            for (l = 0; l < AMPI_LANES; l++) a.scale[l] = invstd[r];
+            ampi_kernels_now()->norm(&a, (char*)q->y + at * ampi_type_size(q->yt), ampi_dtype(q->yt),
+                                     (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
         }
-        ampi_store_one(save_mean, AMP_F32, row, mean, 0);
-        ampi_store_one(save_invstd, AMP_F32, row, invstd, 0);
     }
+    ampi_clear_upper();
+    if (q->save_mean) ampi_store(q->save_mean, AMP_F32, row, mean, rows);
+    if (q->save_invstd) ampi_store(q->save_invstd, AMP_F32, row, invstd, rows);
 }
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
@@ -8309,25 +8367,24 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
                          (double)eps);
     if (rows == 0) return AMP_OK;
-    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
+    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
     q.xt = x_dtype; q.pt = param_dtype; q.yt = y_dtype;
     q.eps = (double)eps;
-    q.d = d;
-    const int64_t each = 8;      /* rows for which gamma and beta are widened once */
+    q.rows = rows; q.d = d;
+    const int64_t each = (int64_t)ampi_ln_rows_of_tile(d);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += each)
-        ampi_ln_rows(&q, (size_t)row, ampi_min_size((size_t)(row + each), rows), save_mean, save_invstd));
+        ampi_ln_rows(&q, (size_t)row, ampi_min_size(rows - (size_t)row, (size_t)each)));
     return AMP_OK;
 }
 
-/* The sums of a row by lanes, g = dy * gamma: sum[i % LANES] += g[i], dot[i % LANES] += g[i] * xhat[i]. */
+/* The sums of a row by lanes, in the first n of them, where g = dy * gamma: sum += g, dot += g * xhat. */
 AMPI_INLINE void ampi_ln_dot_step(int hw, double* sum, double* dot, const float* dy, const float* x,
                                   const float* gamma, float mean, float invstd, size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS
-    for (l = 0; l < n; l++) {
-        const float g = dy[l] * gamma[l], xhat = (x[l] - mean) * invstd;
+    uint32_t l;
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+        const float g = ampi_if_lane(l, n, dy[l] * gamma[l], 0.0f);
         sum[l] += (double)g;
-        dot[l] = ampi_add_product(hw, g, xhat, dot[l]);
+        dot[l] = ampi_add_product(hw, g, ampi_if_lane(l, n, (x[l] - mean) * invstd, 0.0f), dot[l]);
     }
 }
 AMPI_INLINE void ampi_ln_dot_body(int hw, double* sum, double* dot, const float* dy, const float* x,
@@ -8335,10 +8392,9 @@ AMPI_INLINE void ampi_ln_dot_body(int hw, double* sum, double* dot, const float*
     double a[AMPI_LANES], b[AMPI_LANES];
     memcpy(a, sum, sizeof a);
     memcpy(b, dot, sizeof b);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, dy += AMPI_LANES, x += AMPI_LANES, gamma += AMPI_LANES) {
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, dy += AMPI_LANES, x += AMPI_LANES, gamma += AMPI_LANES)
         ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, AMPI_LANES);
-    }
-    ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, n);
+    if (n > 0) ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, n);
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
 }
@@ -8363,16 +8419,6 @@ AMPI_KERNEL(ampi_ln_columns,
             (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n), dg, db, dy,
             x, mean, invstd, n)
 
-/* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
-AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma, float mean,
-                                 float a, float b, float invstd, size_t n) {
-    AMPI_LOOP(dx, n, ampi_fma(hw, mean - x[i], b, ampi_fma(hw, dy[i], gamma[i], -a)) * invstd);
-}
-AMPI_KERNEL(ampi_ln_dx,
-            (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
-             float invstd, size_t n),
-            dx, dy, x, gamma, mean, a, b, invstd, n)
-
 typedef struct ampi_ln_backward {
     const void *dy, *x, *gamma;
     const float *mean, *invstd;
@@ -8392,21 +8438,29 @@ AMPI_FN void ampi_ln_tile_read(const ampi_ln_backward* q, size_t row, size_t i, 
     t->x = ampi_view(q->x, q->xt, row * q->d + i, n, t->x_room);
     if (!t->gamma || q->d > AMPI_TILE) t->gamma = ampi_view_or(q->gamma, q->pt, i, n, t->gamma_room, 1.0f);
 }
-/* dx of a row from its two sums. A row that fits has been read. */
+/* dx of a row from its two sums. */
 AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, ampi_ln_tile* t) {
     const float mean = q->mean[row], invstd = q->invstd[row];
     const float a = (float)(sum / (double)q->d), b = (float)(dot * (double)invstd / (double)q->d);
-    size_t i, n;
+    ampi_norm_args k;
+    size_t i, l, n;
+    memset(&k, 0, sizeof k);
+    for (l = 0; l < AMPI_LANES; l++) k.mean[l] = mean;
+    for (l = 0; l < AMPI_LANES; l++) k.scale[l] = invstd;
+    for (l = 0; l < AMPI_LANES; l++) k.a[l] = a;
+    for (l = 0; l < AMPI_LANES; l++) k.b[l] = b;
+    k.each = 1;
+    k.add = q->add;
     for (i = 0; i < q->d; i += n) {
         const size_t at = row * q->d + i;
-        float* v;
         n = ampi_tile_size(q->d, i);
-        if (q->d > AMPI_TILE) ampi_ln_tile_read(q, row, i, n, t);
-        v = q->add ? t->dy_room : ampi_open(q->dx, q->dxt, at, n, t->dy_room);
-        ampi_ln_dx(v, t->dy, t->x, t->gamma, mean, a, b, invstd, ampi_padded(n));
-        if (q->add) ampi_store_added(q->dx, q->dxt, at, v, n);
-        else ampi_close(q->dx, q->dxt, at, n, v);
+        if (q->d > AMPI_TILE) t->gamma = ampi_view_or(q->gamma, q->pt, i, n, t->gamma_room, 1.0f);
+        k.gamma = t->gamma;
+        ampi_kernels_now()->norm_dx(&k, (char*)q->dx + at * ampi_type_size(q->dxt), ampi_dtype(q->dxt),
+                                    (const char*)q->dy + at * ampi_type_size(q->dyt), ampi_dtype(q->dyt),
+                                    (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
     }
+    ampi_clear_upper();
 }
 /* Rows [row, past). sums, if not NULL: what columns [start, start + n) add to dgamma, then to dbeta. with_dx: dx too,
    for which these are all columns. */
@@ -8642,30 +8696,6 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- softmax ----------------------------------------------------------------------------- */
 
-/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
-   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
-   writes behind its end is overwritten by the next row. */
-enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
-AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
-
-/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
-   elements the operand has, or 0 where a result is written over it. */
-AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
-                                    float* tile) {
-    if (ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all)) return (const float*)data + at;
-    ampi_load_f32(tile, data, t, at, n);
-    memset(tile + n, 0, AMPI_LANES * sizeof *tile);
-    return tile;
-}
-/* Where to form such elements of a result; ampi_close_rows stores them. */
-AMPI_FN float* ampi_open_rows(void* data, amp_dtype t, size_t at, size_t d, float* tile) {
-    return ampi_direct(t, d) ? (float*)data + at : tile;
-}
-AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
-    if (ampi_direct(t, d)) ampi_clean(tile, n);
-    else ampi_store(data, t, at, tile, n);
-}
-
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of *max and the n elements of x. NaNs are passed over: they come back through exp. */
 AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
@@ -8693,52 +8723,6 @@ AMPI_INLINE void ampi_row_exp_body(int hw, float* e, const float* x, float max, 
     AMPI_LOOP(e, n, ampi_exp(hw, x[i] - max));
 }
 AMPI_KERNEL(ampi_row_exp, (float* e, const float* x, float max, size_t n), e, x, max, n)
-
-/* a[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
-AMPI_INLINE void ampi_sum_lanes(double* a, const float* x, size_t n) {
-    size_t i = 0;
-    uint32_t l;
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
-    if (i < n)
-        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
-}
-AMPI_INLINE double ampi_product_in(int hw, uint32_t l, size_t n, const float* x, const float* y, double sum) {
-    return ampi_add_product(hw, ampi_if_lane(l, n, x[l], 0.0f), ampi_if_lane(l, n, y[l], 0.0f), sum);
-}
-AMPI_INLINE void ampi_dot_lanes(int hw, double* a, const float* x, const float* y, size_t n) {
-    size_t i = 0;
-    uint32_t l;
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_product(hw, x[i + l], y[i + l], a[l]);
-    if (i < n)
-        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, n - i, x + i, y + i, a[l]);
-}
-/* Both of a whole row. The first group of lanes is the start, since gcc would clear an array slowly. */
-AMPI_INLINE double ampi_row_sum(const float* x, size_t n) {
-    const size_t first = ampi_min_size(n, AMPI_LANES);
-    double a[AMPI_LANES];
-    uint32_t l;
-    for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0 + (double)ampi_if_lane(l, first, x[l], 0.0f);
-    ampi_sum_lanes(a, x + first, n - first);
-    return ampi_lane_total(a);
-}
-AMPI_INLINE double ampi_row_dot(int hw, const float* x, const float* y, size_t n) {
-    const size_t first = ampi_min_size(n, AMPI_LANES);
-    double a[AMPI_LANES];
-    uint32_t l;
-    for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, first, x, y, 0.0);
-    ampi_dot_lanes(hw, a, x + first, y + first, n - first);
-    return ampi_lane_total(a);
-}
-/* The product of n elements more of a row that is longer than a tile. */
-AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
-    double a[AMPI_LANES];
-    memcpy(a, acc, sizeof a);
-    ampi_dot_lanes(hw, a, x, y, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
 
 /* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. In three loops, since
    within a row each step waits for the one before. */
