@@ -149,9 +149,17 @@ extern "C" {
     X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")     \
     X(ERR_COMM,        -12, "the communication hook reported a failure")          \
     X(ERR_DEVICE,      -13, "the GPU or its driver reported an error")
+/* A type that holds any int, named or not. */
+#ifdef __cplusplus
+  #define AMPI_ENUM(name) enum name : int
+#else
+  #define AMPI_ENUM(name) enum name
+#endif
+#define AMPI_COUNT(...) + 1
 #define AMPI_X(name, code, text) AMP_##name = code,
-typedef enum amp_result { AMP_RESULT_LIST(AMPI_X) AMPI_RESULT_MAX = 0x7fffffff } amp_result;
+typedef AMPI_ENUM(amp_result) { AMP_RESULT_LIST(AMPI_X) } amp_result;
 #undef AMPI_X
+typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];    /* not with -fshort-enums */
 
 /* Text of a result code; never NULL. */
 AMP_DEF const char* amp_result_string(amp_result r);
@@ -160,7 +168,7 @@ AMP_DEF const char* amp_result_string(amp_result r);
 #define AMP_ZERO (-1)
 
 /* Element types. 0 means "default", which is AMP_F32 unless a field says otherwise. */
-typedef enum amp_dtype {
+typedef AMPI_ENUM(amp_dtype) {
     AMP_DTYPE_DEFAULT = 0,
     AMP_F32  = 1,   /* float                                   */
     AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504       */
@@ -169,7 +177,6 @@ typedef enum amp_dtype {
     AMP_U8   = 5,   /* uint8_t; images and labels of a batch    */
     AMP_I32  = 6,   /* int32_t; labels of a batch               */
     AMP_I64  = 7,   /* int64_t; labels of a batch               */
-    AMPI_DTYPE_MAX = 0x7fffffff
 } amp_dtype;
 
 /* Bytes of one element; 0 for a value that is not an amp_dtype. AMP_DTYPE_DEFAULT counts as AMP_F32. */
@@ -203,7 +210,7 @@ typedef struct amp_allocator {
    several times as fast. The bits then depend on the processor, but still not on threads or on the run.
    Today this is Intel's AMX on Linux; elsewhere, for other types and in convolutions FAST is FIXED. In that unit
    subnormals and sums below 2^-126 count as zero. A GPU has one order of its own. */
-typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
+typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits with and without
    a workspace; with one, products are up to 1.5 times as fast, convolutions more. */
@@ -236,7 +243,7 @@ AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 /* >>cpu      Which instructions the kernels use. The results are the same bits on each.      */
 /* ======================================================================================== */
 
-typedef enum amp_isa {
+typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_AUTO   = 0,   /* the best that this processor has */
     AMP_ISA_SCALAR = 1,   /* portable C */
     AMP_ISA_NEON   = 2,   /* aarch64 */
@@ -244,7 +251,6 @@ typedef enum amp_isa {
     AMP_ISA_AVX512 = 4,   /* AVX-512 F, BW, DQ, VL */
     AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, where it is twice as
                                   fast as fma; on Intel it is slower and taken only if asked for */
-    AMPI_ISA_MAX   = 0x7fffffff
 } amp_isa;
 
 /* The instruction set in use. Chosen at the first call by cpuid, or by the environment variable
@@ -304,10 +310,9 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 /* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the
    fraction cut off. Exact values stay. Between the largest finite value and the next power of two the
    choice is between the two ends, of which the upper one is infinity. */
-typedef enum amp_rounding {
+typedef AMPI_ENUM(amp_rounding) {
     AMP_ROUND_NEAREST    = 0,   /* nearest, ties to even */
     AMP_ROUND_STOCHASTIC = 1,   /* up in magnitude with a probability equal to the fraction cut off */
-    AMPI_ROUNDING_MAX    = 0x7fffffff
 } amp_rounding;
 
 typedef struct amp_convert_desc {
@@ -355,13 +360,13 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
      then they have one type and begin at one place. */
 
 /* What `accumulate` of a backward function adds to, or-ed: 0 overwrites all, any value without _INPUT is _PARAMS. */
-typedef enum amp_accumulate {
-    AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000, AMPI_ACCUMULATE_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_accumulate) {
+    AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
 
 /* --- matrix product -------------------------------------------------------------------- */
 
-typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX = 0x7fffffff } amp_transpose;
+typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpose;
 
 /* C = alpha * op(A) * op(B) + beta * C.   op(A): m x k, op(B): k x n, C: m x n, row-major.
    lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
@@ -435,7 +440,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy
 
 /* --- pooling --------------------------------------------------------------------------- */
 
-typedef enum amp_pool { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1, AMPI_POOL_MAX_ENUM = 0x7fffffff } amp_pool;
+typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
 
 /* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + 2*pad_h - kernel_h) / stride_h + 1. Padding never wins a maximum; an
    average counts padding as zeros unless exclude_pad. A global pool has kernel = height, width. */
@@ -513,13 +518,12 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element ---------------------------------------------------------------- */
 
-typedef enum amp_activation {
+typedef AMPI_ENUM(amp_activation) {
     AMP_RELU    = 0,   /* max(x, 0); NaN stays NaN                                   */
     AMP_GELU    = 1,   /* x * Phi(x), the exact form (erf)                           */
     AMP_GELU_TANH = 2, /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3)))            */
     AMP_TANH    = 3,
     AMP_SIGMOID = 4,   /* 1 / (1 + exp(-x))                                          */
-    AMPI_ACTIVATION_MAX = 0x7fffffff
 } amp_activation;
 
 /* Bytes of workspace with which the two calls below run at full speed on many elements of 16 bits. */
@@ -625,25 +629,24 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     X(MSE,                   "mse",                   FP32,    FP32,   LOSS,   INPUT,  NONE)      \
     X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32,   LOSS,   INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
-typedef enum amp_op { AMP_OP_LIST(AMPI_X) AMP_OP_COUNT, AMPI_OP_MAX = 0x7fffffff } amp_op;
+typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
+enum { AMP_OP_COUNT = 0 AMP_OP_LIST(AMPI_COUNT) };
 
-typedef enum amp_rule {
+typedef AMPI_ENUM(amp_rule) {
     AMP_RULE_LOW = 0,       /* operands in the 16-bit type */
     AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,    /* the type of the first input */
     AMP_RULE_GRAY = 4,      /* LOW between LOW neighbours, else FP32: an input is in 16 bits, and the result goes to a
                                LOW operator, or to an end of the graph, by GRAY and FOLLOW ones alone */
-    AMPI_RULE_MAX = 0x7fffffff
 } amp_rule;
 
-typedef enum amp_level {
+typedef AMPI_ENUM(amp_level) {
     AMP_O0 = 0,
     AMP_O1 = 1,
     AMP_O2 = 2,
-    AMP_O3 = 3,
-    AMPI_LEVEL_MAX = 0x7fffffff
+    AMP_O3 = 3
 } amp_level;
 
 /* Whose lists a policy has: X(NAME, "name", its levels, cast_back, scaler at O1, at O2). Levels: a bit for each.
@@ -657,8 +660,9 @@ typedef enum amp_level {
     X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */     \
     X(ONEFLOW,   "oneflow",   0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
-typedef enum amp_style { AMP_STYLE_LIST(AMPI_X) AMP_STYLE_COUNT, AMPI_STYLE_MAX = 0x7fffffff } amp_style;
+typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 #undef AMPI_X
+enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
 /* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). Statistics are FP32 in every rule of a norm,
    so NNabla's norms give half. OneFlow's list has the losses, too; here they are FP32. */
@@ -697,7 +701,7 @@ typedef struct amp_policy_desc {
 } amp_policy_desc;
 
 /* Who decided the type of an operator or a node. */
-typedef enum amp_reason {
+typedef AMPI_ENUM(amp_reason) {
     AMP_REASON_LEVEL = 0,     /* the level's own list */
     AMP_REASON_WHITE = 1,     /* the user's white list */
     AMP_REASON_BLACK = 2,     /* the user's black list */
@@ -705,7 +709,6 @@ typedef enum amp_reason {
     AMP_REASON_KEEP_BN = 4,   /* keep_batchnorm_fp32 */
     AMP_REASON_REGION = 5,    /* amp_autocast_push */
     AMP_REASON_PIN = 6,       /* amp_pin */
-    AMPI_REASON_MAX = 0x7fffffff
 } amp_reason;
 
 /* A filled-in policy: plain data, to be copied and edited. */
@@ -753,30 +756,27 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
    "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. */
 
 /* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
-typedef enum amp_scaler_guard {
+typedef AMPI_ENUM(amp_scaler_guard) {
     AMP_GUARD_DEFAULT = 0,   /* the preset's */
     AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite; with a max_scale s becomes that, as ever */
     AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
     AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more, and update says so */
-    AMPI_GUARD_MAX    = 0x7fffffff
 } amp_scaler_guard;
 
 /* When the hysteresis counter goes back to its start. */
-typedef enum amp_scaler_refill {
+typedef AMPI_ENUM(amp_scaler_refill) {
     AMP_REFILL_DEFAULT = 0,  /* the preset's */
     AMP_REFILL_GROWTH  = 1,  /* when the scale grows (Megatron-LM, DeepSpeed) */
     AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
     AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
-    AMPI_REFILL_MAX    = 0x7fffffff
 } amp_scaler_refill;
 
 /* What happens when an overflow finds the scale at its floor, or too many overflows come in a row. */
-typedef enum amp_scaler_limit {
+typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_DEFAULT  = 0,  /* the preset's */
     AMP_LIMIT_CLAMP    = 1,  /* go on: the step is skipped, the scale stays at its floor */
     AMP_LIMIT_ERROR    = 2,  /* amp_scaler_update returns AMP_ERR_OVERFLOW */
     AMP_LIMIT_CALLBACK = 3,  /* ask on_limit */
-    AMPI_LIMIT_MAX     = 0x7fffffff
 } amp_scaler_limit;
 
 /* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp
@@ -821,10 +821,11 @@ typedef enum amp_scaler_limit {
     X(STATIC, "static", FLOAT,     0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
 #define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
     AMP_SCALER_##name,
-typedef enum amp_scaler_preset {
-    AMP_SCALER_PRESET_LIST(AMPI_X) AMP_SCALER_PRESET_COUNT, AMPI_PRESET_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_scaler_preset) {
+    AMP_SCALER_PRESET_LIST(AMPI_X)
 } amp_scaler_preset;
 #undef AMPI_X
+enum { AMP_SCALER_PRESET_COUNT = 0 AMP_SCALER_PRESET_LIST(AMPI_COUNT) };
 
 /* "pytorch", "mindspore_manager", ...; "?" for a value that is not a preset. */
 AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
@@ -1033,8 +1034,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
    t counts from 1 the steps that moved the parameter's group: while it is frozen t stands still, as its moments do, so
    that a group which is frozen first and trained later starts as at a first step (torch.optim counts for each
    parameter). The schedule counts all steps. */
-typedef enum amp_optimizer_kind {
-    AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3, AMPI_OPTIMIZER_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_optimizer_kind) {
+    AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
 
 /* Learning rate over applied steps t = 0, 1, 2, ...
@@ -1042,9 +1043,8 @@ typedef enum amp_optimizer_kind {
      counted from there and T = total_steps - warmup_steps:
      CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;
      COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
-typedef enum amp_schedule_kind {
-    AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3,
-    AMPI_SCHEDULE_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_schedule_kind) {
+    AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3
 } amp_schedule_kind;
 typedef struct amp_schedule {
     amp_schedule_kind kind;     /* 0 = constant */
@@ -1218,8 +1218,8 @@ typedef struct amp_reading {
 } amp_reading;
 
 /* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
-typedef enum amp_record {
-    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2, AMPI_RECORD_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_record) {
+    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2
 } amp_record;
 
 /* The processor a model runs on: memory, and one entry per operator with the signature of the public
@@ -1383,8 +1383,8 @@ AMP_DEF const char* amp_model_error(const amp_model* m);
 
 /* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within +-1/sqrt(fan_in). He: normal,
    sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). The biases of these two are 0. */
-typedef enum amp_init {
-    AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
+typedef AMPI_ENUM(amp_init) {
+    AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3
 } amp_init;
 
 /* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, at last to their type. */
@@ -1561,13 +1561,12 @@ typedef struct amp_batch {
                                                classes makes the loss NaN, so that the step is skipped */
 } amp_batch;
 
-typedef enum amp_outcome {
+typedef AMPI_ENUM(amp_outcome) {
     AMP_STEP_APPLIED          = 0,   /* weights were updated */
     AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
     AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
     AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass itself gave inf or NaN: no lower scale helps, so it stays,
                                         see amp_train_step */
-    AMPI_OUTCOME_MAX          = 0x7fffffff
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
@@ -1652,12 +1651,11 @@ typedef struct amp_fit_epoch {
     float   scale, lr;             /* loss scale and base rate at its end */
     int     best;                  /* 1 = eval_loss, or loss where there is none, is the lowest of this run */
 } amp_fit_epoch;
-typedef enum amp_fit_end {
+typedef AMPI_ENUM(amp_fit_end) {
     AMP_FIT_EPOCHS = 0,   /* all epochs are done */
     AMP_FIT_STEPS = 1,    /* max_steps is reached */
     AMP_FIT_PATIENCE = 2, /* no better loss for `patience` epochs */
     AMP_FIT_CALLBACK = 3, /* on_step or on_epoch ended it */
-    AMPI_FIT_MAX = 0x7fffffff
 } amp_fit_end;
 typedef struct amp_fit_info {
     int           epochs;          /* that were finished in this run */
@@ -1977,7 +1975,6 @@ AMP_DEF const char* amp_result_string(amp_result r) {
 #define AMPI_X(name, code, text) case AMP_##name: return text;
         AMP_RESULT_LIST(AMPI_X)
 #undef AMPI_X
-        case AMPI_RESULT_MAX: break;
     }
     return "unknown result code";
 }
@@ -1988,7 +1985,7 @@ AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
         case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
         case AMP_F16: case AMP_BF16: return 2;
         case AMP_F64: return 8;
-        case AMP_U8: case AMP_I32: case AMP_I64: case AMPI_DTYPE_MAX: break;
+        case AMP_U8: case AMP_I32: case AMP_I64: break;
     }
     return 0;
 }
@@ -9301,7 +9298,7 @@ typedef struct ampi_op_row {
 } ampi_op_row;
 
 /* The operator of a node that finalize adds: its input in another type. No layer has it, and no rule. */
-#define AMPI_OP_CAST AMP_OP_COUNT
+#define AMPI_OP_CAST ((amp_op)AMP_OP_COUNT)
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
 AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
@@ -12720,7 +12717,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
     const ampi_node* second = n->input_count == 2 ? &m->nodes[n->reads[1]] : NULL;
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
-    switch (n->layer.op) {
+    switch ((int)n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
         case AMPI_OP_CAST: return f->convert(o.y, o.yt, o.x, o.xt, o.count, e);
         case AMP_OP_CONV2D:
@@ -12752,7 +12749,6 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (n->layer.op == AMP_OP_MSE ? f->mse_forward : f->bce_with_logits_forward)(
                 o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in, e);
-        case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -12797,7 +12793,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     if (!dx && n->weight == AMPI_NONE) return AMP_OK;
-    switch (n->layer.op) {
+    switch ((int)n->layer.op) {
         case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, o.xt, dy, o.yt, o.count, e);
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&o.conv, dy, o.yt, saved, st, o.w, o.wt, dx, o.xt, dw, gt, db, gt, p->accumulate,
@@ -12825,7 +12821,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (n->layer.op == AMP_OP_MSE ? f->mse_backward : f->bce_with_logits_backward)(
                 saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMPI_OP_MAX: break;
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
     }
     return AMP_ERR_UNSUPPORTED;
 }
