@@ -7169,7 +7169,7 @@ AMPI_INLINE void ampi_pool_pack(ampi_pool_mode mode, uint32_t neutral, const amp
 AMPI_INLINE uint32_t ampi_pool_combine(ampi_pool_mode mode, uint32_t acc, uint32_t x) {
     const float a = ampi_float(acc), v = ampi_float(x);
     if (mode == AMPI_POOL_MAXIMA) return ampi_bits(v > a ? v : a);
-    if (mode == AMPI_POOL_NANS)   return (v > a) | ((int32_t)x > 0x7f800000) ? x : acc;
+    if (mode == AMPI_POOL_NANS)   return ((v > a) | ((int32_t)x > 0x7f800000)) ? x : acc;
     return ampi_bits(a + v);
 }
 AMPI_INLINE void ampi_pool_compare(uint32_t* best, uint32_t* at, uint32_t key, uint32_t place) {
@@ -7664,7 +7664,7 @@ AMPI_KERNEL(ampi_pool_sums, (float* acc, const float* x, size_t ld, size_t n), a
 
 AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                                      size_t plane) {
-    const size_t n = (size_t)(p->h * p->w), part = AMPI_POOL_BAND / AMPI_LANES;
+    const size_t n = (size_t)(p->h * p->w), part = (size_t)AMPI_POOL_BAND / AMPI_LANES;
     float tile[AMPI_POOL_BAND], acc[AMPI_LANES] = { 0.0f };
     size_t at, l, count;
     for (at = 0; at < n; at += count) {
@@ -8296,7 +8296,7 @@ typedef struct ampi_ln_forward {
 
 /* Mean and 1/sqrt(variance + eps) of some rows, or of one that is longer than a tile. */
 AMPI_FN void ampi_ln_measure(const ampi_ln_forward* q, size_t row, size_t rows, float* mean, float* invstd) {
-    AMPI_ALIGNED float tile[AMPI_LN_TILE + AMPI_LANES];
+    AMPI_ALIGNED float tile[(size_t)AMPI_LN_TILE + AMPI_LANES];
     double acc[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 }, value;
     const size_t at = row * q->d;
     size_t i, n;
