@@ -36,7 +36,7 @@ check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
 # functions of at most 100 lines; half of them short
 lengths, start = [], None
 for i, line in enumerate(lines):
-    if re.match(r"^[A-Za-z_].*\) \{$", line) or (line == "{" and start is None): start = i
+    if re.match(r"^(?!typedef)[A-Za-z_].*\) \{$", line) or (line == "{" and start is None): start = i
     if line == "}" and start is not None:
         lengths.append(i - start + 1)
         check(i - start + 1 <= 100, "line %d: a function of %d lines" % (start + 1, i - start + 1))
