@@ -8649,6 +8649,40 @@ AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx,
 AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
             f, dx, dy, s, n)
 
+/* An element of 16 bits is one of 65,536 values. For many elements a table of f, or of its slope in FP32, for each value
+   of type t is sooner made and read than f computed. The table, in the workspace, or NULL. */
+enum { AMPI_VALUES = 65536 };
+AMPI_FN void* ampi_activation_table(amp_activation f, int slope, amp_dtype t, amp_dtype entry, size_t n,
+                                    const amp_exec* exec) {
+    const int cheap = f == AMP_RELU || (slope && (f == AMP_TANH || f == AMP_SIGMOID));
+    void* table;
+    int64_t i;
+    if (cheap || ampi_type_size(t) != 2 || (!slope && ampi_type_size(entry) != 2) || n < 4 * AMPI_VALUES
+        || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
+    table = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        AMPI_ALIGNED float x[AMPI_TILE], v[AMPI_TILE];
+        uint16_t bits[AMPI_TILE];
+        int l;
+        for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)(i + l);
+        for (l = 0; l < AMPI_TILE; l++) v[l] = 1.0f;
+        ampi_load_f32(x, bits, t, 0, AMPI_TILE);
+        if (slope) ampi_activation_slope(f, v, v, x, AMPI_TILE);
+        else       ampi_activation(f, v, x, AMPI_TILE);
+        ampi_store(table, entry, (size_t)i, v, AMPI_TILE);
+    });
+    return table;
+}
+/* y = table[x], and v = g * table[s]. */
+AMPI_FN void ampi_look_up(uint16_t* y, const uint16_t* table, const uint16_t* x, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) y[i] = table[x[i]];
+}
+AMPI_FN void ampi_look_up_slope(float* v, const float* g, const float* table, const uint16_t* s, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) v[i] = g[i] * table[s[i]];
+}
+
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
@@ -8658,15 +8692,20 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
+    table = (const uint16_t*)ampi_activation_table(f, 0, x_dtype, y_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
         AMPI_ALIGNED float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        float* v = ampi_open(y, y_dtype, at, count, y_tile);
-        ampi_activation(f, v, ampi_view(x, x_dtype, at, count, x_tile), ampi_padded(count));
-        ampi_close(y, y_dtype, at, count, v);
+        if (table) ampi_look_up((uint16_t*)y + at, table, (const uint16_t*)x + at, count);
+        else {
+            float* v = ampi_open(y, y_dtype, at, count, y_tile);
+            ampi_activation(f, v, ampi_view(x, x_dtype, at, count, x_tile), ampi_padded(count));
+            ampi_close(y, y_dtype, at, count, v);
+        }
     });
     return AMP_OK;
 }
@@ -8677,15 +8716,18 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
+    const float* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
+    table = (const float*)ampi_activation_table(f, 1, saved_dtype, AMP_F32, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
         AMPI_ALIGNED float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
         const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        const float* g = ampi_view(dy, dy_dtype, at, count, dy_tile);
         float* v = ampi_open(dx, dx_dtype, at, count, dy_tile);
-        ampi_activation_slope(f, v, ampi_view(dy, dy_dtype, at, count, dy_tile),
-                              ampi_view(saved, saved_dtype, at, count, s_tile), ampi_padded(count));
+        if (table) ampi_look_up_slope(v, g, table, (const uint16_t*)saved + at, count);
+        else ampi_activation_slope(f, v, g, ampi_view(saved, saved_dtype, at, count, s_tile), ampi_padded(count));
         ampi_close(dx, dx_dtype, at, count, v);
     });
     return AMP_OK;

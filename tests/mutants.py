@@ -210,6 +210,9 @@ TABLE = [
      "while (row + r > ampi_part_start(n, first + 1)) first++;"),
     ("ops", "ampi_fma(hw, smoothing - 1.0f, at[r + l]", "ampi_fma(hw, -1.0f, at[r + l]"),
     ("ops", "a[l] = 0.0 + (double)ampi_if_lane(l, first, x[l], 0.0f);", "a[l] = (double)x[l];"),
+    ("ops", "bits[l] = (uint16_t)(i + l);", "bits[l] = (uint16_t)(i + (l & 1022));"),
+    ("ops", "v[l] = 1.0f;", "v[l] = -1.0f;"),
+    ("ops", "y[i] = table[x[i]];", "y[i] = table[x[i] & 0x7fff];"),
     ("ops", "return (float)(scale * (double)weight / (double)n);", "return (float)(scale * (double)weight);"),
     ("ops", "if (labels[i] < 0 || (size_t)labels[i] >= classes)", "if (labels[i] < 0 || (size_t)labels[i] > classes)"),
     # --- policy
