@@ -6478,20 +6478,6 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 /* >>impl-math   exp, log, tanh and the like, the same bits everywhere.                       */
 /* ======================================================================================== */
 
-#if AMPI_X86
-/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. A result's NaNs
-   become 0x7fc0. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) {
-    __m256i u = _mm256_castps_si256(v);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
-    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-    __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
-    __m256i quiet = result ? _mm256_set1_epi32(0x7fc00000) : _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
-    return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
-}
-#endif
-
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
    float one after the other, the rest being fitted again after each. The errors stated are the largest seen
@@ -6660,19 +6646,6 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
 
-/* --- what the hand-written forms share ----------------------------------------------------- */
-
-#if AMPI_X86
-#define AMPI_V8_MASK(rest) \
-    _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
-AMPI_TARGET_AVX2 AMPI_VECTOR __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
-    uint16_t some[8] = { 0 };
-    if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
-    memcpy(some, p, n * sizeof *p);
-    return _mm_loadu_si128((const __m128i*)(const void*)some);
-}
-#endif
-
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Refuses NULL pointers, types that operators do not compute on, sizes that no memory could hold, and results that
@@ -6787,9 +6760,6 @@ AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, float* tile
     if (ampi_direct(t, n)) ampi_clean(tile, n);
     else ampi_store(data, t, i, tile, n);
 }
-/* A kernel that is written by hand for both. EITHER is for one with a result, which clears the registers itself. */
-#define AMPI_EITHER(name, ...) \
-    (AMPI_IN_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
 /* One element of a result that may not be wanted. */
 AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int accumulate) {
     float old = 0.0f;
@@ -8649,8 +8619,8 @@ AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx,
 AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
             f, dx, dy, s, n)
 
-/* An element of 16 bits is one of 65,536 values. For many elements a table of f, or of its slope in FP32, for each value
-   of type t is sooner made and read than f computed. The table, in the workspace, or NULL. */
+/* An element of 16 bits is one of 65,536 values. For many elements a table of f, or of its slope in FP32, for each
+   value of type t is sooner made and read than f computed. The table, in the workspace, or NULL. */
 enum { AMPI_VALUES = 65536 };
 AMPI_FN void* ampi_activation_table(amp_activation f, int slope, amp_dtype t, amp_dtype entry, size_t n,
                                     const amp_exec* exec) {
