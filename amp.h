@@ -5753,12 +5753,6 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
-/* dst[offset..] += sum. */
-AMPI_FN void ampi_store_added(void* dst, amp_dtype t, size_t offset, float* sum, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i += 256) ampi_store_sum(dst, t, offset + i, sum + i, ampi_min_size(n - i, 256), 1);
-}
-
 #define AMPI_BIAS_MIN 131072       /* elements from which threads are worth their start */
 /* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time, of 64 rows that a first-level cache holds. */
 AMPI_FN void ampi_linear_db_chunk(const char* dy, amp_dtype t, void* db, amp_dtype db_dtype, int accumulate, size_t n,

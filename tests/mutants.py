@@ -177,7 +177,7 @@ TABLE = [
     ("ops", "ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c])",
      "ampi_fma(AMPI_FMA_NATIVE, momentum, var[c], old * batch_var)"),
     ("ops", "ampi_load_f32(tile + l * count, x, xt, (plane + l) * n + at, count);", "ampi_load_f32(tile + l * count, x, xt, (plane + l) * n, count);"),
-    ("ops", "if (mode == AMPI_POOL_NANS)   return (v > a) | ((int32_t)x > 0x7f800000) ? x : acc;", "if (mode == AMPI_POOL_NANS)   return v > a ? x : acc;"),
+    ("ops", "if (mode == AMPI_POOL_NANS)   return ((v > a) | ((int32_t)x > 0x7f800000)) ? x : acc;", "if (mode == AMPI_POOL_NANS)   return v > a ? x : acc;"),
     ("ops", "ampi_bits(mode == AMPI_POOL_NANS ? ampi_clean_nan(x) : x)", "ampi_bits(x)"),
     ("ops", "real ? before : q->pitch", "real ? 0 : q->pitch"),
     ("ops", "ampi_pool_pack_padding(q, neutral, line, behind, more, q->pitch)", "(void)more"),
