@@ -2608,8 +2608,7 @@ AMPI_HD AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_b
 }
 
 /* Puts the sign on; infinity for what is too large, a quiet NaN for a NaN. */
-AMPI_HD AMPI_INLINE uint32_t ampi_finish_narrow(uint64_t u, uint64_t rounded, uint32_t fraction_bits,
-                                                uint32_t bias) {
+AMPI_HD AMPI_INLINE uint32_t ampi_with_sign(uint64_t u, uint64_t rounded, uint32_t fraction_bits, uint32_t bias) {
     uint64_t mag = u & 0x7fffffffffffffffu, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
     uint64_t payload = (mag & 0xfffffffffffffu) >> (52u - fraction_bits), quiet = 1u << (fraction_bits - 1u);
     uint64_t r = rounded > inf ? inf : rounded;
@@ -2622,15 +2621,14 @@ AMPI_INLINE uint32_t ampi_narrow(uint64_t u, uint32_t fraction_bits, uint32_t bi
     ampi_split s = ampi_split_double(u, fraction_bits, bias);
     uint64_t middle = (uint64_t)1u << ((s.cut < 54u ? s.cut : 54u) - 1u);
     uint64_t up = s.rest + (s.kept & 1u) > middle ? 1u : 0u;
-    return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
+    return ampi_with_sign(u, s.kept + up, fraction_bits, bias);
 }
 
 /* Away from zero with the probability rest / 2^cut, of which 32 bits are looked at (cut > 32 here). */
-AMPI_HD AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits,
-                                                uint32_t bias) {
+AMPI_HD AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits, uint32_t bias) {
     ampi_split s = ampi_split_double(u, fraction_bits, bias);
     uint64_t shift = s.cut - 32u, up = random < s.rest >> (shift < 63u ? shift : 63u) ? 1u : 0u;
-    return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
+    return ampi_with_sign(u, s.kept + up, fraction_bits, bias);
 }
 
 /* The public functions for one value. */
@@ -2680,10 +2678,10 @@ AMP_DEF int amp_float_is_finite(const float* p) { return ampi_load_magnitude(p) 
 
 /* --- sixteen values in plain C ------------------------------------------------------------ */
 
-/* Loops over sixteen elements, a number that compilers vectorise, and integers only, so the processor's modes do not
-   matter. Most values are zero, or normal in both formats: then a conversion is a shift, and sixteen such values take
-   the easy way. The top bit of "hard" is set for a magnitude that is below `low` and not 0, or above `high`:
-   no comparison, because not every vector instruction set can compare unsigned numbers. */
+/* Compilers vectorise loops over sixteen elements. They are on integers alone, so the processor's modes do not matter.
+   Most values are zero, or normal in both formats: then rounding is a shift, and sixteen such values take the easy way.
+   The top bit of "hard" is set for a magnitude that is below `low` and not 0, or above `high`: no comparison, because
+   not every instruction set can compare vectors of unsigned numbers. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
@@ -2741,8 +2739,7 @@ AMPI_INLINE void ampi_lanes_narrow(uint32_t* AMPI_RESTRICT dst, const double* AM
     for (l = 0; l < 16; l++) hard |= ampi_hard64(ampi_bits64(src[l]) & 0x7fffffffffffffffu, low, high);
     for (l = 0; (hard >> 63) != 0u && l < 16; l++) {
         uint64_t u = ampi_bits64(src[l]);
-        dst[l] = random ? ampi_narrow_random(u, random[l], fraction_bits, bias)
-                        : ampi_narrow(u, fraction_bits, bias);
+        dst[l] = random ? ampi_narrow_random(u, random[l], fraction_bits, bias) : ampi_narrow(u, fraction_bits, bias);
     }
     if (hard >> 63) return;
     for (l = 0; l < 16; l++) {
@@ -2989,6 +2986,7 @@ typedef struct ampi_kernels {
     void (*norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt, size_t n);
     void (*norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt, const void* x,
                     amp_dtype xt, size_t n);
+    void (*scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor);
 } ampi_kernels;
 
 /* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
@@ -3119,7 +3117,6 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
 #if AMPI_X86
 /* --- pass 1: AVX2, two registers for 16 lanes --- */
 #define AMPI_PASS avx2
-#define AMPI_PASS_LEAVE ampi_clear_upper()
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_NV 1
@@ -3252,7 +3249,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_DONE
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
-#undef AMPI_PASS_LEAVE
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
@@ -3264,7 +3260,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #if AMPI_AVX512
 /* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's warnings. --- */
 #define AMPI_PASS avx512
-#define AMPI_PASS_LEAVE ampi_clear_upper()
 #if AMPI_PAIRS
 #define AMPI_PASS_TARGET AMPI_TARGET_PAIRS        /* no compiler takes vdpbf16ps by itself */
 #define AMPI_PASS_PAIRS 1
@@ -3440,7 +3435,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_DONE
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
-#undef AMPI_PASS_LEAVE
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
@@ -3452,7 +3446,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 
 /* --- the baseline: NEON, or sixteen floats --- */
 #define AMPI_PASS base
-#define AMPI_PASS_LEAVE ((void)0)
 #define AMPI_PASS_PAIRS 0
 #define AMPI_PASS_TARGET
 #define AMPI_PASS_NV 1
@@ -4560,7 +4553,6 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
         case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, over); break;
         default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, over); break;
     }
-    AMPI_PASS_LEAVE;
 #else
     ampi_update_singly(kind, w, g, m, v, 0, n, u, over);
 #endif
@@ -4569,7 +4561,7 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 /* --- conversions and sums of squares --------------------------------------------------------------------------- */
 
 /* Each NaN becomes quiet, and keeps its sign and the upper bits of its payload: halves do so by themselves. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet_typed)(amp_dtype t, AMPI_V16 x) { return t == AMP_F16 ? x : AMPI_K(quiet)(x); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet_typed)(amp_dtype t, AMPI_V16 x) { return t == AMP_BF16 ? AMPI_K(quiet)(x) : x; }
 AMPI_LANES_FN void AMPI_K(widen_typed)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
     size_t i;
     for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES) {
@@ -4578,7 +4570,6 @@ AMPI_LANES_FN void AMPI_K(widen_typed)(float* dst, const uint16_t* src, amp_dtyp
     }
     if (i < n)
         AMPI_K(store_part)(dst + i, AMP_F32, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, t, n - i)), n - i);
-    AMPI_PASS_LEAVE;
 }
 AMPI_LANES_FN void AMPI_K(narrow_typed)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
     size_t i;
@@ -4588,7 +4579,6 @@ AMPI_LANES_FN void AMPI_K(narrow_typed)(uint16_t* dst, const float* src, amp_dty
     }
     if (i < n)
         AMPI_K(store_part)(dst + i, t, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, AMP_F32, n - i)), n - i);
-    AMPI_PASS_LEAVE;
 }
 AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(widen_typed)(dst, src, AMP_F16, n);
@@ -4597,6 +4587,28 @@ AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype
 AMPI_KERNEL_FN void AMPI_K(narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(narrow_typed)(dst, src, AMP_F16, n);
     else AMPI_K(narrow_typed)(dst, src, AMP_BF16, n);
+}
+/* dst = src * factor. */
+AMPI_LANES_FN void AMPI_K(scale_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
+                                       float factor) {
+    const size_t to_size = ampi_type_size(to), from_size = ampi_type_size(from);
+    const AMPI_V16 f = AMPI_K(set1)(factor);
+    size_t i;
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES, src += AMPI_LANES * from_size, dst += AMPI_LANES * to_size) {
+        AMPI_FETCH(src, AMPI_AHEAD_BYTES);
+        AMPI_K(store_typed)(dst, to, AMPI_K(quiet_typed)(to, AMPI_K(mul)(AMPI_K(load_typed)(src, from), f)));
+    }
+    if (i < n)
+        AMPI_K(store_part)(dst, to,
+                           AMPI_K(quiet_typed)(to, AMPI_K(mul)(AMPI_K(load_part)(src, from, n - i), f)), n - i);
+}
+AMPI_KERNEL_FN void AMPI_K(scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor) {
+    char* y = (char*)dst;
+    const char* x = (const char*)src;
+    if (to != from) AMPI_K(scale_typed)(y, to, x, from, n, factor);
+    else if (to == AMP_F16) AMPI_K(scale_typed)(y, AMP_F16, x, AMP_F16, n, factor);
+    else if (to == AMP_BF16) AMPI_K(scale_typed)(y, AMP_BF16, x, AMP_BF16, n, factor);
+    else AMPI_K(scale_typed)(y, AMP_F32, x, AMP_F32, n, factor);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
 AMPI_LANES_FN double AMPI_K(tree)(AMPI_D16 low, AMPI_D16 high) {
@@ -4627,7 +4639,6 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         high = AMPI_K(square)(high, (const char*)rest + AMPI_LANES * size, t);
     }
     *sum += AMPI_K(tree)(low, high);
-    AMPI_PASS_LEAVE;
 }
 AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
@@ -4727,7 +4738,8 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(narrow_low),
                                               AMPI_K(add_squares),
                                               AMPI_K(norm),
-                                              AMPI_K(norm_dx) };
+                                              AMPI_K(norm_dx),
+                                              AMPI_K(scale) };
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
@@ -4751,6 +4763,8 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #endif
     return &ampi_kernels_base;
 }
+/* Is called behind kernels of the table: see ampi_clear_upper, which needs AVX. */
+AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_clear_upper(); }
 
 /* --- double, and rounding at random ----------------------------------------------------------- */
 
@@ -4794,55 +4808,51 @@ AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, ui
 }
 AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
 
-/* A block of doubles to the bits of type t, to nearest or, given a random word for each, stochastically. */
-enum { AMPI_F64_BLOCK = 256 };
-AMPI_INLINE void ampi_f64_narrow_body(int hw, uint32_t* bits, const double* src, const uint32_t* random, amp_dtype t) {
+/* Doubles to type t, to nearest or, given a random word for each and for up to 15 more, stochastically. */
+AMPI_INLINE void ampi_f64_narrow_body(int hw, char* dst, amp_dtype t, const double* src, size_t n,
+                                      const uint32_t* random) {
     const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u, bias = t == AMP_F16 ? 15u : 127u;
-    int i;
+    const size_t size = ampi_type_size(t);
+    double rest[16] = { 0 };
+    uint32_t bits[16];
+    uint16_t low[16];
+    size_t i;
+    int l;
     (void)hw;
-    for (i = 0; i < AMPI_F64_BLOCK; i += 16) {
-        if (random) ampi_lanes_narrow(bits + i, src + i, random + i, fraction_bits, bias);
-        else ampi_lanes_narrow(bits + i, src + i, NULL, fraction_bits, bias);
+    for (i = 0; i < n; i += 16, src += 16, dst += 16 * size) {
+        if (n - i < 16) src = (const double*)memcpy(rest, src, (n - i) * sizeof *src);
+        if (random) ampi_lanes_narrow(bits, src, random + i, fraction_bits, bias);
+        else ampi_lanes_narrow(bits, src, NULL, fraction_bits, bias);
+        for (l = 0; l < 16; l++) low[l] = (uint16_t)bits[l];
+        if (n - i < 16) memcpy(dst, t == AMP_F32 ? (const void*)bits : low, (n - i) * size);
+        else if (t == AMP_F32) memcpy(dst, bits, sizeof bits);
+        else memcpy(dst, low, sizeof low);
     }
 }
-AMPI_KERNEL(ampi_f64_narrow, (uint32_t* bits, const double* src, const uint32_t* random, amp_dtype t),
-            bits, src, random, t)
-
-/* Up to a block of doubles to type t; element 0 has this position in the stream of random numbers. */
-AMPI_FN void ampi_store_f64(void* dst, amp_dtype t, const double* src, size_t n, const amp_convert_desc* d,
-                            uint64_t position) {
-    const int random = d && d->rounding == AMP_ROUND_STOCHASTIC;
-    const size_t skip = (size_t)(position & 3u);
-    uint32_t words[AMPI_F64_BLOCK + 64], bits[AMPI_F64_BLOCK];
-    double block[AMPI_F64_BLOCK] = { 0 };
-    size_t i;
-    memcpy(block, src, n * sizeof *src);
-    if (random) ampi_random_fill(words, d->seed, position - skip, ampi_round_up(skip + AMPI_F64_BLOCK, 64));
-    ampi_f64_narrow(bits, block, random ? words + skip : NULL, t);
-    if (t == AMP_F32) memcpy(dst, bits, n * sizeof *bits);
-    else for (i = 0; i < n; i++) ((uint16_t*)dst)[i] = (uint16_t)bits[i];
-}
+AMPI_KERNEL(ampi_f64_narrow, (char* dst, amp_dtype t, const double* src, size_t n, const uint32_t* random),
+            dst, t, src, n, random)
 
 /* --- to and from FP32 --------------------------------------------------------------------------- */
 
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
-    size_t i;
     if (n == 0) return;
     switch (ampi_dtype(t)) {
-        case AMP_F16: case AMP_BF16: ampi_kernels_now()->widen_low(dst, (const uint16_t*)src + offset, t, n); break;
-        case AMP_F64:
-            for (i = 0; i < n; i += AMPI_F64_BLOCK)
-                ampi_store_f64(dst + i, AMP_F32, (const double*)src + offset + i, ampi_min_size(n - i, AMPI_F64_BLOCK),
-                               NULL, 0);
+        case AMP_F16: case AMP_BF16:
+            ampi_kernels_now()->widen_low(dst, (const uint16_t*)src + offset, t, n);
+            ampi_kernels_end();
             break;
+        case AMP_F64: ampi_f64_narrow((char*)dst, AMP_F32, (const double*)src + offset, n, NULL); break;
         default: memcpy(dst, (const float*)src + offset, n * sizeof(float));
     }
 }
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
     if (n == 0) return;
     switch (ampi_dtype(t)) {
-        case AMP_F16: case AMP_BF16: ampi_kernels_now()->narrow_low((uint16_t*)dst + offset, src, t, n); break;
+        case AMP_F16: case AMP_BF16:
+            ampi_kernels_now()->narrow_low((uint16_t*)dst + offset, src, t, n);
+            ampi_kernels_end();
+            break;
         case AMP_F64: ampi_f32_to_f64((double*)dst + offset, src, n); break;
         default: memcpy((float*)dst + offset, src, n * sizeof(float));
     }
@@ -4850,6 +4860,7 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 
 /* --- amp_convert ------------------------------------------------------------------------------ */
 
+#define AMPI_F64_BLOCK 256         /* elements in a block of doubles */
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_BLOCK 16384   /* elements in a block that does not: one thread's unit of work */
 #define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
@@ -4877,28 +4888,33 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* sr
     }
 }
 
-/* n elements by way of double, from which they are rounded once. */
+/* n elements from the job's element `first` on by way of double, from which they are rounded once. */
 AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
     const size_t to = ampi_type_size(job->dst_dtype), from = ampi_type_size(job->src_dtype);
+    const int random = job->desc.rounding == AMP_ROUND_STOCHASTIC;
+    uint32_t bits[AMPI_F64_BLOCK + 64];
     double wide[AMPI_F64_BLOCK];
-    size_t i, m;
+    size_t i, m, skip = 0;
     for (i = 0; i < n; i += m) {
+        const uint64_t position = job->desc.offset + first + i;
         m = ampi_min_size(n - i, AMPI_F64_BLOCK);
         ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * from, job->src_dtype, m);
-        ampi_store_f64((char*)dst + i * to, job->dst_dtype, wide, m, &job->desc, job->desc.offset + first + i);
+        if (random) skip = (size_t)(position & 3u);
+        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m + 15, 64));
+        ampi_f64_narrow((char*)dst + i * to, job->dst_dtype, wide, m, random ? bits + skip : NULL);
     }
 }
 
 /* Infinity becomes the largest finite value: its bits minus one, in every format. Returns how many elements it
    clamped. */
-#define AMPI_SATURATE(bits, infinity)                      \
-    for (i = 0; i < n; i++) {                              \
-        bits u;                                            \
-        memcpy(&u, (char*)p + i * sizeof u, sizeof u);     \
+#define AMPI_SATURATE(bits, infinity)                            \
+    for (i = 0; i < n; i++) {                                    \
+        bits u;                                                  \
+        memcpy(&u, (char*)p + i * sizeof u, sizeof u);           \
         if ((bits)(u << 1) != (bits)((infinity) << 1)) continue; \
-        u--;                                               \
-        count++;                                           \
-        memcpy((char*)p + i * sizeof u, &u, sizeof u);     \
+        u--;                                                     \
+        count++;                                                 \
+        memcpy((char*)p + i * sizeof u, &u, sizeof u);           \
     }
 AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
     size_t i, count = 0;
@@ -4930,7 +4946,7 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
 /* All blocks. In place one after the other, from the end if elements grow: no block then overwrites source
    elements that another one still needs. One after the other also with saturate: only this thread's exceptions are
    masked. */
-AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
+AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
     const int64_t blocks = (int64_t)ampi_div_up(job->n, job->block);
@@ -4944,8 +4960,7 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
 }
 
 /* What can be refused without looking at the pointers, then the pointers; both before anything is written. */
-AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype,
-                                            const amp_convert_desc* desc) {
+AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype, const amp_convert_desc* desc) {
     const amp_logger* log = desc->logger;
     if (ampi_type_size(dst_dtype) == 0)
         return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
@@ -4996,14 +5011,13 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     job.n = n;
     job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
     if (job.desc.saturate) feholdexcept(&floats);
-    clamped = ampi_convert_run(&job);
+    clamped = ampi_convert_blocks(&job);
     if (job.desc.saturate) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                               size_t n) {
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
 }
 
@@ -5022,8 +5036,7 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
         return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld "
                          "of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
                          (ampi_ull)src_ld);
-    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
-                                  d.logger);
+    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols, d.logger);
     if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
         r = ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows are %llu "
                       "and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
@@ -5218,6 +5231,7 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
         double sum = 0.0;
         m = ampi_min_size(n - i, block);
         ampi_kernels_now()->add_squares(&sum, (const char*)data + i * ampi_type_size(t), t, m);
+        ampi_kernels_end();
         if (ampi_bits64_at(&sum) << 1 > clear << 1) ampi_count_bad(data, t, i, i + m, last, base, c);
         c->sum += sum;
     }
@@ -5282,30 +5296,14 @@ AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, f
 
 /* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
    = FP32), and the norm of the products. */
-AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                        amp_overflow_info* info) {
+AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse, amp_overflow_info* info) {
     ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
     if (!info->found_inf) info->norm *= (double)inverse;
 }
 
 /* --- unscale ---------------------------------------------------------------------------------- */
 
-AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n, float factor) {
-    size_t i = 0;
-    int l;
-    (void)hw;
-    for (; n - i >= 16; i += 16) {
-        float v[16];
-        AMPI_FETCH(x + i, AMPI_AHEAD_BYTES);
-        for (l = 0; l < 16; l++) v[l] = x[i + (size_t)l] * factor;
-        memcpy(y + i, v, sizeof v);
-    }
-    for (; i < n; i++) y[i] = x[i] * factor;
-}
-AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
-
-AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
-                                    size_t n, float a) {
+AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
     size_t i = 0;
     int l;
     for (; n - i >= 16; i += 16)
@@ -5323,15 +5321,10 @@ AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
 AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
     const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
-    const int direct = ampi_dtype(y.dtype) == AMP_F32;
-    AMPI_ALIGNED float tile[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
-        ampi_scale_f32(direct ? (float*)y.data + i : tile, ampi_widen_block(x.data, x.dtype, i, n, tile), n,
-                       pass->inverse);
-        if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
-    }
+    const amp_dtype from = ampi_dtype(x.dtype), to = ampi_dtype(y.dtype);
+    ampi_kernels_now()->scale((char*)y.data + c->offset * ampi_type_size(to), to,
+                              (const char*)x.data + c->offset * ampi_type_size(from), from, c->n, pass->inverse);
+    ampi_kernels_end();
 }
 
 /* sum[n] = dst + src * inverse, from element i on. */
@@ -5480,7 +5473,7 @@ AMPI_FN void ampi_deal_run(const ampi_kernels* g, const ampi_product* s, const a
 #endif
     if (d->by_rows) product(s, b, from, to - from, 0, s->n, scratch);
     else product(s, b, 0, s->m, from, to - from, scratch);
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 AMPI_APART void ampi_deal_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_deal* d,
                                    const ampi_blocks* b, size_t share) {
@@ -5763,7 +5756,7 @@ AMPI_FN void ampi_linear_db_chunk(const char* dy, amp_dtype t, void* db, amp_dty
     memset(sums, 0, sizeof sums);
     for (row = 0; row < n; row += 64)
         ampi_kernels_now()->column_sums(sums, dy + (row * out + o) * size, t, out, ampi_min_size(n - row, 64), width);
-    ampi_clear_upper();
+    ampi_kernels_end();
     ampi_store_sum(db, db_dtype, o, sums, width, accumulate);
 }
 AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
@@ -6149,7 +6142,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
         if (w.taps == 0) ampi_load_f32(room + group * rows, w.data, w.dtype, 0, rows);
         else ampi_kernels_now()->turn_weights(room + group * rows, &w, v->s.m, v->s.k / w.taps, line);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
@@ -6180,7 +6173,7 @@ AMPI_FN void ampi_direct_share(const ampi_kernels* g, const ampi_convolution* v,
         ampi_convolution one;
         g->direct(ampi_group_of(v, i % v->groups, &one), i / v->groups, scratch);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 AMPI_FN int ampi_direct_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
@@ -6212,7 +6205,7 @@ AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution*
     size_t i;
     for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++)
         g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, scratch);
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
@@ -6270,7 +6263,7 @@ AMPI_FN void ampi_depthwise_dw_share(const ampi_kernels* g, const ampi_product* 
     size_t i;
     for (i = ampi_share(blocks, shares, share); i < ampi_share(blocks, shares, share + 1); i++)
         g->depthwise_dw(s, i * AMPI_LANES, images, scratch);
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
@@ -6308,7 +6301,7 @@ AMPI_FN void ampi_weight_gradient_share(const ampi_kernels* g, const ampi_convol
         ampi_convolution one;
         g->weight_gradient(ampi_group_of(v, i / blocks, &one), i % blocks * channels, v->images, scratch);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 /* dw, some channels of x at a time, if the kernel's pixels are neighbours and the workspace has room. */
 AMPI_FN int ampi_weight_gradient_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
@@ -6349,7 +6342,7 @@ AMPI_FN void ampi_conv2d_db_of(const ampi_conv2d* c, const void* dy, amp_dtype t
     for (n = 0; n < (size_t)c->s.n; n++)
         ampi_kernels_now()->lane_sums(sums, ampi_at(dy, t, (n * (size_t)c->s.out_channels + o) * c->out_pixels), t,
                                       c->out_pixels);
-    ampi_clear_upper();
+    ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
     ampi_store_sum(db, db_dtype, o, sums, 1, accumulate);
@@ -6744,7 +6737,7 @@ AMPI_KERNEL(ampi_clean, (float* v, size_t n), v, n)
 /* Elements [i, i+n) of a result from v. */
 AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
     ampi_kernels_now()->store_results((char*)data + i * ampi_type_size(t), ampi_dtype(t), v, n);
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 /* Where to form elements [i, i+n) of a result: in place or in `tile`, from which ampi_close stores them. */
 AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
@@ -7996,7 +7989,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, size_t group, ampi_bn_kind kind
    are much larger than x. 0 where that is no number, and where a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* pivot) {
     const size_t one = p->per_group == 1, n = one ? ampi_min_size(p->spatial, AMPI_LANES) : ampi_bn_width(p, group);
-    uint16_t rounded[AMPI_LANES];
+    union { uint16_t f16[AMPI_LANES]; float f32[AMPI_LANES]; } rounded;
     double sum = 0.0;
     size_t l;
     memset(pivot, 0, AMPI_LANES * sizeof *pivot);
@@ -8005,8 +7998,8 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
     if (one) pivot[0] = (float)(sum / (double)n);
     ampi_bn_spread(p, pivot);
     if (ampi_dtype(xt) != AMP_F32) {
-        ampi_store_f32(rounded, xt, 0, pivot, AMPI_LANES);
-        ampi_load_f32(pivot, rounded, xt, 0, AMPI_LANES);
+        ampi_store_f32(&rounded, xt, 0, pivot, AMPI_LANES);
+        ampi_load_f32(pivot, &rounded, xt, 0, AMPI_LANES);
     }
     for (l = 0; l < AMPI_LANES; l++) if (!(fabs((double)pivot[l]) < 1e30)) pivot[l] = 0.0f;
 }
@@ -8089,7 +8082,7 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn_plan* p, const ampi_bn_forward*
                                  (const char*)f->x + at * ampi_type_size(f->xt), ampi_dtype(f->xt),
                                  ampi_bn_width(p, group) * p->spatial);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
@@ -8172,7 +8165,7 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn_plan* p, const ampi_bn_backwar
                                     b->frozen ? NULL : (const char*)b->x + at * ampi_type_size(b->xt),
                                     ampi_dtype(b->xt), ampi_bn_width(p, group) * p->spatial);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -8301,7 +8294,7 @@ AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t rows) {
                                      (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
         }
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
     if (q->save_mean) ampi_store(q->save_mean, AMP_F32, row, mean, rows);
     if (q->save_invstd) ampi_store(q->save_invstd, AMP_F32, row, invstd, rows);
 }
@@ -8421,7 +8414,7 @@ AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, d
                                     (const char*)q->dy + at * ampi_type_size(q->dyt), ampi_dtype(q->dyt),
                                     (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
     }
-    ampi_clear_upper();
+    ampi_kernels_end();
 }
 /* Rows [row, past). sums, if not NULL: what columns [start, start + n) add to dgamma, then to dbeta. with_dx: dx too,
    for which these are all columns. */
@@ -9609,12 +9602,10 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
     const amp_logger* logger = d->logger;
     int is_static = row->interval == 0;
     AMPI_REFUSE_DESC(is_static && d->growth_interval > 0,
-                     "scaler: growth_interval %d means nothing to the static preset %s",
-                     d->growth_interval, row->text);
-    AMPI_REFUSE_DESC(
-        is_static && !(ampi_is_zero64(&d->growth_factor) && ampi_is_zero64(&d->backoff_factor)),
-        "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
-        d->growth_factor, d->backoff_factor, row->text);
+                     "scaler: growth_interval %d means nothing to the static preset %s", d->growth_interval, row->text);
+    AMPI_REFUSE_DESC(is_static && !(ampi_is_zero64(&d->growth_factor) && ampi_is_zero64(&d->backoff_factor)),
+                     "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
+                     d->growth_factor, d->backoff_factor, row->text);
     AMPI_REFUSE_DESC(is_static && d->hysteresis != 0, "scaler: hysteresis %d means nothing to the static preset %s",
                      d->hysteresis, row->text);
     AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE,
@@ -9625,8 +9616,7 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
                      "scaler: at_min %d is not an amp_scaler_limit", (int)d->at_min);
     AMPI_REFUSE_DESC((unsigned)d->at_max_skips > (unsigned)AMP_LIMIT_CALLBACK,
                      "scaler: at_max_skips %d is not an amp_scaler_limit", (int)d->at_max_skips);
-    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) &&
-                         !d->on_limit,
+    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
                      "scaler: ignore_overflow is for static presets, not for %s", row->text);
@@ -9668,8 +9658,7 @@ AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d) {
 }
 
 /* The machine's parameters from a complete desc. */
-AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
-                                   const ampi_scaler_row* row) {
+AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     int interval = d->growth_interval == AMP_ZERO ? 0 : d->growth_interval;
     memset(r, 0, sizeof *r);
     r->growth = d->growth_factor;
@@ -9705,8 +9694,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     if (!s) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
     row = ampi_scaler_preset(d.preset);
     if (!row)
-        return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset",
-                         (int)d.preset);
+        return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
     r = ampi_scaler_check_given(&d, row);
     if (r != AMP_OK) return r;
     ampi_scaler_fill(&d, row);
@@ -9943,8 +9931,7 @@ AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, c
                      place, AMP_SCALER_MAX_LISTS);
 }
 
-AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger,
-                                         const char* place) {
+AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
     int i;
     if (t->count < 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
@@ -9970,14 +9957,12 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->scaled)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
-                         place);
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
     return ampi_tensors_validate(t, &s->logger, place);
 }
 
 /* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
-AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors* t, const char* place,
-                                        int* all) {
+AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors* t, const char* place, int* all) {
     uint64_t unscaled;
     *all = (ampi_scaler_seen(s, t, &unscaled) & AMPI_UNSCALED) != 0;
     if (!*all || unscaled == ampi_tensors_key(t)) return AMP_OK;
@@ -10035,8 +10020,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     return loss * s->state.scale_in_use;
 }
 
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
-                                    amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
     int unscaled;
@@ -10074,8 +10058,7 @@ AMPI_FN amp_result ampi_scaler_enter_unscale(amp_scaler* s, const ampi_tensors* 
         return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call update first", place);
     if (done & AMPI_UNSCALED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "%s: these gradients were unscaled already in this window", place);
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: these gradients were unscaled already in this window", place);
     const amp_result r = ampi_tensors_apart(s, t, place);
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
 }
@@ -10097,8 +10080,7 @@ AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, con
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
-                                      amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
     amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_unscale");
@@ -10148,11 +10130,9 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
     r = ampi_into_apart(s, dst, src, place);
     if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
-                         place);
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first", place);
     if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
-                         place);
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
     r = ampi_scaler_unscaled(s, dst, place, &all);
     return r == AMP_OK ? ampi_scaler_need_room(s, dst, place) : r;
 }
@@ -10235,8 +10215,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_set_scale")) != AMP_OK) return r;
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
-                         (double)scale);
+                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128", (double)scale);
     s->state.scale = scale;
     s->state.exact_scale = (double)scale;
     ampi_scaler_use_scale(&s->state);
@@ -10298,8 +10277,7 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
 AMPI_FN void ampi_scaler_put_rule(const amp_scaler_rule* r, unsigned char* p) {
     const int32_t words[] = {
         r->interval, r->start,     r->hysteresis,   r->guard,           r->refill,
-        r->at_min,   r->max_skips, r->at_max_skips, r->ignore_overflow, r->is_static
-    };
+        r->at_min,   r->max_skips, r->at_max_skips, r->ignore_overflow, r->is_static };
     float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
     int i;
     memset(p, 0, AMP_SCALER_STATE_BYTES);
@@ -10382,8 +10360,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     version = ampi_get32(p + 4);
     if (memcmp(p, rule, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
-                         "amp_scaler_load: not a scaler state of this version, or damaged");
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
     if (memcmp(p + 8, rule + 8, 56) != 0 || (version > 1 && memcmp(p + 96, rule + 96, 16) != 0))
         return ampi_scaler_refuse_rule(s, p, rule);
     if (!ampi_scaler_state_is_sound(&s->rule, p))
@@ -10736,6 +10713,7 @@ AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v,
     if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, over);
     for (a = 0; bytes > 0 && a < arrays; a++)
         if ((a == 1) == (kind == AMPI_LAMB_DIRECTION)) memcpy(all[a] + whole, part[a], bytes);
+    ampi_kernels_end();
 }
 
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
