@@ -218,5 +218,29 @@ HELPER float first_float(__m512 a) {
     _mm512_castsi512_ps(shuffled_fours(m, _mm512_castps_si512(a), _mm512_castps_si512(b), how))
 #define _mm512_cvtss_f32 first_float
 
+/* vdpbf16ps: an fma of the words' upper halves, then one of the lower ones; subnormal numbers are zeros (Intel SDM). SIMDe
+   adds the lower ones first. */
+HELPER float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
+HELPER float half_word(uint32_t word, int upper) {
+    const uint32_t u = upper ? word & 0xffff0000u : word << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return flushed(x);
+}
+HELPER __m512 add_pairs(__m512 sum, const void* a, const void* b) {
+    lanes x, y, r = { 0 };
+    int k, upper;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    r.f = sum;
+    for (k = 0; k < 16; k++)
+        for (upper = 1; upper >= 0; upper--)
+            r.floats[k] = flushed(fmaf(half_word(x.ints[k], upper), half_word(y.ints[k], upper), flushed(r.floats[k])));
+    return r.f;
+}
+HELPER __m512 add_products_of_pairs(__m512 sum, __m512bh a, __m512bh b) { return add_pairs(sum, &a, &b); }
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps add_products_of_pairs
+
 #define AMP_IMPLEMENTATION
 #include "amp.h"
