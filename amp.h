@@ -11200,7 +11200,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A node is a layer, or a cast that finalize has placed. It makes one value, known by the node's index. */
+/* A node is a layer, or a cast that finalize has placed; its one value is known by the node's index. */
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
     uint32_t tag;                 /* in its values, see ampi_node_tag */
@@ -11287,7 +11287,8 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
-/* These return from the function: with a sentence where the condition holds, with the result of a call that failed. */
+/* Each of these macros returns from the function: REFUSE with a sentence where its condition holds, TRY with the result
+   of a call that failed. */
 #define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
 #define AMPI_REFUSE_LAYER(condition, ...) do { if (condition) return ampi_build_fail(m, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
@@ -11304,7 +11305,7 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
 #define ampi_build_fail(m, ...)                                                                                       \
     ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
      ampi_no_value())
-/* The same where a node is returned. */
+/* A mistake in a function that returns a node. */
 #define ampi_build_null(m, ...) ((void)ampi_build_fail(m, __VA_ARGS__), (ampi_node*)NULL)
 
 /* --- memory ---------------------------------------------------------------------------- */
@@ -11436,7 +11437,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     return AMP_OK;
 }
 
-/* Back to the graph as it was built. */
+/* Takes the model back to the graph as it was built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->training_open) m->backend->training_close(&m->training, &m->exec);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
@@ -11502,7 +11503,7 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (i != AMPI_NONE) return &m->nodes[i];
     return ampi_build_null(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
 }
-/* The same, for a layer that needs a desc. */
+/* The node that a layer with a desc is built on; a missing desc is a mistake. */
 AMPI_FN ampi_node* ampi_node_before(amp_model* m, amp_value v, const char* what, const void* desc) {
     ampi_node* in = ampi_node_of(m, v, what);
     if (!in || desc) return in;
@@ -12075,7 +12076,7 @@ AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
     return n->on_loss_path && n->layer.op != AMP_OP_FLATTEN && m->nodes[n->reads[j]].needs_grad;
 }
 
-/* How large each lease is, and when it is in use. */
+/* Finds how large each lease is, and when it is in use. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->node_count - 1;
     for (int i = 0; i < 4 * m->node_count; i++) { m->leases[i].first = end + 1; m->leases[i].last = -1; }
@@ -12738,7 +12739,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
 }
 
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
-/* While amp_model_stats looks: of what a layer makes, losses aside. */
+/* Statistics of what a layer makes, losses aside, while amp_model_stats runs. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, const ampi_pass* p, int is_gradient) {
     amp_layer_stats* to = m->observed ? &m->observed[n - m->nodes] : NULL;
     if (!to || n->layer.op == AMPI_OP_CAST || ampi_op_is_loss(n->layer.op)) return AMP_OK;
@@ -12926,7 +12927,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
 
 /* --- what is frozen ------------------------------------------------------------------------------- */
 
-/* As the rates are now; a number of a group that the caller has spoilt is refused later. */
+/* Whether the rates as they are now freeze p; a number of a group that the caller has spoilt is refused later. */
 AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
 }
@@ -13180,7 +13181,7 @@ AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pa
     return m->backend->training_step(&m->training, now->base, saved->base, saved->bytes, &m->exec);
 }
 
-/* The same, or a replay of its record. What differs between calls is in the key. */
+/* The work of a step, or a replay of its record. What differs between calls is in the key. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     const uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
