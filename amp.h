@@ -10863,7 +10863,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
     int i;
-    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
+    for (i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
     memset(&step, 0, sizeof step);
     step.params = o->params;
     step.updates = updates;
