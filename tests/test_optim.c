@@ -460,7 +460,8 @@ static void an_overflow_of_the_update_stays_out(void) {
     int c, at, step, low;
     for (c = 0; c < COUNT(overflow_cases); c++)
         for (low = 0; low < (overflow_cases[c].lr > 1e30f ? 1 : 3); low++)
-            for (at = 0; at < N; at += at < 40 ? 1 : 331) {
+            for (at = 0; at < N; at += at < 40 ? 1 : at == 997 ? N - 998 : 319) {       /* 40, 359, 678, 997, and the last */
+                const size_t n = low == 1 && at < 1000 ? 1000 : N;      /* 997 is in a tail behind whole vectors */
                 const overflow_case* k = &overflow_cases[c];
                 amp_optimizer_desc d = desc_of(k->kind);
                 amp_optimizer_info info;
@@ -471,7 +472,7 @@ static void an_overflow_of_the_update_stays_out(void) {
                 d.momentum = k->momentum; d.nesterov = k->nesterov; d.lr = k->lr;
                 b.w[at] = b.g[at] = 0;                              /* nothing for the norms of LAMB */
                 twin = b;
-                p = param_of(&b, N); q = param_of(&twin, N);
+                p = param_of(&b, n); q = param_of(&twin, n);
                 if (low) { p.low = b.low; q.low = twin.low; p.low_dtype = q.low_dtype = low == 1 ? AMP_F16 : AMP_BF16; }
                 CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_init(&other, &d, &q, 1) == AMP_OK);
                 for (step = 0; step < 2; step++) {
