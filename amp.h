@@ -7319,7 +7319,8 @@ AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q, uint32_t
             uint32_t* in = tile + ((size_t)u * q->rows + (size_t)(oh - q->a)) * q->pitch;
             for (i = 0; i < n; i += AMPI_LANES) {
                 float v[AMPI_LANES];
-                memcpy(v, x ? (const void*)(x + i) : (const void*)(in + i), sizeof v);
+                for (l = 0; x && l < AMPI_LANES; l++) v[l] = x[i + l];
+                for (l = 0; !x && l < AMPI_LANES; l++) v[l] = ampi_float(in[i + l]);
                 for (l = 0; !p->max && l < AMPI_LANES; l++) v[l] /= (float)(rows * columns[i + l]);
                 for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_select(ampi_mask((uint32_t)l < (uint32_t)(n - i)), v[l],
                                                                     0.0f);
@@ -7660,22 +7661,24 @@ AMPI_INLINE int ampi_pool2x2_little(void) {
     return low == 1;
 }
 AMPI_INLINE void ampi_pool2x2_load(amp_dtype t, const void* x, size_t i, uint32_t* left, uint32_t* right) {
-    uint32_t word[2 * AMPI_LANES];
+    const char* from = (const char*)x + i * ampi_type_size(t);
     size_t l;
-    memcpy(word, (const char*)x + i * ampi_type_size(t), 2 * AMPI_LANES * ampi_type_size(t));
-    for (l = 0; t == AMP_F32 && l < AMPI_LANES; l++) { left[l] = word[2 * l]; right[l] = word[2 * l + 1]; }
-    for (l = 0; t != AMP_F32 && l < AMPI_LANES; l++) {
-        left[l] = ampi_pool2x2_little() ? word[l] << 16 : word[l] & 0xffff0000u;
-        right[l] = ampi_pool2x2_little() ? word[l] & 0xffff0000u : word[l] << 16;
+    for (l = 0; l < AMPI_LANES; l++) {
+        uint32_t a, b = 0;
+        memcpy(&a, from + (t == AMP_F32 ? 8 : 4) * l, sizeof a);
+        if (t == AMP_F32) memcpy(&b, from + 8 * l + 4, sizeof b);
+        left[l] = t == AMP_F32 ? a : ampi_pool2x2_little() ? a << 16 : a & 0xffff0000u;
+        right[l] = t == AMP_F32 ? b : ampi_pool2x2_little() ? a & 0xffff0000u : a << 16;
     }
 }
 AMPI_INLINE void ampi_pool2x2_store(amp_dtype t, void* x, size_t i, const uint32_t* left, const uint32_t* right) {
-    uint32_t word[2 * AMPI_LANES];
+    char* to = (char*)x + i * ampi_type_size(t);
     size_t l;
-    for (l = 0; t == AMP_F32 && l < AMPI_LANES; l++) { word[2 * l] = left[l]; word[2 * l + 1] = right[l]; }
-    for (l = 0; t != AMP_F32 && l < AMPI_LANES; l++)
-        word[l] = ampi_pool2x2_little() ? left[l] >> 16 | right[l] : left[l] | right[l] >> 16;
-    memcpy((char*)x + i * ampi_type_size(t), word, 2 * AMPI_LANES * ampi_type_size(t));
+    for (l = 0; l < AMPI_LANES; l++) {
+        const uint32_t both = ampi_pool2x2_little() ? left[l] >> 16 | right[l] : left[l] | right[l] >> 16;
+        if (t == AMP_F32) { memcpy(to + 8 * l, &left[l], 4); memcpy(to + 8 * l + 4, &right[l], 4); }
+        else memcpy(to + 4 * l, &both, sizeof both);
+    }
 }
 /* The one quiet NaN for any. */
 AMPI_INLINE uint32_t ampi_pool2x2_clean(amp_dtype t, uint32_t u, uint32_t inf) {
@@ -7683,22 +7686,21 @@ AMPI_INLINE uint32_t ampi_pool2x2_clean(amp_dtype t, uint32_t u, uint32_t inf) {
 }
 /* Sixteen windows, the first of which begins at element i of x, in rows of w: their maxima to element `at` of out. With
    dy, from element `at` on, their gradients to element i of out; these are added to 0, as -0 shows. */
-AMPI_INLINE void ampi_pool2x2_16(amp_dtype t, const void* x, const void* dy, void* out, size_t i, size_t at, size_t w) {
+AMPI_INLINE void ampi_pool2x2_16(amp_dtype t, int back, const void* x, const void* dy, void* out, size_t i, size_t at,
+                                 size_t w) {
     const uint32_t inf = t == AMP_F16 ? 0x7c000000u : 0x7f800000u;
     uint32_t x0[AMPI_LANES], x1[AMPI_LANES], x2[AMPI_LANES], x3[AMPI_LANES], v[AMPI_LANES];
-    uint16_t h[AMPI_LANES];
     size_t l;
     ampi_pool2x2_load(t, x, i, x0, x1);
     ampi_pool2x2_load(t, x, i + w, x2, x3);
-    if (dy && t == AMP_F32) memcpy(v, (const float*)dy + at, sizeof v);
-    if (dy && t != AMP_F32) memcpy(h, (const uint16_t*)dy + at, sizeof h);
-    for (l = 0; dy && t != AMP_F32 && l < AMPI_LANES; l++) v[l] = (uint32_t)h[l] << 16;
+    for (l = 0; back && t == AMP_F32 && l < AMPI_LANES; l++) v[l] = ampi_bits(((const float*)dy)[at + l]);
+    for (l = 0; back && t != AMP_F32 && l < AMPI_LANES; l++) v[l] = (uint32_t)((const uint16_t*)dy)[at + l] << 16;
     for (l = 0; l < AMPI_LANES; l++) {
         const int32_t k0 = ampi_pool_order(x0[l], inf), k1 = ampi_pool_order(x1[l], inf);
         const int32_t k2 = ampi_pool_order(x2[l], inf), k3 = ampi_pool_order(x3[l], inf);
         const uint32_t b = ampi_mask(k1 > k0), d = ampi_mask(k3 > k2);
         const uint32_t below = ampi_mask((k3 > k2 ? k3 : k2) > (k1 > k0 ? k1 : k0));
-        if (dy) {
+        if (back) {
             const uint32_t g = ampi_pool2x2_clean(t, v[l] == 0x80000000u ? 0u : v[l], inf);
             x0[l] = g & ~below & ~b;
             x1[l] = g & ~below & b;
@@ -7709,37 +7711,38 @@ AMPI_INLINE void ampi_pool2x2_16(amp_dtype t, const void* x, const void* dy, voi
             v[l] = ampi_pool2x2_clean(t, ampi_select_bits(below, down, up), inf);
         }
     }
-    if (dy) {
+    if (back) {
         ampi_pool2x2_store(t, out, i, x0, x1);
         ampi_pool2x2_store(t, out, i + w, x2, x3);
-    } else if (t == AMP_F32) {
-        memcpy((float*)out + at, v, sizeof v);
-    } else {
-        for (l = 0; l < AMPI_LANES; l++) h[l] = (uint16_t)(v[l] >> 16);
-        memcpy((uint16_t*)out + at, h, sizeof h);
     }
+    for (l = 0; !back && t == AMP_F32 && l < AMPI_LANES; l++) ((float*)out)[at + l] = ampi_float(v[l]);
+    for (l = 0; !back && t != AMP_F32 && l < AMPI_LANES; l++) ((uint16_t*)out)[at + l] = (uint16_t)(v[l] >> 16);
 }
 /* Rows of n windows. The next row overwrites what a short row has written behind its end. The last group of a long row
    overlaps the group before. */
-AMPI_INLINE void ampi_pool2x2_rows_as(amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
-                                      size_t n) {
+AMPI_INLINE void ampi_pool2x2_rows_as(amp_dtype t, int back, const void* x, const void* dy, void* out, size_t w,
+                                      size_t rows, size_t n) {
     const size_t size = ampi_type_size(t);
     size_t r, i;
     for (r = 0; r < rows; r++) {
         for (i = 0; i < n; i += AMPI_LANES) {
             const size_t o = i + AMPI_LANES > n && n > AMPI_LANES ? n - AMPI_LANES : i;
-            ampi_pool2x2_16(t, x, dy, out, 2 * r * w + 2 * o, r * n + o, w);
+            ampi_pool2x2_16(t, back, x, dy, out, 2 * r * w + 2 * o, r * n + o, w);
         }
-        for (i = 2 * r; dy && w > 2 * n && i < 2 * r + 2; i++) memset((char*)out + (i * w + 2 * n) * size, 0, size);
+        for (i = 2 * r; back && w > 2 * n && i < 2 * r + 2; i++) memset((char*)out + (i * w + 2 * n) * size, 0, size);
     }
 }
-AMPI_INLINE void ampi_pool2x2_rows_body(int hw, amp_dtype t, const void* x, const void* dy, void* out, size_t w,
-                                        size_t rows,
+AMPI_INLINE void ampi_pool2x2_rows_of(amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
                                       size_t n) {
+    if (dy) ampi_pool2x2_rows_as(t, 1, x, dy, out, w, rows, n);
+    else ampi_pool2x2_rows_as(t, 0, x, dy, out, w, rows, n);
+}
+AMPI_INLINE void ampi_pool2x2_rows_body(int hw, amp_dtype t, const void* x, const void* dy, void* out, size_t w,
+                                        size_t rows, size_t n) {
     (void)hw;
-    if (t == AMP_F32)      ampi_pool2x2_rows_as(AMP_F32, x, dy, out, w, rows, n);
-    else if (t == AMP_F16) ampi_pool2x2_rows_as(AMP_F16, x, dy, out, w, rows, n);
-    else                   ampi_pool2x2_rows_as(AMP_BF16, x, dy, out, w, rows, n);
+    if (t == AMP_F32)      ampi_pool2x2_rows_of(AMP_F32, x, dy, out, w, rows, n);
+    else if (t == AMP_F16) ampi_pool2x2_rows_of(AMP_F16, x, dy, out, w, rows, n);
+    else                   ampi_pool2x2_rows_of(AMP_BF16, x, dy, out, w, rows, n);
 }
 AMPI_KERNEL(ampi_pool2x2_rows, (amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
                                 size_t n), t, x,
