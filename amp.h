@@ -8244,6 +8244,12 @@ AMPI_FN size_t ampi_ln_rows_of_tile(size_t d) {
     return d < AMPI_LN_TILE ? ampi_min_size(AMPI_LN_TILE / d, AMPI_ROWS) : 1;
 }
 
+/* All lanes hold one number. */
+AMPI_FN void ampi_ln_fill(float* lanes, float value) {
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) lanes[l] = value;
+}
+
 /* What the rows of a layer norm share. */
 typedef struct ampi_ln_forward {
     const void *x, *gamma, *beta;
@@ -8281,7 +8287,7 @@ AMPI_FN void ampi_ln_measure(const ampi_ln_forward* q, size_t row, size_t rows, 
 AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t rows) {
     float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_norm_args a;
-    size_t i, r, l, n;
+    size_t i, r, n;
     memset(&a, 0, sizeof a);
     a.each = 1;
     ampi_ln_measure(q, row, rows, mean, invstd);
@@ -8291,8 +8297,8 @@ AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t rows) {
         a.beta = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
         for (r = 0; r < rows; r++) {
             const size_t at = (row + r) * q->d + i;
-            for (l = 0; l < AMPI_LANES; l++) a.mean[l] = mean[r];
-            for (l = 0; l < AMPI_LANES; l++) a.scale[l] = invstd[r];
+            ampi_ln_fill(a.mean, mean[r]);
+            ampi_ln_fill(a.scale, invstd[r]);
             ampi_kernels_now()->norm(&a, (char*)q->y + at * ampi_type_size(q->yt), ampi_dtype(q->yt),
                                      (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
         }
@@ -8397,15 +8403,13 @@ AMPI_FN void ampi_ln_tile_read(const ampi_ln_backward* q, size_t row, size_t i, 
 }
 /* dx of a row from its two sums. */
 AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, ampi_ln_tile* t) {
-    const float mean = q->mean[row], invstd = q->invstd[row];
-    const float a = (float)(sum / (double)q->d), b = (float)(dot * (double)invstd / (double)q->d);
     ampi_norm_args k;
-    size_t i, l, n;
+    size_t i, n;
     memset(&k, 0, sizeof k);
-    for (l = 0; l < AMPI_LANES; l++) k.mean[l] = mean;
-    for (l = 0; l < AMPI_LANES; l++) k.scale[l] = invstd;
-    for (l = 0; l < AMPI_LANES; l++) k.a[l] = a;
-    for (l = 0; l < AMPI_LANES; l++) k.b[l] = b;
+    ampi_ln_fill(k.mean, q->mean[row]);
+    ampi_ln_fill(k.scale, q->invstd[row]);
+    ampi_ln_fill(k.a, (float)(sum / (double)q->d));
+    ampi_ln_fill(k.b, (float)(dot * (double)q->invstd[row] / (double)q->d));
     k.each = 1;
     k.add = q->add;
     for (i = 0; i < q->d; i += n) {
