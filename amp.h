@@ -8630,7 +8630,7 @@ AMPI_FN void* ampi_activation_table(amp_activation f, int slope, amp_dtype t, am
         int l;
         for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)(i + l);
         for (l = 0; l < AMPI_TILE; l++) v[l] = 1.0f;
-        ampi_load_f32(x, bits, t, 0, AMPI_TILE);
+        ampi_load_f32(x, bits, t == AMP_BF16 ? AMP_BF16 : AMP_F16, 0, AMPI_TILE);    /* compilers see that it fits */
         if (slope) ampi_activation_slope(f, v, v, x, AMPI_TILE);
         else       ampi_activation(f, v, x, AMPI_TILE);
         ampi_store(table, entry, (size_t)i, v, AMPI_TILE);
