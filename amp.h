@@ -290,16 +290,11 @@ AMP_DEF float  amp_half_to_float(amp_half h);
 AMP_DEF double amp_half_to_double(amp_half h);
 AMP_DEF float  amp_bfloat16_to_float(amp_bfloat16 h);
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h);
-/* Tests on the bits of *p as they lie in memory: right under -ffast-math too. Return 0 or 1. */
-AMP_DEF int amp_half_is_nan(amp_half h);
-AMP_DEF int amp_half_is_inf(amp_half h);
-AMP_DEF int amp_half_is_finite(amp_half h);
-AMP_DEF int amp_bfloat16_is_nan(amp_bfloat16 h);
-AMP_DEF int amp_bfloat16_is_inf(amp_bfloat16 h);
-AMP_DEF int amp_bfloat16_is_finite(amp_bfloat16 h);
-AMP_DEF int amp_float_is_nan(const float* p);
-AMP_DEF int amp_float_is_inf(const float* p);
-AMP_DEF int amp_float_is_finite(const float* p);
+/* Tests on the bits of the element at x as they lie in memory, of type F32, F16, BF16 or F64: right under -ffast-math
+   too. Return 0 or 1; elements of another type are finite. */
+AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
+AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
+AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 
 /* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other
    overlap is not. Pointers are aligned as their element type is.
@@ -2660,21 +2655,28 @@ AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) {
     return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits)));
 }
 
-/* Loaded as an integer: a float that passes through a float register may be changed or assumed finite. */
-AMPI_INLINE uint32_t ampi_load_magnitude(const float* p) {
-    uint32_t u;
-    memcpy(&u, p, sizeof u);
-    return u & 0x7fffffffu;
+/* The magnitude of an element beside that of infinity: below 0 for a finite one, above for a NaN. It is copied as an
+   integer, since a compiler may change a float or assume it finite. */
+AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
+    uint64_t magnitude = 0, inf = dtype == AMP_F16 ? 0x7c00u : dtype == AMP_BF16 ? 0x7f80u : 0x7f800000u;
+    uint32_t single;
+    uint16_t low;
+    if (dtype == AMP_F64) {
+        inf = (uint64_t)0x7ff00000u << 32;
+        memcpy(&magnitude, x, sizeof magnitude);
+        magnitude &= ~((uint64_t)1 << 63);
+    } else if (dtype == AMP_F16 || dtype == AMP_BF16) {
+        memcpy(&low, x, sizeof low);
+        magnitude = low & 0x7fffu;
+    } else if (ampi_dtype(dtype) == AMP_F32) {
+        memcpy(&single, x, sizeof single);
+        magnitude = single & 0x7fffffffu;
+    }
+    return (magnitude > inf) - (magnitude < inf);
 }
-AMP_DEF int amp_half_is_nan(amp_half h) { return (h.bits & 0x7fffu) > 0x7c00u; }
-AMP_DEF int amp_half_is_inf(amp_half h) { return (h.bits & 0x7fffu) == 0x7c00u; }
-AMP_DEF int amp_half_is_finite(amp_half h) { return (h.bits & 0x7fffu) < 0x7c00u; }
-AMP_DEF int amp_bfloat16_is_nan(amp_bfloat16 h) { return (h.bits & 0x7fffu) > 0x7f80u; }
-AMP_DEF int amp_bfloat16_is_inf(amp_bfloat16 h) { return (h.bits & 0x7fffu) == 0x7f80u; }
-AMP_DEF int amp_bfloat16_is_finite(amp_bfloat16 h) { return (h.bits & 0x7fffu) < 0x7f80u; }
-AMP_DEF int amp_float_is_nan(const float* p) { return ampi_load_magnitude(p) > 0x7f800000u; }
-AMP_DEF int amp_float_is_inf(const float* p) { return ampi_load_magnitude(p) == 0x7f800000u; }
-AMP_DEF int amp_float_is_finite(const float* p) { return ampi_load_magnitude(p) < 0x7f800000u; }
+AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) > 0; }
+AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) == 0; }
+AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) < 0; }
 
 /* --- sixteen values in plain C ------------------------------------------------------------ */
 
@@ -11589,7 +11591,7 @@ AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
     else if (!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX))
         ampi_build_fail(m, AMP_ERR_DESC, "input: scale %g must be finite and not negative", (double)d->scale);
     for (int c = 0; m->build_result == AMP_OK && c < d->channels; c++)
-        if ((d->mean && !amp_float_is_finite(&d->mean[c]))
+        if ((d->mean && !amp_is_finite(&d->mean[c], AMP_F32))
             || (d->std && (!ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX) || d->std[c] == 0.0f)))
             ampi_build_fail(m, AMP_ERR_DESC, "input: mean and std of channel %d must be finite, and std above 0", c);
     return m->build_result == AMP_OK;
@@ -12976,8 +12978,8 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
         const char* from = (const char*)data + at * ampi_type_size(t);
         if (m->backend->download(values, AMP_F32, from, t, k, &m->exec) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
-            *what = amp_float_is_nan(&values[i]) ? "nan" : "inf";
-            if (!amp_float_is_finite(&values[i])) return at + i;
+            *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
+            if (!amp_is_finite(&values[i], AMP_F32)) return at + i;
         }
     }
     return count;
@@ -13213,7 +13215,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
-    if (!m->trouble[0] && !amp_float_is_finite(&info->loss)) ampi_diagnose_forward(m, b, p);    /* while b is there */
+    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m, b, p);    /* while b is there */
     return AMP_OK;
 }
 
@@ -13323,7 +13325,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
             const float* row = rows + j * classes;
             size_t best = 0;
             for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            *correct += (int64_t)best == labels[j] && !amp_float_is_nan(&row[best]);
+            *correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
         }
     }
     return AMP_OK;
@@ -13557,7 +13559,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
-    if (done && amp_float_is_finite(&step.loss)) {
+    if (done && amp_is_finite(&step.loss, AMP_F32)) {
         f->loss_sum += (double)step.loss * (double)(to - from);
         f->samples += to - from;
     }
@@ -13596,7 +13598,7 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
 AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
     const float loss = f->d.evaluation ? f->now.eval_loss : f->now.loss;
     const float best = f->d.evaluation ? f->info.best.eval_loss : f->info.best.loss;
-    f->now.best = amp_float_is_finite(&loss) && (!f->info.best.best || loss < best);
+    f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
     if (f->d.patience > 0 && f->waited >= f->d.patience) ampi_fit_end_with(f, AMP_FIT_PATIENCE);

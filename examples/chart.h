@@ -47,7 +47,7 @@ enum { CHART_PANEL = 470, CHART_HEIGHT = 380, CHART_LEFT = 56, CHART_RIGHT = 18,
 typedef struct chart_frame { double x, y, width, height, x_max, low, high; int log_y; } chart_frame;
 
 static inline int chart_usable(const chart_panel* p, const float* y) {
-    return amp_float_is_finite(y) && (!p->log_y || *y > 0.0f);
+    return amp_is_finite(y, AMP_F32) && (!p->log_y || *y > 0.0f);
 }
 
 static inline double chart_axis(const chart_frame* f, double y) { return f->log_y ? log10(y) : y; }

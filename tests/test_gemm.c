@@ -70,7 +70,7 @@ static float finish(float sum, float alpha, float beta, float old) {
 
 /* Stores the expected value as the library must: one rounding, NaN as the one quiet NaN. */
 static void expect_store(unsigned char* at, amp_dtype dtype, float v) {
-    if (amp_float_is_nan(&v)) { uint32_t q = 0x7fc00000u; memcpy(&v, &q, sizeof v); }
+    if (amp_is_nan(&v, AMP_F32)) { uint32_t q = 0x7fc00000u; memcpy(&v, &q, sizeof v); }
     amp_convert(at, dtype, &v, AMP_F32, 1);
 }
 

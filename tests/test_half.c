@@ -130,12 +130,15 @@ static void check_all_16(const format* t) {
             CHECK_MSG(bits64(d) == bits64(h & 0x8000 ? -t->value[mag] : t->value[mag]), "%04x", h);
         CHECK(from_float(t, f) == (is_nan ? h | quiet : h));
         CHECK(from_double(t, d) == (is_nan ? h | quiet : h));
-        CHECK((t->dtype == AMP_F16 ? amp_half_is_nan(a) : amp_bfloat16_is_nan(b)) == is_nan);
-        CHECK((t->dtype == AMP_F16 ? amp_half_is_inf(a) : amp_bfloat16_is_inf(b)) == (mag == t->inf));
-        CHECK((t->dtype == AMP_F16 ? amp_half_is_finite(a) : amp_bfloat16_is_finite(b)) == (mag < t->inf));
-        CHECK(amp_float_is_nan(&f) == is_nan);
-        CHECK(amp_float_is_inf(&f) == (mag == t->inf));
-        CHECK(amp_float_is_finite(&f) == (mag < t->inf));
+        CHECK(amp_is_nan(&a, t->dtype) == is_nan);
+        CHECK(amp_is_inf(&a, t->dtype) == (mag == t->inf));
+        CHECK(amp_is_finite(&a, t->dtype) == (mag < t->inf));
+        CHECK(amp_is_nan(&f, AMP_F32) == is_nan);
+        CHECK(amp_is_inf(&f, AMP_F32) == (mag == t->inf));
+        CHECK(amp_is_finite(&f, AMP_F32) == (mag < t->inf));
+        CHECK(amp_is_nan(&d, AMP_F64) == is_nan);
+        CHECK(amp_is_inf(&d, AMP_F64) == (mag == t->inf));
+        CHECK(amp_is_finite(&d, AMP_F64) == (mag < t->inf));
     }
 }
 static void test_all_16_bit_values(void) {

@@ -204,7 +204,7 @@ static void test_accuracy(void) {
 
 /* --- special values ------------------------------------------------------------------------ */
 
-static int is_nan(float v) { return amp_float_is_nan(&v); }
+static int is_nan(float v) { return amp_is_nan(&v, AMP_F32); }
 
 static void test_specials(void) {
     const unsigned bits[8] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00001u,
@@ -719,13 +719,13 @@ static void test_loss_gradient(void) {
               < (double)(h * h) / 48 + 16 * u / (double)h);
     }
     amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, hx, AMP_F16, 1, 4, NULL);
-    CHECK(amp_half_is_finite(hx[0]) && amp_half_is_finite(hx[3]));
+    CHECK(amp_is_finite(&hx[0], AMP_F16) && amp_is_finite(&hx[3], AMP_F16));
     scale = 65536 * 2;
     amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, hx, AMP_F16, 1, 4, NULL);
-    CHECK(amp_half_is_inf(hx[1]) && amp_half_is_inf(hx[2]));
+    CHECK(amp_is_inf(&hx[1], AMP_F16) && amp_is_inf(&hx[2], AMP_F16));
     memcpy(&scale, &inf_bits, 4);
     amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, dx, AMP_F32, 1, 4, NULL);
-    for (i = 0; i < 4; i++) CHECK(!amp_float_is_finite(&dx[i]));
+    for (i = 0; i < 4; i++) CHECK(!amp_is_finite(&dx[i], AMP_F32));
     x[2] = 1e30f;
     amp_softmax_cross_entropy_forward(x, AMP_F32, &label, 0, &loss, 1, 4, NULL);
     CHECK(loss == 1e30f);

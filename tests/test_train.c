@@ -485,7 +485,7 @@ static void test_model_trouble(void) {
     for (i = 0; i < (int)p->count; i++) p->master[i] = 0.01f;
     CHECK(amp_model_sync_params(t.m) == AMP_OK);
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
-    CHECK_MSG(amp_float_is_finite(&info.loss) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
+    CHECK_MSG(amp_is_finite(&info.loss, AMP_F32) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
               "%s: %s", amp_outcome_name(info.outcome), info.message);
     CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'conv2d2'"), "%s", info.message);
     CHECK(info.scale_after == info.scale_before && remarks == 2 && amp_model_scaler(t.m)->state.consecutive_unsound == 4);
@@ -542,7 +542,7 @@ static void test_model_trouble_unseen(void) {
         for (k = 0; k < accumulate; k++) {
             memset(&b, 0, sizeof b);
             b.n = 1; b.inputs[0] = &x[k]; b.targets[0] = &label;
-            CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_finite(&info.loss));
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_finite(&info.loss, AMP_F32));
         }
         CHECK(info.outcome == (accumulate == 1 ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW));
         CHECK_MSG((strstr(info.message, "earlier micro-batch") != NULL) == (accumulate == 2), "%s", info.message);
@@ -648,7 +648,7 @@ static void test_looking_leaves_statistics(void) {
         for (i = 0; i < 12; i++) target[i] = k ? 1e20f : 1.0f;
         memset(&b, 0, sizeof b);
         b.n = 4; b.inputs[0] = x; b.targets[0] = target;
-        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_inf(&info.loss) == (k > 0));
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_inf(&info.loss, AMP_F32) == (k > 0));
         CHECK(amp_train_step(m, &b, &info) == AMP_OK);
         CHECK(info.outcome == (k < 2 ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_MODEL));
         CHECK(k < 2 || (info.overflow.inf_count + info.overflow.nan_count == 0 && strstr(info.message, "targets")));
@@ -1093,7 +1093,7 @@ static void test_evaluation_changes_nothing(void) {
         for (i = 0; i < VALUES; i++) {
             int k, finite = 1;
             CHECK_MSG(amp_predict(t.m, &b, t.v[i], out) == AMP_OK, "value %d", i);
-            for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_float_is_finite(&out[k]);
+            for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_is_finite(&out[k], AMP_F32);
             CHECK(finite);
             if (i == 3 || i == 6) {       /* relu works in place, and its input was asked for before */
                 for (k = 0; k < 8 * sizes[i]; k++) CHECK(out[k] >= 0.0f);
@@ -1131,7 +1131,7 @@ static void test_nan_is_never_right(void) {
     amp_eval_info e;
     int i;
     for (i = 0; i < 3; i++) amp_model_find_param(t.m, "linear2.bias")->master[i] = (float)HUGE_VAL - (float)HUGE_VAL;
-    CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_float_is_nan(&e.loss));
+    CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_is_nan(&e.loss, AMP_F32));
     amp_model_destroy(t.m);
 }
 
