@@ -13215,7 +13215,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
-    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m, b, p);    /* while b is there */
+    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m, b, p); /* while b is there */
     return AMP_OK;
 }
 
