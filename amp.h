@@ -7994,7 +7994,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, size_t group, ampi_bn_kind kind
    are much larger than x. 0 where that is no number, and where a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* pivot) {
     const size_t one = p->per_group == 1, n = one ? ampi_min_size(p->spatial, AMPI_LANES) : ampi_bn_width(p, group);
-    union { uint16_t f16[AMPI_LANES]; float f32[AMPI_LANES]; } rounded;
+    uint16_t rounded[AMPI_LANES];
     double sum = 0.0;
     size_t l;
     memset(pivot, 0, AMPI_LANES * sizeof *pivot);
@@ -8003,8 +8003,9 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
     if (one) pivot[0] = (float)(sum / (double)n);
     ampi_bn_spread(p, pivot);
     if (ampi_dtype(xt) != AMP_F32) {
-        ampi_store_f32(&rounded, xt, 0, pivot, AMPI_LANES);
-        ampi_load_f32(pivot, &rounded, xt, 0, AMPI_LANES);
+        const amp_dtype low = ampi_dtype(xt) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
+        ampi_store_f32(rounded, low, 0, pivot, AMPI_LANES);
+        ampi_load_f32(pivot, rounded, low, 0, AMPI_LANES);
     }
     for (l = 0; l < AMPI_LANES; l++) if (!(fabs((double)pivot[l]) < 1e30)) pivot[l] = 0.0f;
 }
