@@ -3692,19 +3692,16 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dtyp
             AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i * vectors + j]);
 }
 #define AMPI_ROWS(r) case r: AMPI_K(micro_tile)(r, vectors, place, AMP_F32, exact, u); break;
-/* Up to as many rows as there are sums for. */
+/* As many rows as a micro-tile has: an even number, or one. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int exact, const AMPI_K(micro_args)* u) {
     switch (rows) {
-        AMPI_ROWS(1) AMPI_ROWS(2) AMPI_ROWS(3) AMPI_ROWS(4)
+        AMPI_ROWS(1) AMPI_ROWS(2) AMPI_ROWS(4)
 #if AMPI_PASS_MR > 4
-        AMPI_ROWS(5) AMPI_ROWS(6)
+        AMPI_ROWS(6)
 #endif
 #if AMPI_PASS_MR > 6
-        AMPI_ROWS(7) AMPI_ROWS(8)
-        default: break;
-    }
-    if (vectors < 3) switch (rows) {
-        AMPI_ROWS(9) AMPI_ROWS(10) AMPI_ROWS(11) AMPI_ROWS(12)
+        AMPI_ROWS(8)
+        case 12: if (vectors < 3) AMPI_K(micro_tile)(12, vectors, place, AMP_F32, exact, u); break;
 #endif
         default: break;
     }
@@ -3713,10 +3710,11 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int e
 /* Any number of rows, in micro-tiles of about the same height. */
 AMPI_LANES_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
     const size_t most = ampi_min_size((size_t)AMPI_K(sums) / (size_t)vectors, AMPI_PASS_MR);
-    const size_t each = ampi_div_up(rows, ampi_div_up(rows, most));
+    const size_t each = ampi_round_up(ampi_div_up(rows, ampi_div_up(rows, most)), 2);
     size_t here;
     for (; rows > 0; rows -= here, u.a += here * u.row_step, u.sums += here * u.ld) {
-        here = ampi_min_size(rows, each);
+        here = rows == 1 ? 1 : ampi_min_size(rows, each) & ~(size_t)1;
+        if (here == 10) here = 8;
         AMPI_K(micro_rows)(here, vectors, place, exact, &u);
     }
 }
