@@ -66,7 +66,7 @@ TABLE = [
     ("half", "u = mag < 0x800000u ? tiny - ((uint64_t)149u << 52) : u;", ""),
     ("half", "uint64_t up = s.rest + (s.kept & 1u) > middle ? 1u : 0u;", "uint64_t up = s.rest > middle ? 1u : 0u;"),
     ("half", "random < s.rest >> (shift < 63u ? shift : 63u)", "random <= s.rest >> (shift < 63u ? shift : 63u)"),
-    ("half", "ampi_load_magnitude(p) > 0x7f800000u; }", "ampi_load_magnitude(p) >= 0x7f800000u; }"),
+    ("half", "return (magnitude > inf) - (magnitude < inf);", "return (magnitude >= inf) - (magnitude < inf);"),
     ("half", "(uint64_t)~random[l] << (cut - 32u)", "(uint64_t)random[l] << (cut - 32u)"),
     ("half", "(size_t)(backwards ? blocks - 1 - i : i)", "(size_t)i"),
     ("half hostile", "if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)",
