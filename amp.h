@@ -3371,7 +3371,7 @@ AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
 /* s + x * x of sixteen elements. */
 AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
     const __m512 x = t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)p) : _mm512_setzero_ps();
-    const __m256 x0 = t == AMP_BF16 ? _mm512_castps512_ps256(x) : ampi_load8_avx2(p, t);
+    const __m256 x0 = t == AMP_BF16 ? _mm512_maskz_extractf32x8_ps(0xff, x, 0) : ampi_load8_avx2(p, t);
     const __m256 x1 = t == AMP_BF16 ? _mm512_maskz_extractf32x8_ps(0xff, x, 1)
                                     : ampi_load8_avx2((const char*)p + (t == AMP_F32 ? 32 : 16), t);
     const __m512d lo = _mm512_maskz_cvtps_pd(0xff, x0), hi = _mm512_maskz_cvtps_pd(0xff, x1);
@@ -4743,9 +4743,6 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
-#if defined(__NVCC_DIAG_PRAGMA_SUPPORT__) && !defined(__clang__)
-  #pragma nv_diagnostic pop
-#endif
 #undef AMPI_PASS
 #undef AMPI_PASS_BASE
 #undef AMPI_PASS_DONE
@@ -15399,6 +15396,9 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 
 #ifdef __cplusplus
 } /* extern "C" */
+#endif
+#if defined(__NVCC_DIAG_PRAGMA_SUPPORT__) && !defined(__clang__)
+  #pragma nv_diagnostic pop
 #endif
 #if defined(AMPI_PLAIN_FLOATS)
   #pragma GCC pop_options
