@@ -6926,6 +6926,8 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
         return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
+    p->sh = ampi_min_int(p->sh, p->h);         /* of a larger stride there is one window, whatever the stride */
+    p->sw = ampi_min_int(p->sw, p->w);
     return AMP_OK;
 }
 

@@ -166,6 +166,17 @@ static void pool_shape_fields(void) {
         CHECK(i ? F[2600] == 1.0f && F[2601] == 0.0f : F[2600] == F[7599] && F[2600] > 0.0f && F[2600] < 1e-9f);
         s.channels = 2; s.height = 4; s.kernel_h = 3; s.pad_h = 1; oh = ow = -7;
     }
+    s = good;                                                /* one window, however large the stride */
+    s.n = s.channels = s.height = s.kernel_h = 1; s.width = 5; s.kernel_w = 3; s.stride_h = s.stride_w = INT_MAX;
+    s.pad_h = s.pad_w = 0;
+    for (i = 0; i < 2; i++) {
+        s.kind = i ? AMP_POOL_MAX : AMP_POOL_AVERAGE;
+        prepare();
+        F[0] = 1.0f; F[1] = 2.0f; F[2] = 6.0f; F[20] = 3.0f;
+        CHECK(amp_pool2d_forward(&s, F, AMP_F32, F + 10, AMP_F32, &quiet) == AMP_OK && F[10] == (i ? 6.0f : 3.0f));
+        CHECK(amp_pool2d_backward(&s, F + 20, AMP_F32, F, AMP_F32, F + 30, AMP_F32, &quiet) == AMP_OK);
+        CHECK(F[30] == (i ? 0.0f : 1.0f) && F[32] == (i ? 3.0f : 1.0f) && F[33] == 0.0f && F[34] == 0.0f);
+    }
     s = good;                                                /* an output side of 2^31 */
     s.kernel_w = 2; s.stride_w = 1; s.height = 1; s.kernel_h = s.stride_h = 1; s.pad_h = 0; s.width = INT_MAX;
     /* 2^33 inputs are more than a memory of 32 bits holds, which is found first */
