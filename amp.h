@@ -15386,7 +15386,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
             (double)s->suggested_scale);
     for (i = 0; i < AMP_STATS_BINS; i++) {
         if (s->histogram[i]) last = i;
-        if (s->histogram[i] && i < first) first = i;
+        if (i < first && s->histogram[i]) first = i;
         if (s->histogram[i] > most) most = s->histogram[i];
     }
     for (i = first; i <= last; i++)
