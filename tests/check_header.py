@@ -33,17 +33,18 @@ for i, line in enumerate(lines, 1):
 passed += 2
 check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
 
-# functions of at most 100 lines; half of them short
+# functions of at most 80 lines, nine in ten of at most 40, half of them of at most 12
 lengths, start = [], None
 for i, line in enumerate(lines):
     if re.match(r"^(?!typedef)[A-Za-z_].*\) \{$", line) or (line == "{" and start is None): start = i
     if line == "}" and start is not None:
         lengths.append(i - start + 1)
-        check(i - start + 1 <= 100, "line %d: a function of %d lines" % (start + 1, i - start + 1))
+        check(i - start + 1 <= 80, "line %d: a function of %d lines" % (start + 1, i - start + 1))
         start = None
 lengths.sort()
 print("%d functions of more than one line, median %d lines, 90 %% at most %d, longest %d"
       % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
+check(lengths[len(lengths) // 2] <= 12 and lengths[int(len(lengths) * 0.9)] <= 40, "functions have grown")
 
 # each public prototype has a comment: directly above, at the end of its line, or above the group it stands in
 interface = text[:text.index(">>impl ")].split("\n")
