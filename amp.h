@@ -2928,8 +2928,8 @@ AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_
     return ampi_float(size > finite || (ampi_bits(v) & 0x7fffffffu) > finite ? 0u : u);
 }
 
-/* Whether element i stays as it was, given what its weight and second moment would become: a first moment that
-   overflows takes the weight along. */
+/* Whether element i stays as it was, given what its weight w and second moment v would become. It is counted in `over`,
+   and so is one whose 16-bit copy saturates. A first moment needs no look: where it overflows, w does. */
 AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_overflow* over) {
     const uint32_t size = ampi_bits(w) & 0x7fffffffu;
     const int stays = size > over->last || (ampi_bits(v) & 0x7fffffffu) > over->finite;
@@ -3707,7 +3707,8 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int e
     }
 }
 #undef AMPI_ROWS
-/* Any number of rows, in micro-tiles of about the same height. */
+/* The same for any number of rows: tiles one below the other, of about the same height, for which there is code of 1,
+   2, 4, 6, 8 and 12 rows (see micro_rows); the last ones hold what is left. */
 AMPI_LANES_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
     const size_t most = ampi_min_size((size_t)AMPI_K(sums) / (size_t)vectors, AMPI_PASS_MR);
     const size_t each = ampi_round_up(ampi_div_up(rows, ampi_div_up(rows, most)), 2);
@@ -4056,7 +4057,7 @@ AMPI_LANES_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums,
     for (; vectors > 0; vectors--, sums += AMPI_LANES, to += bytes)
         AMPI_K(store_typed)(to, t, AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums)), bias)));
 }
-/* 16 elements of C, `step` apart, to and from neighbours; `size` bytes each. */
+/* `count` neighbouring elements of `size` bytes to places `step` elements apart; gather brings them back. */
 AMPI_LANES_FN void AMPI_K(scatter)(char* to, size_t step, const void* from, size_t size, size_t count) {
     size_t l;
     if (size == 4) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, (const char*)from + 4 * l, 4);
@@ -5249,6 +5250,7 @@ AMPI_FN uint32_t ampi_pass_limit(const ampi_grad_pass* pass, int tensor, amp_dty
     return ampi_last_finite(from, to, pass->inverse);
 }
 
+/* Counts inf, NaN and what would overflow in chunk c of a list of gradients, and sums its squares, see ampi_scan. */
 AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
     const amp_tensor x = pass->src->at(pass->src->list, c->tensor);
@@ -5857,7 +5859,7 @@ typedef struct ampi_conv2d {
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
 
-/* Fields that must be at least `least`. */
+/* Refuses sizes below 1, and strides, padding, dilation and groups below 0. */
 AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logger* logger) {
     const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
                                   "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
@@ -6022,7 +6024,8 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
-/* y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. */
+/* The product of a forward pass, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x, so A is w
+   and B the unfolded x. A row of C is an output's plane, plane after plane, an image's pixels being one part of it. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
     const size_t k = c->cg * c->taps;
     ampi_result* y = &v->s.c;
@@ -6353,7 +6356,8 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
 
 /* --- amp_conv2d ---------------------------------------------------------------------------------- */
 
-/* Floats of workspace for the fastest way to y, or to one phase of dx. */
+/* Floats of workspace for the fastest way to y, or to one phase of dx: FP32 weights, and what the neediest of the three
+   forms takes. Shares are threads, each with scratch memory of its own, which ampi_gemm_floats counts itself. */
 AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
     const size_t product = ampi_gemm_floats(v->s.m, v->s.n, v->s.k, &v->b);
     const size_t shares = ampi_conv2d_shares(v, v->groups * v->images);
@@ -7652,7 +7656,7 @@ AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, 
 }
 
 /* Maxima of 2 x 2 windows side by side in tensors of one type, sixteen at a time. A number is compared as it is stored,
-   those of 16 bits in the upper half of a word. */
+   those of 16 bits in the upper half of a word; which half the first of two is, depends on the processor. */
 AMPI_INLINE int ampi_pool2x2_little(void) {
     const uint32_t one = 1;
     uint16_t low;
@@ -8210,6 +8214,7 @@ AMPI_INLINE void ampi_distance_step(int hw, double* a, const float* x, double me
         a[l] = ampi_add_product(hw, d, d, a[l]);
     }
 }
+/* acc[i % 16] += (x[i] - mean)^2, i < n. hw: whether the processor has fma. */
 AMPI_INLINE void ampi_lane_distance_body(int hw, double* acc, const float* x, double mean, size_t n) {
     double a[AMPI_LANES];
     memcpy(a, acc, sizeof a);
