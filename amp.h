@@ -2281,13 +2281,14 @@ AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
 #endif
 /* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal
    floats. */
-AMPI_HD AMPI_INLINE float ampi_fma_plain(float a, float b, float c) {
+AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
     uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
     if ((u & 0x1fffffffu) != 0x10000000u && (magnitude >= 0x3810000000000000u || magnitude == 0))
         return (float)sum;
     return ampi_fma_soft(a, b, c);
 }
+AMPI_HD AMPI_APART float ampi_fma_plain(float a, float b, float c) { return ampi_fma_emulated(a, b, c); }
 AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
     (void)hw;
@@ -3496,6 +3497,10 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
     return vmaxvq_u32(magnitude) > limit;
 }
 #else
+#if !AMPI_FMA_NATIVE     /* what emulating an fma takes hides the calls, and the code is half as large */
+  #undef AMPI_LANES_FN
+  #define AMPI_LANES_FN AMPI_FN
+#endif
 #define AMPI_PASS_MR 4
 #define AMPI_PASS_EXACT 1
 typedef struct { float v[16]; } AMPI_V16;
@@ -3515,7 +3520,8 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (exact) for (l = 0; l < 16; l++) z.v[l] += x.v[l] * y.v[l];
-    else for (l = 0; l < 16; l++) z.v[l] = ampi_fma(AMPI_FMA_NATIVE, x.v[l], y.v[l], z.v[l]);
+    else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.v[l] = ampi_fma(1, x.v[l], y.v[l], z.v[l]);
+    else for (l = 0; l < 16; l++) z.v[l] = ampi_fma_emulated(x.v[l], y.v[l], z.v[l]);
     return z;
 }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { memcpy(p, x.v, sizeof x.v); }
