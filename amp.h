@@ -11211,6 +11211,13 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     return &cpu;
 }
 
+/* No loop counts for speed in model, train and checkpoint: gcc is asked for small code. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+  #define AMPI_SMALL_CODE 1
+  #pragma GCC push_options
+  #pragma GCC optimize("Os")
+#endif
+
 /* ======================================================================================== */
 /* >>impl-model                                                                               */
 /* ======================================================================================== */
@@ -15184,6 +15191,10 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 }
 
 #endif /* AMP_NO_STDIO */
+
+#if defined(AMPI_SMALL_CODE)
+  #pragma GCC pop_options
+#endif
 
 /* ======================================================================================== */
 /* >>impl-report                                                                              */
