@@ -521,8 +521,8 @@ typedef AMPI_ENUM(amp_activation) {
     AMP_SIGMOID = 4,   /* 1 / (1 + exp(-x))                                          */
 } amp_activation;
 
-/* Bytes of workspace with which the two calls below run at full speed on many elements of 16 bits. */
-enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 128 };
+/* Bytes of workspace with which the forward call runs at full speed on many elements of 16 bits. */
+enum { AMP_ACTIVATION_WORKSPACE = 65536 * 2 + 64 };
 /* y = f(x), n elements; x and y may be the same if their types are. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
                                           void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
@@ -8546,10 +8546,12 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
 #define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
 #define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715  */
 
-AMPI_HD AMPI_INLINE float ampi_relu(float x) {
-    uint32_t u = ampi_bits(x), keep = ampi_mask(u < 0x80000000u) | ampi_nan_mask(x);
-    return ampi_float(u & keep);
+/* dy where ReLU lets it through. */
+AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
+    const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
+    return ampi_float(ampi_bits(dy) & pass);
 }
+AMPI_HD AMPI_INLINE float ampi_relu(float x) { return ampi_relu_back(x, x); }
 AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
     float density;
     return x * ampi_normal_cdf(hw, x, &density);
@@ -8584,11 +8586,6 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
 }
 AMPI_HD AMPI_INLINE float ampi_tanh_slope(int hw, float s) { return ampi_fma(hw, -s, s, 1.0f); }
 AMPI_HD AMPI_INLINE float ampi_sigmoid_slope(float s) { return s * (1.0f - s); }
-/* dy where ReLU lets it through. */
-AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
-    const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
-    return ampi_float(ampi_bits(dy) & pass);
-}
 AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
     switch (f) {
         case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
@@ -8599,63 +8596,77 @@ AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy
     }
 }
 
-/* Each function has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
-AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
-    switch (f) {
-        case AMP_GELU: AMPI_LOOP(y, n, ampi_gelu(hw, x[i])); break;
-        case AMP_GELU_TANH: AMPI_LOOP(y, n, ampi_gelu_tanh(hw, x[i])); break;
-        case AMP_TANH: AMPI_LOOP(y, n, ampi_tanh(hw, x[i])); break;
-        case AMP_SIGMOID: AMPI_LOOP(y, n, ampi_sigmoid(hw, x[i])); break;
-        default: AMPI_LOOP(y, n, ampi_relu(x[i])); break;
+/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
+typedef enum ampi_loss { AMPI_MSE, AMPI_BCE } ampi_loss;
+
+/* max(x,0) - x*t + log(1 + exp(-|x|)). */
+AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
+    return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
+}
+/* What is done to single elements a and b: an activation, by its number; its gradient, where a is dy and b what was
+   saved; terms of a loss and their gradients, where b is the target. p: a factor. */
+enum { AMPI_SLOPE = 8, AMPI_TERM = 16, AMPI_TERM_SLOPE = 18, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
+
+/* Each operator has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
+AMPI_INLINE void ampi_each_body(int hw, int op, float* y, const float* a, const float* b, float p, size_t n) {
+    switch (op) {
+        case AMP_RELU: AMPI_LOOP(y, n, ampi_relu(a[i])); break;
+        case AMP_GELU: AMPI_LOOP(y, n, ampi_activate(hw, AMP_GELU, a[i])); break;
+        case AMP_GELU_TANH: AMPI_LOOP(y, n, ampi_activate(hw, AMP_GELU_TANH, a[i])); break;
+        case AMP_TANH: AMPI_LOOP(y, n, ampi_tanh(hw, a[i])); break;
+        case AMP_SIGMOID: AMPI_LOOP(y, n, ampi_sigmoid(hw, a[i])); break;
+        case AMPI_SLOPE + (int)AMP_RELU: AMPI_LOOP(y, n, ampi_relu_back(a[i], b[i])); break;
+        case AMPI_SLOPE + (int)AMP_GELU: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_GELU, a[i], b[i])); break;
+        case AMPI_SLOPE + (int)AMP_GELU_TANH:
+            AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_GELU_TANH, a[i], b[i]));
+            break;
+        case AMPI_SLOPE + (int)AMP_TANH: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_TANH, a[i], b[i])); break;
+        case AMPI_SLOPE + (int)AMP_SIGMOID: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_SIGMOID, a[i], b[i])); break;
+        case AMPI_TERM + (int)AMPI_MSE: AMPI_LOOP(y, n, a[i] - b[i]); break;
+        case AMPI_TERM + (int)AMPI_BCE: AMPI_LOOP(y, n, ampi_bce_term(hw, a[i], b[i])); break;
+        case AMPI_TERM_SLOPE + (int)AMPI_MSE: AMPI_LOOP(y, n, (a[i] - b[i]) * p); break;
+        case AMPI_TERM_SLOPE + (int)AMPI_BCE: AMPI_LOOP(y, n, (ampi_sigmoid(hw, a[i]) - b[i]) * p); break;
+        case AMPI_LOG: AMPI_LOOP(y, n, ampi_log(hw, a[i])); break;
+        case AMPI_ADD_TO_PRODUCT: AMPI_LOOP(y, n, ampi_fma(hw, p, a[i], b[i])); break;
+        default: AMPI_LOOP(y, n, a[i] + b[i]); break;
     }
 }
-AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
+AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n)
 
-AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy, const float* s,
-                                            size_t n) {
-    switch (f) {
-        case AMP_GELU: AMPI_LOOP(dx, n, dy[i] * ampi_gelu_slope(hw, s[i])); break;
-        case AMP_GELU_TANH: AMPI_LOOP(dx, n, dy[i] * ampi_gelu_tanh_slope(hw, s[i])); break;
-        case AMP_TANH: AMPI_LOOP(dx, n, dy[i] * ampi_tanh_slope(hw, s[i])); break;
-        case AMP_SIGMOID: AMPI_LOOP(dx, n, dy[i] * ampi_sigmoid_slope(s[i])); break;
-        default: AMPI_LOOP(dx, n, ampi_relu_back(dy[i], s[i])); break;
-    }
+/* y = op(a, b), or of a alone, if b is NULL. y may be one of them, if the types are the same. */
+typedef struct ampi_elements {
+    int op;
+    float p;
+    const void *a, *b;
+    void* y;
+    amp_dtype at, bt, yt;
+} ampi_elements;
+AMPI_FN void ampi_elements_tile(const ampi_elements* q, size_t i, size_t n) {
+    AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
+    float* y = ampi_open(q->y, q->yt, i, n, a);
+    const float* from = ampi_view(q->a, q->at, i, n, a);
+    ampi_each(q->op, y, from, q->b ? ampi_view(q->b, q->bt, i, n, b) : NULL, q->p, ampi_padded(n));
+    ampi_store(q->y, q->yt, i, y, n);
 }
-AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
-            f, dx, dy, s, n)
-
-/* An element of 16 bits is one of 65,536 values. For many elements a table of f, or of its slope in FP32, for each
-   value of type t is sooner made and read than f computed. The table, in the workspace, or NULL. */
-enum { AMPI_VALUES = 65536 };
-AMPI_FN void* ampi_activation_table(amp_activation f, int slope, amp_dtype t, amp_dtype entry, size_t n,
-                                    const amp_exec* exec) {
-    const int cheap = f == AMP_RELU || (slope && (f == AMP_TANH || f == AMP_SIGMOID));
-    void* table;
+AMPI_FN void ampi_elements_all(const ampi_elements* q, size_t n) {
     int64_t i;
-    if (cheap || ampi_type_size(t) != 2 || (!slope && ampi_type_size(entry) != 2) || n < 4 * AMPI_VALUES
-        || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
-    table = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
-        AMPI_ALIGNED float x[AMPI_TILE], v[AMPI_TILE];
-        uint16_t bits[AMPI_TILE];
-        int l;
-        for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)(i + l);
-        for (l = 0; l < AMPI_TILE; l++) v[l] = 1.0f;
-        ampi_load_f32(x, bits, t == AMP_BF16 ? AMP_BF16 : AMP_F16, 0, AMPI_TILE);    /* compilers see that it fits */
-        if (slope) ampi_activation_slope(f, v, v, x, AMPI_TILE);
-        else       ampi_activation(f, v, x, AMPI_TILE);
-        ampi_store(table, entry, (size_t)i, v, AMPI_TILE);
-    });
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++)
+        ampi_elements_tile(q, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE)));
+}
+
+/* An element of 16 bits is one of 65,536 values. For many elements a table of f for each value is sooner made and read
+   than f computed. The table, in the workspace, or NULL. */
+AMPI_FN const uint16_t* ampi_activation_table(ampi_elements q, size_t n, const amp_exec* exec) {
+    enum { values = 65536 };
+    uint16_t* table;
+    size_t i;
+    if (q.op == AMP_RELU || ampi_type_size(q.at) != 2 || ampi_type_size(q.yt) != 2 || n < 4 * values || !exec
+        || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
+    table = (uint16_t*)ampi_align64(exec->workspace);
+    for (i = 0; i < values; i++) table[i] = (uint16_t)i;
+    q.a = q.y = table;
+    ampi_elements_all(&q, values);
     return table;
-}
-/* y = table[x], and v = g * table[s]. */
-AMPI_FN void ampi_look_up(uint16_t* y, const uint16_t* table, const uint16_t* x, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) y[i] = table[x[i]];
-}
-AMPI_FN void ampi_look_up_slope(float* v, const float* g, const float* table, const uint16_t* s, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) v[i] = g[i] * table[s[i]];
 }
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
@@ -8667,21 +8678,14 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_elements q = { (int)f, 0.0f, x, NULL, y, x_dtype, AMP_F32, y_dtype };
     const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
-    table = (const uint16_t*)ampi_activation_table(f, 0, x_dtype, y_dtype, n, exec);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
-        AMPI_ALIGNED float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        if (table) ampi_look_up((uint16_t*)y + at, table, (const uint16_t*)x + at, count);
-        else {
-            float* v = ampi_open(y, y_dtype, at, count, y_tile);
-            ampi_activation(f, v, ampi_view(x, x_dtype, at, count, x_tile), ampi_padded(count));
-            ampi_close(y, y_dtype, at, count, v);
-        }
-    });
+    table = ampi_activation_table(q, n, exec);
+    if (!table) ampi_elements_all(&q, n);
+    else AMPI_PARALLEL_FOR(1, for (i = 0; i < (int64_t)n; i++) ((uint16_t*)y)[i] = table[((const uint16_t*)x)[i]]);
     return AMP_OK;
 }
 
@@ -8691,20 +8695,10 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
-    const float* table;
-    int64_t i;
+    const ampi_elements q = { AMPI_SLOPE + (int)f, 0.0f, dy, saved, dx, dy_dtype, saved_dtype, dx_dtype };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
-    table = (const float*)ampi_activation_table(f, 1, saved_dtype, AMP_F32, n, exec);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
-        AMPI_ALIGNED float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
-        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        const float* g = ampi_view(dy, dy_dtype, at, count, dy_tile);
-        float* v = ampi_open(dx, dx_dtype, at, count, dy_tile);
-        if (table) ampi_look_up_slope(v, g, table, (const uint16_t*)saved + at, count);
-        else ampi_activation_slope(f, v, g, ampi_view(saved, saved_dtype, at, count, s_tile), ampi_padded(count));
-        ampi_close(dx, dx_dtype, at, count, v);
-    });
+    ampi_elements_all(&q, n);
     return AMP_OK;
 }
 
@@ -8952,25 +8946,9 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
         ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 64));
         ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
                   ampi_padded(count));
-        ampi_close(y, y_dtype, start, count, v);
+        ampi_store(y, y_dtype, start, v, count);
     });
     return AMP_OK;
-}
-
-/* y = a + b; y may be a or b. */
-AMPI_INLINE void ampi_sum_body(int hw, float* y, const float* a, const float* b, size_t n) {
-    (void)hw;
-    AMPI_LOOP(y, n, a[i] + b[i]);
-}
-AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a, b, n)
-
-/* One tile of y[y_start...] = a[a_start...] + b[b_start...]. */
-AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt,
-                           size_t b_start, void* y, amp_dtype yt, size_t y_start, size_t n) {
-    AMPI_ALIGNED float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
-    float* v = ampi_open(y, yt, y_start, n, a_tile);
-    ampi_sum(v, ampi_view(a, at, a_start, n, a_tile), ampi_view(b, bt, b_start, n, b_tile), ampi_padded(n));
-    ampi_close(y, yt, y_start, n, v);
 }
 
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
@@ -8978,14 +8956,10 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    int64_t i;
+    const ampi_elements q = { AMPI_ADD, 0.0f, a, b, y, a_dtype, b_dtype, y_dtype };
     amp_result r = AMPI_CHECK(exec, "add", n, list);
-    if (r != AMP_OK) return r;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
-        const size_t start = (size_t)i * AMPI_TILE;
-        ampi_sum_tile(a, a_dtype, start, b, b_dtype, start, y, y_dtype, start, ampi_tile_size(n, start));
-    });
-    return AMP_OK;
+    if (r == AMP_OK) ampi_elements_all(&q, n);
+    return r;
 }
 
 /* dst[to...] = src[from...], n elements; equal types are copied as they are. */
@@ -9039,10 +9013,13 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
-        size_t from = (size_t)row * d_total + column, to = (size_t)row * d, i;
+        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
+        char* x_row = (char*)x + to * ampi_type_size(x_dtype);
+        const ampi_elements q = { AMPI_ADD, 0.0f, x_row, (const char*)y + from * ampi_type_size(y_dtype), x_row,
+                                  x_dtype, y_dtype, x_dtype };
+        size_t i;
         if (!accumulate) ampi_copy_elements(x, x_dtype, to, y, y_dtype, from, d);
-        for (i = 0; accumulate && i < d; i += AMPI_TILE)
-            ampi_sum_tile(x, x_dtype, to + i, y, y_dtype, from + i, x, x_dtype, to + i, ampi_tile_size(d, i));
+        for (i = 0; accumulate && i < d; i += AMPI_TILE) ampi_elements_tile(&q, i, ampi_tile_size(d, i));
     });
     return AMP_OK;
 }
@@ -9088,27 +9065,6 @@ AMPI_INLINE void ampi_rows_mean_body(int hw, double* mean, const float* x, size_
 }
 AMPI_KERNEL(ampi_rows_mean, (double* mean, const float* x, size_t rows, size_t d), mean, x, rows, d)
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, where z = x - max.
-   at: x[label] of each row. */
-AMPI_INLINE void ampi_rows_loss_body(int hw, float* loss, const float* at, const float* max, const float* sum,
-                                     const double* mean, float smoothing, size_t rows) {
-    size_t r, l;
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        float v[AMPI_LANES], w[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++)
-            v[l] = ampi_fma(hw, smoothing - 1.0f, at[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
-        if (smoothing > 0.0f) {
-            for (l = 0; l < AMPI_LANES; l++) w[l] = (float)(mean[r + l] - (double)max[r + l]);
-            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, -smoothing, w[l], v[l]);
-        }
-        memcpy(loss + r, v, sizeof v);
-    }
-}
-AMPI_KERNEL(ampi_rows_loss,
-            (float* loss, const float* at, const float* max, const float* sum, const double* mean, float smoothing,
-             size_t rows),
-            loss, at, max, sum, mean, smoothing, rows)
-
 /* The mean of a row that is longer than a tile. */
 AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
     double acc[AMPI_LANES] = { 0 };
@@ -9119,7 +9075,8 @@ AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
     }
     return ampi_lane_total(acc) / (double)s->d;
 }
-/* The losses of some rows, at most AMPI_ROWS. */
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, at most AMPI_ROWS,
+   where z = x - max. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], at[AMPI_ROWS];
@@ -9129,15 +9086,16 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t r
     size_t r;
     for (r = 0; x && r < rows; r++) at[r] = x[r * s->d + (size_t)labels[r]];
     if (!x) at[0] = ampi_load_one(s->x, s->xt, row * s->d + (size_t)labels[0], 0.0f);
-    if (s->smoothing > 0.0f) {
-        if (x) ampi_rows_mean(mean, x, rows, s->d);
-        else   mean[0] = ampi_long_mean(s, row, tile);
+    if (x && s->smoothing > 0.0f) ampi_rows_mean(mean, x, rows, s->d);
+    if (!x && s->smoothing > 0.0f) mean[0] = ampi_long_mean(s, row, tile);
+    for (r = 0; r < rows; r++) {
+        at[r] -= max[r];
+        max[r] = s->smoothing > 0.0f ? (float)(mean[r] - (double)max[r]) : 0.0f;
     }
-    for (r = rows; r < ampi_padded(rows); r++) {
-        at[r] = max[r] = sum[r] = 0.0f;
-        mean[r] = 0.0;
-    }
-    ampi_rows_loss(loss, at, max, sum, mean, s->smoothing, rows);
+    for (; r < ampi_padded(rows); r++) at[r] = max[r] = sum[r] = 0.0f;
+    ampi_each(AMPI_LOG, sum, sum, NULL, 0.0f, ampi_padded(rows));
+    ampi_each(AMPI_ADD_TO_PRODUCT, loss, at, sum, s->smoothing - 1.0f, ampi_padded(rows));
+    ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -s->smoothing, ampi_padded(rows));
 }
 /* parts[first .. last-1] of n rows: the sum of the losses of each part's rows. */
 AMPI_FN void ampi_cross_entropy_parts(const ampi_softmax* s, size_t n, double* parts, int64_t first, int64_t last) {
@@ -9193,32 +9151,6 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     return AMP_OK;
 }
 
-/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
-typedef enum ampi_loss { AMPI_MSE, AMPI_BCE } ampi_loss;
-
-/* max(x,0) - x*t + log(1 + exp(-|x|)). */
-AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
-    return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
-}
-/* v = terms whose sum is the loss: x - target (to be squared in double), or the cross-entropy. */
-AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
-                                      size_t n) {
-    if (kind == AMPI_MSE) AMPI_LOOP(v, n, x[i] - target[i]);
-    else                  AMPI_LOOP(v, n, ampi_bce_term(hw, x[i], target[i]));
-}
-AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const float* target, size_t n),
-            kind, v, x, target, n)
-
-/* v = (x - target) * factor, or (sigmoid(x) - target) * factor. */
-AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
-                                      float factor, size_t n) {
-    if (kind == AMPI_MSE) AMPI_LOOP(v, n, (x[i] - target[i]) * factor);
-    else                  AMPI_LOOP(v, n, (ampi_sigmoid(hw, x[i]) - target[i]) * factor);
-}
-AMPI_KERNEL(ampi_loss_slope,
-            (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n), kind,
-            v, x, target, factor, n)
-
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n) {
     if (n > 0) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
@@ -9242,8 +9174,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         memset(acc, 0, sizeof acc);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
-            ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
-                            ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
+            ampi_each(AMPI_TERM + (int)kind, tile, ampi_view(x, xt, start, count, x_tile),
+                      ampi_view(target, tt, start, count, t_tile), 0.0f, ampi_padded(count));
             if (kind == AMPI_MSE) ampi_add_dot(acc, tile, tile, count);
             else                  ampi_lane_sum(acc, tile, count);
         }
@@ -9259,21 +9191,13 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
-    float factor;
-    int64_t i;
+    ampi_elements q = { AMPI_TERM_SLOPE + (int)kind, 0.0f, x, target, dx, xt, tt, dxt };
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
-    factor = ampi_loss_factor(loss_scale, weight, n);
-    if (kind == AMPI_MSE) factor *= 2.0f;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
-        AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        const size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        float* v = ampi_open(dx, dxt, at, count, x_tile);
-        ampi_loss_slope(kind, v, ampi_view(x, xt, at, count, x_tile), ampi_view(target, tt, at, count, t_tile),
-                        factor, ampi_padded(count));
-        ampi_close(dx, dxt, at, count, v);
-    });
+    q.p = ampi_loss_factor(loss_scale, weight, n);
+    if (kind == AMPI_MSE) q.p *= 2.0f;
+    ampi_elements_all(&q, n);
     return AMP_OK;
 }
 
