@@ -11174,8 +11174,8 @@ typedef struct ampi_node {
     amp_pool2d_shape pool;
     float eps, momentum, p, loss_weight, smoothing;
     int frozen;                   /* batch norm: statistics are constants */
-    size_t stats_offset;          /* norms: floats from the start of the statistics block; inputs: of the constants' */
-    amp_reading reading;          /* inputs; and what the model has allocated for it */
+    float *running, *stats;       /* norms: running mean and variance, and those of the batch */
+    amp_reading reading;          /* inputs; its constants lie in the backend's memory, and here on the host */
     float* constants;
     int data_root, grad_root;     /* the nodes that own the memory of its value and of the gradient */
 } ampi_node;
@@ -11187,10 +11187,9 @@ typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
 typedef struct ampi_allocation { void* raw; char* base; size_t bytes; } ampi_allocation;
 enum {
-    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_STATS,
-    AMPI_BLOCK_STATS_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_TARGETS, AMPI_BLOCK_CONSTANTS, AMPI_BLOCK_LOSSES,
-    AMPI_BLOCK_HOST, AMPI_BLOCK_PARAMS = AMPI_BLOCK_HOST, AMPI_BLOCK_NAMES, AMPI_BLOCK_GRAD_LIST, AMPI_BLOCK_ROW,
-    AMPI_BLOCK_ORDER, AMPI_BLOCK_LEASES, AMPI_BLOCK_COUNT
+    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
+    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,    /* statistics, targets and losses of a step */
+    AMPI_BLOCK_HOST, AMPI_BLOCK_ORDER, AMPI_BLOCK_LEASES, AMPI_BLOCK_COUNT
 };
 
 struct amp_model {
@@ -11204,18 +11203,23 @@ struct amp_model {
     amp_logger op_logger;         /* keeps the sentence of an operator, then passes it on */
     char error[512];
     amp_result build_result;      /* the first mistake of the graph */
+    amp_logger draft_logger;      /* for what is asked about the draft, see ampi_draft_refused */
+    amp_exec draft_exec;
     amp_dtype regions[AMP_MAX_REGIONS];
     int region_count;
+    ampi_node draft;              /* of the layer that is being built */
     ampi_node* nodes;
     int node_count, node_capacity, layer_count;
     int input_count, loss_count, param_count;
     int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
-    int* order;                   /* from here on four of these blocks: nodes in the order of execution; */
+    int* order;                   /* from here on what lies in them: nodes in the order of execution; */
     ampi_lease* leases;           /* of values, of their gradients, and two for each node, see ampi_lease_data; */
     amp_param* params;
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
-    size_t target_offset[AMP_MAX_LOSSES];
+    void* targets[AMP_MAX_LOSSES];
+    float* loss_values;           /* behind them are two flags: a gradient is not finite, and the loss is not */
+    float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
     int training_open;            /* the backend has opened it */
     int stale;                    /* steps were made since it was last read */
@@ -11250,12 +11254,17 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     return m->finalized ? AMP_OK : ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
 }
 
+AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 /* Remembers the first mistake of the graph. Returns the value that is none; what is built on it is silently nothing. */
 #define ampi_build_fail(m, ...)                                                                                       \
     ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
      ampi_no_value())
-/* A mistake in a function that returns a node. */
-#define ampi_build_null(m, ...) ((void)ampi_build_fail(m, __VA_ARGS__), (ampi_node*)NULL)
+
+/* Log function of the operators that are asked for the output of a draft: their sentence is a mistake of the layer. */
+AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
+    amp_model* m = (amp_model*)user_data;
+    ampi_build_fail(m, code, "layer %d after '%s': %s", m->node_count, m->draft.layer.name, sentence);
+}
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11295,11 +11304,6 @@ AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at)
     void* p = m->blocks[which].base ? m->blocks[which].base + at[which] : NULL;
     ampi_count_bytes(&at[which], ampi_align(bytes));
     return p;
-}
-
-/* Element `at` of a block of floats. */
-AMPI_FN float* ampi_block_float(const amp_model* m, int which, size_t at) {
-    return (float*)(void*)m->blocks[which].base + at;
 }
 
 /* --- life ------------------------------------------------------------------------------ */
@@ -11377,6 +11381,9 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->op_logger.user_data = m;
     m->exec.logger = &m->op_logger;
     m->exec.sums = desc->sums;
+    m->draft_logger.log = ampi_draft_refused;
+    m->draft_logger.user_data = m;
+    m->draft_exec.logger = &m->draft_logger;
     amp_result r = ampi_model_check_desc(m);
     if (r == AMP_OK) r = ampi_model_take_policy(m);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
@@ -11390,9 +11397,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->training_open) m->backend->training_close(&m->training, &m->exec);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
-    m->training_open = m->param_count = 0;
+    m->training_open = 0;
     m->node_count = m->layer_count;
-    m->params = NULL;          /* sizes are counted first, see ampi_place_param */
     m->exec.workspace = NULL;
     m->exec.workspace_size = 0;
 }
@@ -11424,15 +11430,6 @@ AMPI_FN uint32_t ampi_node_tag(const amp_model* m, const ampi_node* n) {
     return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
 }
 
-AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
-/* The value of a node; NULL makes none. */
-AMPI_FN amp_value ampi_value_of(const amp_model* m, const ampi_node* n) {
-    amp_value v = ampi_no_value();
-    if (!n) return v;
-    v.id = (int)(n - m->nodes) + 1;
-    v.tag = n->tag;
-    return v;
-}
 /* The number of a value's node; a value that is not of this model has none. */
 AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
     return v.id >= 1 && v.id <= m->layer_count && m->nodes[v.id - 1].tag == v.tag ? v.id - 1 : AMPI_NONE;
@@ -11450,30 +11447,13 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
     const int i = ampi_index_of(m, v);
     if (i != AMPI_NONE) return &m->nodes[i];
-    return ampi_build_null(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
-}
-/* The node that a layer with a desc is built on; a missing desc is a mistake. */
-AMPI_FN ampi_node* ampi_node_before(amp_model* m, amp_value v, const char* what, const void* desc) {
-    ampi_node* in = ampi_node_of(m, v, what);
-    if (!in || desc) return in;
-    return ampi_build_null(m, AMP_ERR_DESC, "%s after '%s': the desc is NULL", what, in->layer.name);
+    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
+    return NULL;
 }
 
-AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
-    const int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
-    ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
-    AMPI_REFUSE(!grown, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
-    if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
-    ampi_free(&m->desc.allocator, m->nodes);
-    m->nodes = grown;
-    m->node_capacity = capacity;
-    return AMP_OK;
-}
-
-/* Appends a node of shape c,h,w; NULL when there is no memory. Pointers to nodes are void afterwards. */
-AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
-    if (m->node_count == m->node_capacity && ampi_grow_nodes(m) != AMP_OK) return NULL;
-    ampi_node* n = &m->nodes[m->node_count++];
+/* The draft of a node of shape c,h,w. */
+AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, int c, int h, int w) {
+    ampi_node* n = &m->draft;
     memset(n, 0, sizeof *n);
     n->layer.op = op;
     n->layer.channels = c;
@@ -11482,28 +11462,29 @@ AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
     n->weight = n->bias = AMPI_NONE;
     return n;
 }
-
-/* A layer on the nodes a and b (or NULL), in the current region; "conv2d3" is the third convolution. */
-AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, const ampi_node* a, const ampi_node* b, int c, int h,
-                                  int w) {
-    const int first = a ? (int)(a - m->nodes) : AMPI_NONE, second = b ? (int)(b - m->nodes) : AMPI_NONE;
-    int same = 1;
-    if ((a && ampi_op_is_loss(a->layer.op)) || (b && ampi_op_is_loss(b->layer.op)))
-        return ampi_build_null(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
-    if (m->node_count == AMPI_MAX_LAYERS)
-        return ampi_build_null(m, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", amp_op_name(op),
-                               AMPI_MAX_LAYERS);
-    ampi_node* n = ampi_node_add(m, op, c, h, w);
-    if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
-    n->inputs[0] = first;
-    n->inputs[1] = second;
-    n->input_count = (a != NULL) + (b != NULL);
-    if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
-    n->tag = ampi_node_tag(m, n);
-    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == op;
-    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", amp_op_name(op), same);
-    m->layer_count = m->node_count;
+/* The draft of a layer on x: as yet it has x's shape and, for messages, x's name. NULL if the graph has a mistake. */
+AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x) {
+    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    if (!in) return NULL;
+    ampi_node* n = ampi_draft(m, op, in->layer.channels, in->layer.height, in->layer.width);
+    memcpy(n->layer.name, in->layer.name, sizeof n->layer.name);
+    n->inputs[n->input_count++] = (int)(in - m->nodes);
     return n;
+}
+
+/* Appends the draft as a node. Pointers to nodes are void afterwards. */
+AMPI_FN amp_result ampi_node_add(amp_model* m) {
+    if (m->node_count == m->node_capacity) {
+        const int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
+        ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
+        AMPI_REFUSE(!grown, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
+        if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
+        ampi_free(&m->desc.allocator, m->nodes);
+        m->nodes = grown;
+        m->node_capacity = capacity;
+    }
+    m->nodes[m->node_count++] = m->draft;
+    return AMP_OK;
 }
 
 /* Elements of a node's output per sample; building has made sure that the product fits. */
@@ -11519,45 +11500,75 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
            && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
-/* 0 if the graph has a mistake now. */
-AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
-    if (!ampi_can_build(m, "input")) return 0;
-    if (!d) ampi_build_fail(m, AMP_ERR_DESC, "input: the desc is NULL");
-    else if (m->input_count == AMP_MAX_INPUTS)
-        ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
-    else if (!ampi_shape_fits(m, d->channels, d->height, d->width))
-        ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
-                        d->channels, d->height, d->width, m->desc.batch);
-    else if (!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX))
-        ampi_build_fail(m, AMP_ERR_DESC, "input: scale %g must be finite and not negative", (double)d->scale);
-    for (int c = 0; m->build_result == AMP_OK && c < d->channels; c++)
-        if ((d->mean && !amp_is_finite(&d->mean[c], AMP_F32))
-            || (d->std && (!ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX) || d->std[c] == 0.0f)))
-            ampi_build_fail(m, AMP_ERR_DESC, "input: mean and std of channel %d must be finite, and std above 0", c);
-    return m->build_result == AMP_OK;
+/* Makes the draft a layer of the current region, with a name: "conv2d3" is the third convolution. */
+AMPI_FN amp_value ampi_layer_add(amp_model* m) {
+    ampi_node* n = &m->draft;
+    const amp_op op = n->layer.op;
+    const char* what = amp_op_name(op);
+    int same = 1;
+    for (int i = 0; i < n->input_count; i++)
+        AMPI_REFUSE_LAYER(ampi_op_is_loss(m->nodes[n->inputs[i]].layer.op), AMP_ERR_SHAPE,
+                          "%s on a loss: nothing can be built on it", what);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, n->layer.channels, n->layer.height, n->layer.width), AMP_ERR_SHAPE,
+                      "%s after '%s': its output %dx%dx%d is too large", what, n->layer.name, n->layer.channels,
+                      n->layer.height, n->layer.width);
+    AMPI_REFUSE_LAYER(m->node_count == AMPI_MAX_LAYERS, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", what,
+                      AMPI_MAX_LAYERS);
+    if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
+    n->tag = ampi_node_tag(m, n);
+    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == op;
+    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", what, same);
+    m->build_result = ampi_node_add(m);
+    if (m->build_result != AMP_OK) return ampi_no_value();
+    const amp_value v = { m->node_count, n->tag };
+    m->layer_count = m->node_count;
+    return v;
 }
 
-AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
-    if (!ampi_check_input(m, desc)) return ampi_no_value();
-    const int count = desc->channels;
-    float* constants = NULL;
-    if (desc->mean || desc->std) {
-        constants = (float*)ampi_alloc(&m->desc.allocator, (size_t)count * 2 * sizeof *constants);
-        AMPI_REFUSE_LAYER(!constants, AMP_ERR_MEMORY, "input: out of memory");
-        for (int c = 0; c < count; c++) {
-            constants[c] = desc->mean ? desc->mean[c] : 0.0f;
-            constants[count + c] = desc->std ? desc->std[c] : 1.0f;
+/* The same for a layer with weights and, if wanted, a bias. */
+AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
+    ampi_node* n = &m->draft;
+    AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC,
+                      "%s after '%s': init %d does not exist", amp_op_name(n->layer.op), n->layer.name, (int)init);
+    n->weight = m->param_count++;
+    if (!no_bias) n->bias = m->param_count++;
+    n->init = init;
+    n->fan_in = fan_in;
+    n->fan_out = fan_out;
+    return ampi_layer_add(m);
+}
+
+AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
+    if (!ampi_can_build(m, "input")) return ampi_no_value();
+    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "input: the desc is NULL");
+    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE, "input: a model has at most %d inputs",
+                      AMP_MAX_INPUTS);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "input: %d x %d x %d for "
+                      "a batch of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
+    AMPI_REFUSE_LAYER(!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC, "input: scale %g must be finite "
+                      "and not negative", (double)d->scale);
+    for (int c = 0; c < d->channels; c++)
+        AMPI_REFUSE_LAYER((d->mean && !amp_is_finite(&d->mean[c], AMP_F32)) || (d->std && (d->std[c] == 0.0f
+                          || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC,
+                          "input: mean and std of channel %d must be finite, and std above 0", c);
+    const size_t count = (size_t)d->channels;
+    ampi_node* n = ampi_draft(m, AMP_OP_INPUT, d->channels, d->height, d->width);
+    n->reading.channels = count;
+    n->reading.pixels = (size_t)d->height * (size_t)d->width;
+    n->reading.scale = d->scale;
+    n->index = m->input_count;
+    if (d->mean || d->std) {
+        n->constants = (float*)ampi_alloc(&m->desc.allocator, count * 2 * sizeof(float));
+        AMPI_REFUSE_LAYER(!n->constants, AMP_ERR_MEMORY, "input: out of memory");
+        for (size_t c = 0; c < count; c++) {
+            n->constants[c] = d->mean ? d->mean[c] : 0.0f;
+            n->constants[count + c] = d->std ? d->std[c] : 1.0f;
         }
     }
-    ampi_node* n = ampi_layer_add(m, AMP_OP_INPUT, NULL, NULL, count, desc->height, desc->width);
-    if (!n) { ampi_free(&m->desc.allocator, constants); return ampi_no_value(); }
-    n->reading.channels = (size_t)count;
-    n->reading.pixels = (size_t)desc->height * (size_t)desc->width;
-    n->reading.scale = desc->scale;
-    n->reading.constants = n->constants = constants;
-    n->index = m->input_count;
-    m->inputs[m->input_count++] = m->node_count - 1;
-    return ampi_value_of(m, n);
+    const amp_value v = ampi_layer_add(m);
+    if (v.id) m->inputs[m->input_count++] = v.id - 1;
+    else ampi_free(&m->desc.allocator, n->constants);
+    return v;
 }
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     const amp_input_desc d = { channels, height, width, 0.0f, NULL, NULL };
@@ -11565,135 +11576,90 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
 }
 
 /* An operator whose output has its input's shape. */
-AMPI_FN ampi_node* ampi_unary(amp_model* m, amp_op op, amp_value x) {
-    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    return in ? ampi_layer_add(m, op, in, NULL, in->layer.channels, in->layer.height, in->layer.width) : NULL;
+AMPI_FN amp_value ampi_unary(amp_model* m, amp_op op, amp_value x) {
+    return ampi_draft_on(m, op, x) ? ampi_layer_add(m) : ampi_no_value();
 }
-AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_RELU, x)); }
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_GELU, x)); }
-AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_TANH, x)); }
-AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_SIGMOID, x)); }
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_value_of(m, ampi_unary(m, AMP_OP_SOFTMAX, x)); }
+AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_RELU, x); }
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_GELU, x); }
+AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_TANH, x); }
+AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_SIGMOID, x); }
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_SOFTMAX, x); }
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
+    ampi_node* n = ampi_draft_on(m, AMP_OP_DROPOUT, x);
+    if (!n) return ampi_no_value();
     AMPI_REFUSE_LAYER(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "dropout: the probability is %g, it must "
                       "be in [0,1)", (double)p);
-    ampi_node* n = ampi_unary(m, AMP_OP_DROPOUT, x);
-    if (n) n->p = p;
-    return ampi_value_of(m, n);
+    n->p = p;
+    return ampi_layer_add(m);
 }
 
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
-    const ampi_node* in = ampi_node_of(m, x, "flatten");
-    return ampi_value_of(m, in ? ampi_layer_add(m, AMP_OP_FLATTEN, in, NULL, (int)ampi_features(in), 1, 1) : NULL);
+    ampi_node* n = ampi_draft_on(m, AMP_OP_FLATTEN, x);
+    if (!n) return ampi_no_value();
+    n->layer.channels = (int)ampi_features(n);
+    n->layer.height = n->layer.width = 1;
+    return ampi_layer_add(m);
 }
 
-/* Marks a layer's parameters; they get their numbers in finalize. */
-AMPI_FN void ampi_has_params(ampi_node* n, int has_bias, amp_init init, size_t fan_in, size_t fan_out) {
-    n->weight = 0;
-    n->bias = has_bias ? 0 : AMPI_NONE;
-    n->init = init;
-    n->fan_in = fan_in;
-    n->fan_out = fan_out;
-}
-
-/* 0 if the graph has a mistake now. */
-AMPI_FN int ampi_check_init(amp_model* m, const char* what, const ampi_node* in, amp_init init) {
-    if ((int)init >= AMP_INIT_TORCH && (int)init <= AMP_INIT_ZERO) return 1;
-    ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': init %d does not exist", what, in->layer.name, (int)init);
-    return 0;
-}
-
-AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {
-    const ampi_node* in = ampi_node_before(m, x, "linear", desc);
-    if (!in) return ampi_no_value();
-    const size_t fan_in = ampi_features(in);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, desc->out, 1, 1) || fan_in > SIZE_MAX / 64 / (size_t)desc->out, AMP_ERR_DESC,
-                      "linear after '%s': %d outputs from %llu inputs is not a size that can be had", in->layer.name,
-                      desc->out, (ampi_ull)fan_in);
-    if (!ampi_check_init(m, "linear", in, desc->init)) return ampi_no_value();
-    ampi_node* n = ampi_layer_add(m, AMP_OP_LINEAR, in, NULL, desc->out, 1, 1);
-    if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
-    return ampi_value_of(m, n);
+AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
+    ampi_node* n = ampi_draft_on(m, AMP_OP_LINEAR, x);
+    if (!n) return ampi_no_value();
+    const size_t fan_in = ampi_features(n);
+    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "linear after '%s': the desc is NULL", n->layer.name);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || fan_in > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
+                      "linear after '%s': %d outputs from %llu inputs is not a size that can be had", n->layer.name,
+                      d->out, (ampi_ull)fan_in);
+    n->layer.channels = d->out;
+    n->layer.height = n->layer.width = 1;
+    return ampi_layer_add_params(m, d->no_bias, d->init, fan_in, (size_t)d->out);
 }
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
     const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
     return amp_linear_with(m, x, &d);
 }
 
-/* Takes an operator's sentence down, so that the layer can be named before it is reported. */
-typedef struct ampi_note { amp_exec exec; amp_logger logger; char text[256]; } ampi_note;
-AMPI_FN void ampi_note_take(amp_result code, const char* sentence, void* user_data) {
-    ampi_note* note = (ampi_note*)user_data;
-    (void)code;
-    snprintf(note->text, sizeof note->text, "%s", sentence);
-}
-AMPI_FN void ampi_note_open(ampi_note* note) {
-    memset(note, 0, sizeof *note);
-    note->logger.log = ampi_note_take;
-    note->logger.user_data = note;
-    note->exec.logger = &note->logger;
-}
-
-/* A convolution or pooling whose operator has said r, and a sentence into the note, to its shape. */
-AMPI_FN ampi_node* ampi_window_layer(amp_model* m, amp_op op, const char* what, const ampi_node* in, int c, int h,
-                                     int w, amp_result r, ampi_note* note) {
-    if (r == AMP_OK && !ampi_shape_fits(m, c, h, w))
-        r = ampi_fail(&note->logger, AMP_ERR_SHAPE, "%s: its output %dx%dx%d is too large", what, c, h, w);
-    if (r == AMP_OK) return ampi_layer_add(m, op, in, NULL, c, h, w);
-    return ampi_build_null(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note->text);
-}
-
 /* A field that is 0 stands for another value. */
 AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
 
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
-    const ampi_node* in = ampi_node_before(m, x, "conv2d", d);
-    if (!in || !ampi_check_init(m, "conv2d", in, d->init)) return ampi_no_value();
+    ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x);
+    if (!n) return ampi_no_value();
+    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", n->layer.name);
     const amp_conv2d_shape s = {
-        m->desc.batch, in->layer.channels, in->layer.height, in->layer.width, d->out_channels,
+        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
         ampi_or(d->kernel_h, d->kernel), ampi_or(d->kernel_w, d->kernel),
         ampi_or(d->stride_h, ampi_or(d->stride, 1)), ampi_or(d->stride_w, ampi_or(d->stride, 1)),
         ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding),
         ampi_or(d->dilation_h, ampi_or(d->dilation, 1)), ampi_or(d->dilation_w, ampi_or(d->dilation, 1)),
         ampi_or(d->groups, 1)
     };
-    ampi_note note;
+    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
     size_t area = 0, weights = 0;
-    int oh = 0, ow = 0;
-    ampi_note_open(&note);
-    amp_result r = amp_conv2d_output(&s, &oh, &ow, &note.exec);
-    if (r == AMP_OK && (!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
-        || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
-        || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
-        r = ampi_fail(&note.logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
-                      s.kernel_w);
-    ampi_node* n = ampi_window_layer(m, AMP_OP_CONV2D, "conv2d", in, s.out_channels, oh, ow, r, &note);
-    if (!n) return ampi_no_value();
+    AMPI_REFUSE_LAYER(!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
+                      || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
+                      || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64,
+                      AMP_ERR_SHAPE, "conv2d after '%s': a %dx%d kernel has too many weights", n->layer.name,
+                      s.kernel_h, s.kernel_w);
     n->conv = s;
-    ampi_has_params(n, !d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
-                    (size_t)(s.out_channels / s.groups) * area);
-    return ampi_value_of(m, n);
+    n->layer.channels = s.out_channels;
+    return ampi_layer_add_params(m, d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
+                                 (size_t)(s.out_channels / s.groups) * area);
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    const ampi_node* in = ampi_node_before(m, x, "pool2d", d);
-    if (!in) return ampi_no_value();
+    ampi_node* n = ampi_draft_on(m, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x);
+    if (!n) return ampi_no_value();
+    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", n->layer.name);
     const int kernel_h = ampi_or(d->kernel_h, d->kernel), kernel_w = ampi_or(d->kernel_w, d->kernel);
     const amp_pool2d_shape s = {
-        d->kind, m->desc.batch, in->layer.channels, in->layer.height, in->layer.width, kernel_h, kernel_w,
+        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel_h, kernel_w,
         ampi_or(d->stride_h, ampi_or(d->stride, kernel_h)), ampi_or(d->stride_w, ampi_or(d->stride, kernel_w)),
         ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding), d->exclude_pad
     };
-    const amp_op op = s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D;
-    ampi_note note;
-    int oh = 0, ow = 0;
-    ampi_note_open(&note);
-    const amp_result r = amp_pool2d_output(&s, &oh, &ow, &note.exec);
-    ampi_node* n = ampi_window_layer(m, op, "pool2d", in, s.channels, oh, ow, r, &note);
-    if (n) n->pool = s;
-    return ampi_value_of(m, n);
+    n->pool = s;
+    const amp_result r = amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
+    return r == AMP_OK ? ampi_layer_add(m) : ampi_no_value();
 }
 
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
@@ -11712,21 +11678,18 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
 }
 
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
-    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
-    if (!in) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s after '%s': eps %g must lie in "
-                      "[0,1)", amp_op_name(op), in->layer.name, (double)d->eps);
-    AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-                      "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO", amp_op_name(op), in->layer.name,
-                      (double)d->momentum);
-    ampi_node* n = ampi_unary(m, op, x);
+    ampi_node* n = ampi_draft_on(m, op, x);
     if (!n) return ampi_no_value();
+    AMPI_REFUSE_LAYER(!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s after '%s': eps %g must lie in "
+                      "[0,1)", amp_op_name(op), n->layer.name, (double)d->eps);
+    AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
+                      "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO", amp_op_name(op), n->layer.name,
+                      (double)d->momentum);
     n->eps = d->eps;
     n->momentum = d->momentum;
     n->frozen = d->frozen != 0;
-    ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
-    return ampi_value_of(m, n);
+    return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
     return ampi_norm(m, AMP_OP_BATCH_NORM, x, desc);
@@ -11735,51 +11698,49 @@ AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc*
     return ampi_norm(m, AMP_OP_LAYER_NORM, x, desc);
 }
 
-/* Two inputs of equal height and width; `more` is what the second adds to the channels of the first. */
-AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, const ampi_node* x, const ampi_node* y, int agree, int64_t more) {
-    if (!x || !y) return ampi_no_value();
-    const amp_layer *a = &x->layer, *b = &y->layer;
-    const int64_t channels = a->channels + more;
-    AMPI_REFUSE_LAYER(!agree || a->height != b->height || a->width != b->width || channels > 0x7fffffff
-                      || !ampi_shape_fits(m, (int)channels, a->height, a->width), AMP_ERR_SHAPE,
+/* Two inputs of equal height and width, whose channels are equal or follow each other. */
+AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
+    ampi_node* n = ampi_draft_on(m, op, x);
+    const ampi_node* second = ampi_node_of(m, y, amp_op_name(op));
+    if (!n || !second) return ampi_no_value();
+    amp_layer *a = &n->layer;
+    const amp_layer *b = &second->layer;
+    const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff - b->channels;
+    AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
                       "%s: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", amp_op_name(op), a->name, a->channels, a->height,
                       a->width, b->name, b->channels, b->height, b->width);
-    return ampi_value_of(m, ampi_layer_add(m, op, x, y, (int)channels, a->height, a->width));
+    if (op == AMP_OP_CONCAT) a->channels += b->channels;
+    n->inputs[n->input_count++] = (int)(second - m->nodes);
+    return ampi_layer_add(m);
 }
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
-    const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
-    return ampi_pair(m, AMP_OP_ADD, x, y, x && y && x->layer.channels == y->layer.channels, 0);
-}
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
-    const ampi_node *x = ampi_node_of(m, a, "concat"), *y = ampi_node_of(m, b, "concat");
-    return ampi_pair(m, AMP_OP_CONCAT, x, y, 1, y ? y->layer.channels : 0);
-}
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_ADD, a, b); }
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_CONCAT, a, b); }
 
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const char* what = amp_op_name(op);
-    const ampi_node* in = ampi_node_of(m, x, what);
     const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    if (!in) return ampi_no_value();
-    const char* name = in->layer.name;
+    const char* what = amp_op_name(op);
+    ampi_node* n = ampi_draft_on(m, op, x);
+    if (!n) return ampi_no_value();
+    amp_layer* l = &n->layer;
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what,
                       AMP_MAX_LOSSES);
-    AMPI_REFUSE_LAYER(has_labels && (in->layer.height > 1 || in->layer.width > 1), AMP_ERR_SHAPE,
+    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE,
                       "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten makes each element a class",
-                      what, name, in->layer.channels, in->layer.height, in->layer.width);
+                      what, l->name, l->channels, l->height, l->width);
     AMPI_REFUSE_LAYER(!ampi_in_range(&d->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s on '%s': smoothing %g "
-                      "must lie in [0,1)", what, name, (double)d->smoothing);
+                      "must lie in [0,1)", what, l->name, (double)d->smoothing);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "%s on '%s': smoothing %g is for "
-                      "softmax_cross_entropy only", what, name, (double)d->smoothing);
+                      "softmax_cross_entropy only", what, l->name, (double)d->smoothing);
     AMPI_REFUSE_LAYER(!ampi_in_range(&d->weight, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC, "%s on '%s': weight %g must be "
-                      "finite and not negative", what, name, (double)d->weight);
-    ampi_node* n = ampi_layer_add(m, op, in, NULL, 1, 1, 1);
-    if (!n) return ampi_no_value();
+                      "finite and not negative", what, l->name, (double)d->weight);
+    l->channels = l->height = l->width = 1;
     n->index = m->loss_count;
     n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
     n->smoothing = d->smoothing;
-    m->losses[m->loss_count++] = m->node_count - 1;
-    return ampi_value_of(m, n);
+    const amp_value v = ampi_layer_add(m);
+    if (v.id) m->losses[m->loss_count++] = v.id - 1;
+    return v;
 }
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
     return ampi_loss_add(m, AMP_OP_SOFTMAX_CROSS_ENTROPY, logits, desc);
@@ -11920,15 +11881,14 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 
 /* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
 AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
-    const amp_layer from = m->nodes[source].layer;
+    const amp_layer* from = &m->nodes[source].layer;
     for (int i = m->layer_count; i < m->node_count; i++)
         if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
-    ampi_node* cast = ampi_node_add(m, AMPI_OP_CAST, from.channels, from.height, from.width);
-    if (!cast) return AMPI_NONE;
-    cast->input_count = 1;
-    cast->inputs[0] = cast->reads[0] = source;
+    ampi_node* cast = ampi_draft(m, AMPI_OP_CAST, from->channels, from->height, from->width);
+    cast->inputs[cast->input_count++] = cast->reads[0] = source;
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
     strcpy(cast->layer.name, "cast");
+    if (ampi_node_add(m) != AMP_OK) return AMPI_NONE;
     m->order[(*placed)++] = m->node_count - 1;
     return m->node_count - 1;
 }
@@ -12095,7 +12055,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* bytes) {
     AMPI_TRY(ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases));
     m->leases = (ampi_lease*)(void*)m->blocks[AMPI_BLOCK_LEASES].base;
     ampi_lease_times(m);
-    bytes[AMPI_BLOCK_ARENA] = ampi_place_leases(m->leases, count);
+    *bytes = ampi_place_leases(m->leases, count);
     for (int i = 0; i < m->layer_count; i++) m->nodes[i].layer.activation_bytes = m->leases[i].bytes;
     return AMP_OK;
 }
@@ -12118,13 +12078,15 @@ AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
 }
 
 #define AMPI_PARAM_NAME 48
-/* Gives the next parameter its place in each block, from at[] on; before there are blocks, sizes are counted. */
-AMPI_FN void ampi_place_param(amp_model* m, const ampi_node* n, int is_bias, int moments, size_t* at) {
-    const int index = m->param_count++, is_low = n->layer.param_dtype != AMP_F32;
+/* Gives a parameter its place in each block, from at[] on; before there are blocks, sizes are counted. */
+AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index, int is_bias, int moments, size_t* at) {
+    if (index == AMPI_NONE) return;
     const size_t count = ampi_param_count(n, is_bias);
+    const int is_low = n->layer.param_dtype != AMP_F32;
+    char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME, at);
     amp_param p;
-    char* name;
     memset(&p, 0, sizeof p);
+    p.name = name;
     p.count = count;
     p.group = n->group;
     p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
@@ -12134,29 +12096,12 @@ AMPI_FN void ampi_place_param(amp_model* m, const ampi_node* n, int is_bias, int
     p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, count * ampi_type_size(p.grad_dtype), at);
     if (moments > 0) p.m = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
     if (moments > 1) p.v = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
-    if (!m->params) return;
-    p.name = name = m->blocks[AMPI_BLOCK_NAMES].base + (size_t)index * AMPI_PARAM_NAME;
+    n->layer.parameters += count;
+    if (!name) return;
     snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
+    const amp_tensor grad = { p.grad, p.grad_dtype, count, name };
     m->params[index] = p;
-    m->grad_list[index].data = p.grad;
-    m->grad_list[index].dtype = p.grad_dtype;
-    m->grad_list[index].count = count;
-    m->grad_list[index].name = name;
-}
-
-AMPI_FN void ampi_place_params(amp_model* m, int moments, size_t* at) {
-    m->param_count = 0;
-    for (int i = 0; i < m->layer_count; i++) {
-        ampi_node* n = &m->nodes[i];
-        if (n->weight == AMPI_NONE) continue;
-        n->layer.param_dtype = ampi_param_dtype(m, n);
-        n->layer.parameters = ampi_param_count(n, 0) + (n->bias == AMPI_NONE ? 0 : ampi_param_count(n, 1));
-        n->weight = m->param_count;
-        ampi_place_param(m, n, 0, moments, at);
-        if (n->bias == AMPI_NONE) continue;
-        n->bias = m->param_count;
-        ampi_place_param(m, n, 1, moments, at);
-    }
+    m->grad_list[index] = grad;
 }
 
 /* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the
@@ -12196,25 +12141,6 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
 
 /* --- finalize, 5: the rest ------------------------------------------------------------------ */
 
-/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one stretch), then in the
-   same order the statistics of the batch; after them come those of layer norm's rows. */
-AMPI_FN void ampi_plan_stats(amp_model* m, size_t* bytes) {
-    size_t at = 0;
-    for (int i = 0; i < m->layer_count; i++) {
-        if (m->nodes[i].layer.op != AMP_OP_BATCH_NORM) continue;
-        m->nodes[i].stats_offset = at;
-        ampi_count_bytes(&at, 2 * (size_t)m->nodes[i].layer.channels);
-    }
-    bytes[AMPI_BLOCK_STATS_SAVED] = ampi_area(at, 4);
-    ampi_count_bytes(&at, at);
-    for (int i = 0; i < m->layer_count; i++) {
-        if (m->nodes[i].layer.op != AMP_OP_LAYER_NORM) continue;
-        m->nodes[i].stats_offset = at;
-        ampi_count_bytes(&at, 2 * (size_t)m->desc.batch);
-    }
-    bytes[AMPI_BLOCK_STATS] = ampi_area(at, 4);
-}
-
 /* Scratch memory of a layer's operators. */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
@@ -12244,38 +12170,37 @@ AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* The bytes of all blocks that are not planned yet. */
-AMPI_FN void ampi_plan_blocks(amp_model* m, size_t* bytes) {
-    const size_t params = (size_t)m->param_count;
-    size_t constants = 0;
-    ampi_plan_stats(m, bytes);
-    for (int i = 0; i < m->layer_count; i++)
-        bytes[AMPI_BLOCK_WORKSPACE] = ampi_max_size(bytes[AMPI_BLOCK_WORKSPACE], ampi_workspace_of(m, &m->nodes[i]));
+/* Gives everything but the order and the leases its place; before there are blocks, their bytes are counted in at[]. */
+AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
+    const size_t params = (size_t)m->param_count, channel = 2 * sizeof(float);
+    size_t workspace = 0, rows = 0;
+    m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params, at);
+    m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list, at);
+    for (int i = 0; i < m->layer_count; i++) {
+        ampi_node* n = &m->nodes[i];
+        const size_t each = channel * (n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels
+                                                                        : (size_t)m->desc.batch);
+        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : ampi_param_dtype(m, n);
+        n->layer.parameters = 0;
+        ampi_place_param(m, n, n->weight, 0, moments, at);
+        ampi_place_param(m, n, n->bias, 1, moments, at);
+        workspace = ampi_max_size(workspace, ampi_workspace_of(m, n));
+        if (ampi_is_norm(n)) n->stats = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, each, at);
+        if (n->constants)
+            n->reading.constants = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, channel * n->reading.channels, at);
+        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
+        n->running = (float*)ampi_block_take(m, AMPI_BLOCK_RUNNING, each, at);
+        ampi_block_take(m, AMPI_BLOCK_RUNNING_SAVED, each, at);
+    }
     for (int i = 0; i < m->loss_count; i++) {
         const size_t classes = ampi_features(ampi_loss_input(m, i));
-        m->target_offset[i] = bytes[AMPI_BLOCK_TARGETS];
-        ampi_count_bytes(&bytes[AMPI_BLOCK_TARGETS], ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
-        if (!ampi_has_labels(m, i)) continue;       /* rows of logits, and their labels */
-        bytes[AMPI_BLOCK_ROW] = ampi_max_size(bytes[AMPI_BLOCK_ROW], ampi_rows_at_once(classes) * (classes + 1) * 4);
+        m->targets[i] = ampi_block_take(m, AMPI_BLOCK_STEP, ampi_target_bytes(m, i, m->desc.batch), at);
+        if (ampi_has_labels(m, i)) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1) * 4);
     }
-    for (int i = 0; i < m->input_count; i++) {
-        ampi_node* n = &m->nodes[m->inputs[i]];
-        n->stats_offset = constants;
-        if (n->constants) constants += 2 * n->reading.channels;
-    }
-    bytes[AMPI_BLOCK_CONSTANTS] = constants * sizeof(float);
-    bytes[AMPI_BLOCK_LOSSES] = (size_t)(m->loss_count + 2) * sizeof(float);          /* and two flags of training */
-    bytes[AMPI_BLOCK_PARAMS] = params * sizeof(amp_param);
-    bytes[AMPI_BLOCK_NAMES] = params * AMPI_PARAM_NAME;
-    bytes[AMPI_BLOCK_GRAD_LIST] = params * sizeof(amp_tensor);
-}
-
-AMPI_FN float* ampi_running(const amp_model* m, const ampi_node* n) {
-    return ampi_block_float(m, AMPI_BLOCK_STATS, n->stats_offset);
-}
-/* The constants of an input in the backend's memory. */
-AMPI_FN float* ampi_constants(const amp_model* m, const ampi_node* n) {
-    return ampi_block_float(m, AMPI_BLOCK_CONSTANTS, n->stats_offset);
+    m->loss_values = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, (size_t)(m->loss_count + 2) * sizeof(float), at);
+    m->rows = (float*)ampi_block_take(m, AMPI_BLOCK_HOST, rows, at);
+    m->exec.workspace = ampi_block_take(m, AMPI_BLOCK_WORKSPACE, workspace, at);
+    m->exec.workspace_size = workspace;
 }
 
 AMPI_FN amp_result ampi_init_weights(amp_model* m) {
@@ -12284,12 +12209,12 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     for (int i = 0; i < m->layer_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->constants)
-            r = m->backend->copy_in(ampi_constants(m, n), n->constants, 2 * n->reading.channels * sizeof *n->constants,
-                                    &m->exec);
+            r = m->backend->copy_in((float*)n->reading.constants, n->constants,
+                                    2 * n->reading.channels * sizeof *n->constants, &m->exec);
         if (r == AMP_OK && n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
         if (r == AMP_OK && n->bias != AMPI_NONE) r = ampi_init_param(m, n, n->bias, 1);
-        for (int c = 0; n->layer.op == AMP_OP_BATCH_NORM && r == AMP_OK && c < n->layer.channels; c++)
-            r = m->backend->copy_in(ampi_running(m, n) + n->layer.channels + c, &one, sizeof one, &m->exec);
+        for (int c = 0; n->running && r == AMP_OK && c < n->layer.channels; c++)
+            r = m->backend->copy_in(n->running + n->layer.channels + c, &one, sizeof one, &m->exec);
     }
     return r;
 }
@@ -12338,16 +12263,10 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_TRY(ampi_place_casts(m));
     AMPI_TRY(ampi_mark_paths(m));
     ampi_share_memory(m);
-    AMPI_TRY(ampi_plan_arena(m, bytes));
-    ampi_place_params(m, moments, bytes);
-    ampi_plan_blocks(m, bytes);
-    for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
-        AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
-    m->params = (amp_param*)(void*)m->blocks[AMPI_BLOCK_PARAMS].base;
-    m->grad_list = (amp_tensor*)(void*)m->blocks[AMPI_BLOCK_GRAD_LIST].base;
-    m->exec.workspace = m->blocks[AMPI_BLOCK_WORKSPACE].base;
-    m->exec.workspace_size = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
-    ampi_place_params(m, moments, at);
+    AMPI_TRY(ampi_plan_arena(m, &bytes[AMPI_BLOCK_ARENA]));
+    ampi_place_all(m, moments, bytes);
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
+    ampi_place_all(m, moments, at);
     if ((r = ampi_init_weights(m)) != AMP_OK || m->param_count == 0) return r;
     r = m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec);
     m->training_open = r == AMP_OK;
@@ -12399,7 +12318,8 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     out->workspace_bytes = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
     out->total_bytes = sizeof *m + (size_t)m->node_capacity * sizeof *m->nodes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
-    out->total_bytes += m->blocks[AMPI_BLOCK_CONSTANTS].bytes;       /* the host has a copy */
+    for (int i = 0; i < m->input_count; i++)
+        if (m->nodes[m->inputs[i]].constants) out->total_bytes += 2 * m->nodes[m->inputs[i]].reading.channels * 4;
     return AMP_OK;
 }
 
@@ -12497,8 +12417,8 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
         h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
         if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
-        for (size_t k = 0; n->reading.constants && k < 2 * n->reading.channels; k++)
-            h = (h ^ ampi_bits(n->reading.constants[k])) * 1099511628211u;
+        for (size_t k = 0; n->constants && k < 2 * n->reading.channels; k++)
+            h = (h ^ ampi_bits(n->constants[k])) * 1099511628211u;
     }
     return h;
 }
@@ -12536,13 +12456,6 @@ AMPI_FN void* ampi_arena(const amp_model* m, const ampi_lease* l) {
 }
 AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_data(m, n)); }
 AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_grad(m, n)); }
-AMPI_FN void* ampi_target(const amp_model* m, int loss) {
-    return m->blocks[AMPI_BLOCK_TARGETS].base + m->target_offset[loss];
-}
-/* Behind the losses are two flags: a gradient is not finite, and the loss is not. */
-AMPI_FN float* ampi_loss_value(const amp_model* m, int loss) {
-    return ampi_block_float(m, AMPI_BLOCK_LOSSES, (size_t)loss);
-}
 /* The weights as a layer reads them. */
 AMPI_FN const void* ampi_layer_weights(const amp_model* m, const ampi_node* n, int param) {
     if (param == AMPI_NONE) return NULL;
@@ -12575,17 +12488,15 @@ typedef struct ampi_operands {
     void* y;
     amp_dtype xt, yt, wt;
     size_t rows, in, out, count;       /* samples; elements of a sample of x, and of y; elements of all of y */
-    float *mean, *variance, *running;  /* norms: statistics of the batch, and the running mean and variance */
+    float *mean, *variance;            /* norms: statistics of the batch */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;
 } ampi_operands;
 
 AMPI_FN void ampi_norm_operands(const amp_model* m, const ampi_node* n, const ampi_pass* p, ampi_operands* o) {
-    const int batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
-    o->running = ampi_running(m, n);
-    o->mean = o->running + (batch_norm ? m->blocks[AMPI_BLOCK_STATS_SAVED].bytes / sizeof(float) : 0);
-    o->variance = o->mean + (batch_norm ? n->layer.channels : m->desc.batch);
+    o->mean = n->stats;
+    o->variance = n->stats + (n->running ? n->layer.channels : m->desc.batch);
     const amp_batch_norm_shape s = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
                                      p->keep_running ? (float)AMP_ZERO : n->momentum, n->frozen };
     o->norm = s;
@@ -12609,7 +12520,7 @@ AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, c
     o.pool = n->pool;
     o.conv.n = o.pool.n = p->n;
     if (ampi_is_norm(n)) ampi_norm_operands(m, n, p, &o);
-    if (ampi_op_is_loss(n->layer.op)) o.target = ampi_target(m, n->index);
+    if (ampi_op_is_loss(n->layer.op)) o.target = m->targets[n->index];
     return o;
 }
 
@@ -12662,8 +12573,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
                                                                        o.rows, o.in, o.out, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&o.pool, o.x, o.xt, o.y, o.yt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_forward(&o.norm, p->training, o.x, o.xt, o.w, o.b, o.wt, o.running,
-                                         o.running + o.norm.channels, o.mean, o.variance, o.y, o.yt, e);
+            return f->batch_norm_forward(&o.norm, p->training, o.x, o.xt, o.w, o.b, o.wt, n->running,
+                                         n->running + o.norm.channels, o.mean, o.variance, o.y, o.yt, e);
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_forward(o.x, o.xt, o.w, o.b, o.wt, n->eps, o.mean, o.variance, o.y, o.yt, o.rows,
                                          o.out, e);
@@ -12679,10 +12590,10 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
                                      o.in, o.rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             return f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
-                                                    ampi_loss_value(m, n->index), o.rows, o.in, e);
+                                                    &m->loss_values[n->index], o.rows, o.in, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (n->layer.op == AMP_OP_MSE ? f->mse_forward : f->bce_with_logits_forward)(
-                o.x, o.xt, o.target, AMP_F32, ampi_loss_value(m, n->index), o.rows * o.in, e);
+                o.x, o.xt, o.target, AMP_F32, &m->loss_values[n->index], o.rows * o.in, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -12841,7 +12752,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
         const amp_dtype t = n->layer.storage_dtype;
         const size_t count = (size_t)b->n * ampi_features(n);
         amp_reading how = n->reading;
-        if (how.constants && b->on_device) how.constants = ampi_constants(m, n);
+        if (!b->on_device) how.constants = n->constants;
         if (how.constants || how.scale != 0.0f || b->input_dtype == AMP_U8)
             AMPI_TRY(m->backend->load(ampi_data(m, n), t, b->inputs[i], b->input_dtype, count, !b->on_device, &how,
                                       &m->exec));
@@ -12856,11 +12767,11 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
     AMPI_TRY(ampi_load_inputs(m, b));
     for (int i = 0; i < m->loss_count; i++)
         if (ampi_has_labels(m, i) && ampi_label_dtype(b) != AMP_I32)
-            AMPI_TRY(m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n,
+            AMPI_TRY(m->backend->load(m->targets[i], AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n,
                                       !b->on_device, NULL, &m->exec));
         else
             AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(
-                ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec));
+                m->targets[i], b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec));
     return AMP_OK;
 }
 
@@ -12868,7 +12779,7 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
-    AMPI_TRY(m->backend->copy_out(values, ampi_loss_value(m, 0), (size_t)m->loss_count * sizeof *values, &m->exec));
+    AMPI_TRY(m->backend->copy_out(values, m->loss_values, (size_t)m->loss_count * sizeof *values, &m->exec));
     for (int i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
@@ -12903,7 +12814,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 
 /* Batch norm's running statistics, so that a skipped step can put them back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_STATS], *saved = &m->blocks[AMPI_BLOCK_STATS_SAVED];
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (saved->bytes == 0) return AMP_OK;
     return m->backend->copy(restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes,
                             &m->exec);
@@ -12954,7 +12865,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
     }
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = &m->nodes[m->losses[i]];
-        if (ampi_first_bad(m, ampi_loss_value(m, i), AMP_F32, 1, &what) == 1) continue;
+        if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
         snprintf(m->trouble, sizeof m->trouble, "the loss '%s' is %s although every layer's output is finite: look at "
                  "the targets", n->layer.name, what);
         return ampi_blame(m, n);
@@ -13011,7 +12922,7 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
 
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
-    float *sum = ampi_loss_value(m, m->loss_count), found = *flag ? 1.0f : 0.0f;
+    float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
     AMPI_TRY(m->backend->copy_in(sum, &found, sizeof found, &m->exec));
     AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
@@ -13046,7 +12957,7 @@ AMPI_FN amp_result ampi_look_for_trouble(amp_model* m, const amp_batch* b, const
 /* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. On an asynchronous backend
    without other ranks the step itself looks. */
 AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    float* flags = ampi_loss_value(m, m->loss_count);
+    float* flags = m->loss_values + m->loss_count;
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
     AMPI_TRY(m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec));
@@ -13118,12 +13029,12 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
 /* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the window:
    all-reduce, check, step or skip, move the scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_STATS], *saved = &m->blocks[AMPI_BLOCK_STATS_SAVED];
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (m->backend->training_pass) AMPI_TRY(m->backend->training_pass(&m->training, &m->exec));
     if (!p->accumulate) AMPI_TRY(ampi_copy_running(m, 0));
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, p, m->node_count - 1, 1));
-    AMPI_TRY(m->backend->training_losses(&m->training, ampi_loss_value(m, 0), m->loss_count, &m->exec));
+    AMPI_TRY(m->backend->training_losses(&m->training, m->loss_values, m->loss_count, &m->exec));
     AMPI_TRY(ampi_backward(m, p));
     if (m->micro < m->desc.accumulate) return AMP_OK;
     AMPI_TRY(ampi_agree(m, b, p));
@@ -13252,12 +13163,12 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
     const ampi_node* x = &m->nodes[loss->reads[0]];
     const size_t classes = ampi_features(x), size = ampi_type_size(x->layer.storage_dtype);
     const size_t most = ampi_rows_at_once(classes);
-    float* rows = ampi_block_float(m, AMPI_BLOCK_ROW, 0);
+    float* rows = m->rows;
     int32_t* labels = (int32_t*)(void*)(rows + most * classes);
     size_t n;
     for (size_t i = 0; i < (size_t)b->n; i += n) {
         const char* from = (const char*)ampi_data(m, x) + i * classes * size;
-        const int32_t* target = (const int32_t*)ampi_target(m, loss->index) + i;
+        const int32_t* target = (const int32_t*)m->targets[loss->index] + i;
         n = ampi_min_size((size_t)b->n - i, most);
         AMPI_TRY(m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec));
         AMPI_TRY(m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec));
@@ -14864,8 +14775,8 @@ AMPI_FN amp_result ampi_state_list(ampi_subject* c, int weights_alone) {
         const ampi_node* n = &m->nodes[i];
         const size_t channels = (size_t)n->layer.channels;
         if (n->layer.op != AMP_OP_BATCH_NORM) continue;
-        ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, ampi_running(m, n), channels);
-        ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, ampi_running(m, n) + channels, channels);
+        ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, n->running, channels);
+        ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
     }
     if (c->more_count) memcpy(c->tensors + c->count, c->more, (size_t)c->more_count * sizeof *c->more);
     c->count += c->more_count;
