@@ -13523,12 +13523,10 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
   #include <sys/stat.h>
-  #include <sys/types.h>
   #include <unistd.h>
 #elif defined(_WIN32)
   #include <fcntl.h>
   #include <io.h>
-  #include <process.h>
   #include <sys/stat.h>
 #endif
 
@@ -13555,29 +13553,65 @@ static const char* const ampi_file_types[] = {
 };
 enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0] };
 
+/* A tensor that a file has. */
+typedef struct ampi_file_entry {
+    const char* name;                   /* first: see ampi_by_name */
+    const char* crc;                    /* the file's text; NULL = it has none */
+    size_t rank, shape[AMPI_FILE_MAX_RANK];
+    uint64_t begin, end;
+    const amp_tensor* wanted;           /* where it is to go; NULL = it is stepped over */
+    size_t place;                       /* of its data in what is read */
+    int type;                           /* an index of ampi_file_types */
+    amp_dtype dtype;                    /* 0 = none of ours */
+} ampi_file_entry;
+
+/* A file that is read or written, and what a call wants of it. */
+#define AMPI_SHOWN 200
+typedef struct ampi_file {
+    char path[AMPI_SHOWN], name[AMPI_SHOWN];    /* as a sentence shows them */
+    amp_file_desc desc;
+    const amp_file_tensor* tensors;     /* what is to be written, or read to */
+    const amp_file_text* texts;         /* to be written */
+    int count, text_count;
+    amp_model* model;                   /* NULL = the tensors lie in memory of the host */
+    const char* owner;                  /* of the tensors, as a sentence has it */
+    FILE* stream;
+    char* data;                         /* what was read of all tensors; of one that is written, NULL = as it lies */
+    uint32_t* crcs;                     /* of those written; 0 until they are */
+    uint64_t bytes;                     /* of data in the file that is read, and */
+    ampi_file_entry* entries;           /* its tensors, by name, once they are read by place; in the same block */
+    amp_file_text* found;               /* its texts, sorted by key, and its header */
+    size_t entry_count, found_count;
+} ampi_file;
+
 /* --- sorting and searching records that begin with their name ---------------------------- */
 
-typedef int (*ampi_less)(const void* a, const void* b);
+typedef int (*ampi_order)(const void* a, const void* b);      /* as for qsort and bsearch */
 
 AMPI_FN const char* ampi_name_of(const void* record) { return *(const char* const*)record; }
-AMPI_FN int ampi_name_less(const void* a, const void* b) { return strcmp(ampi_name_of(a), ampi_name_of(b)) < 0; }
+AMPI_FN int ampi_by_name(const void* a, const void* b) { return strcmp(ampi_name_of(a), ampi_name_of(b)); }
+
+/* By offset; of two tensors that begin together the empty one comes first. */
+AMPI_FN int ampi_by_place(const void* a, const void* b) {
+    const ampi_file_entry *x = (const ampi_file_entry*)a, *y = (const ampi_file_entry*)b;
+    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
+}
 
 /* Exchanges two records byte by byte: they may be of any size and alignment. */
 AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
-    size_t i;
-    for (i = 0; i < size; i++) { unsigned char t = a[i]; a[i] = b[i]; b[i] = t; }
+    for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
 
 /* Heap sort: in place, and n log n for every input. qsort promises neither, and a hostile file would ask. */
-AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_less less) {
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_order order) {
     unsigned char* base = (unsigned char*)records;
     size_t root, child, first = n / 2;
     while (n > 1) {
         if (first > 0) first--;                                         /* the heap grows from its last parent down */
         else ampi_swap_records(base, base + --n * size, size);          /* the largest goes behind what is left */
         for (root = first; (child = 2 * root + 1) < n; root = child) {  /* the root sinks until no child is larger */
-            if (child + 1 < n && less(base + child * size, base + (child + 1) * size)) child++;
-            if (!less(base + root * size, base + child * size)) break;
+            if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
+            if (order(base + root * size, base + child * size) >= 0) break;
             ampi_swap_records(base + root * size, base + child * size, size);
         }
     }
@@ -13585,56 +13619,63 @@ AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_less less) {
 
 /* Sorts by name and returns a name that occurs twice; NULL if there is none. */
 AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
-    const unsigned char* base = (const unsigned char*)records;
-    size_t i;
-    ampi_sort(records, n, size, ampi_name_less);
-    for (i = 1; i < n; i++)
-        if (!ampi_name_less(base + (i - 1) * size, base + i * size)) return ampi_name_of(base + i * size);
+    const char* record = (const char*)records;
+    ampi_sort(records, n, size, ampi_by_name);
+    for (; n > 1; n--, record += size)
+        if (ampi_by_name(record, record + size) == 0) return ampi_name_of(record);
     return NULL;
 }
 
-/* The record of that name among n sorted ones, or NULL. */
-AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* name) {
-    unsigned char* base = (unsigned char*)records;
-    size_t low = 0, high = n;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const int order = strcmp(ampi_name_of(base + middle * size), name);
-        if (order == 0) return base + middle * size;
-        if (order < 0) low = middle + 1; else high = middle;
-    }
-    return NULL;
+/* The file's tensor of that name, and its text under a key; NULL if there is none. */
+AMPI_FN ampi_file_entry* ampi_file_find(const ampi_file* f, const char* name) {
+    return (ampi_file_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
+}
+AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
+    const void* found = bsearch(&key, f->found, f->found_count, sizeof *f->found, ampi_by_name);
+    return found ? ((const amp_file_text*)found)->value : NULL;
 }
 
-/* --- texts ------------------------------------------------------------------------------ */
+/* --- sentences and numbers ---------------------------------------------------------------- */
+
+/* Refusals of what the caller hands in, and of what a file holds. */
+#define AMPI_BAD_CALL(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
+#define AMPI_BAD_FILE(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
+
+/* The system refused, and errno says why; some C libraries leave it at 0. */
+enum { AMPI_NOT_A_FILE = -1 };    /* an errno of ours: a directory, a pipe, a device */
+AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
+    const char* why = errno == AMPI_NOT_A_FILE ? "it is not a regular file"
+                      : errno ? strerror(errno) : "unknown cause";
+    return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: cannot %s '%s': %s", what, f->path, why);
+}
+
+AMPI_FN void* ampi_file_alloc(const ampi_file* f, size_t bytes) {
+    void* p = ampi_alloc(&f->desc.allocator, bytes);
+    if (!p) ampi_fail(f->desc.logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes", (ampi_ull)bytes);
+    return p;
+}
 
 /* A byte of UTF-8 that no character begins with. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
-/* A text made fit for a sentence: without control characters, and of more than `longest` bytes only the first `head`
-   and the last `tail` ones, where no character is cut. */
-AMPI_FN const char* ampi_show_ends(const char* text, size_t longest, size_t head, size_t tail, char* out) {
-    size_t i, n = strlen(text);
-    if (n <= longest) { head = n; tail = 0; }
+/* A text for a sentence: of more than head + tail + 3 bytes the first `head` and the last `tail` ones, where no
+   character is cut. */
+AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, char out[AMPI_SHOWN]) {
+    const size_t n = strlen(text);
+    const int cut = n > head + tail + 3;
+    if (!cut) { head = n; tail = 0; }
     while (head > 0 && ampi_is_inside(text[head])) head--;
     while (tail > 0 && ampi_is_inside(text[n - tail])) tail--;
-    for (i = 0; i < head; i++) out[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
-    snprintf(out + head, tail + 4, "%s%s", n > longest ? "..." : "", text + n - tail);
+    snprintf(out, AMPI_SHOWN, "%.*s%s%s", (int)head, text, cut ? "..." : "", text + n - tail);
     return out;
 }
-#define AMPI_SHOWN 64
-AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) { return ampi_show_ends(name, 60, 57, 0, out); }
-#define AMPI_SHOWN_PATH 200
-AMPI_FN const char* ampi_show_path(const char* path, char out[AMPI_SHOWN_PATH]) {
-    return ampi_show_ends(path, AMPI_SHOWN_PATH - 1, 60, 130, out);
-}
+AMPI_FN const char* ampi_show(ampi_file* f, const char* name) { return ampi_show_ends(name, 57, 0, f->name); }
 
 /* "[6,1,5,5]"; of more than four dimensions the first four. */
 #define AMPI_SHOWN_SHAPE 112
-AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char out[AMPI_SHOWN_SHAPE]) {
-    size_t at = 0;
-    uint64_t i;
-    out[at++] = '[';
+AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN_SHAPE]) {
+    size_t at = 1, i;
+    strcpy(out, "[");
     for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
         at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
     strcpy(out + at, i < rank ? ",...]" : "]");
@@ -13656,68 +13697,60 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 
 /* --- what the caller hands in ------------------------------------------------------------ */
 
-/* Refusals of what the caller hands in, and of what a file holds. */
-#define AMPI_BAD_CALL(logger, ...) ampi_fail(logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
-#define AMPI_BAD_FILE(logger, ...) ampi_fail(logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
-
 /* Memory from one function must not be freed by another. */
-AMPI_FN amp_result ampi_file_check_desc(const amp_file_desc* d) {
-    if (!d || (d->allocator.alloc != NULL) == (d->allocator.free != NULL)) return AMP_OK;
-    return ampi_fail(d->logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
+AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_desc* desc) {
+    memset(f, 0, sizeof *f);
+    if (desc) f->desc = *desc;
+    f->owner = "memory";
+    if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
+        return ampi_fail(f->desc.logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
+    if (!path || !path[0]) return AMPI_BAD_CALL(f, "no path is given");
+    ampi_show_ends(path, 60, 130, f->path);
+    return AMP_OK;
 }
 
 /* Bytes of a tensor whose count was checked. */
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
 
-/* The shape as files have it. */
-AMPI_FN const uint64_t* ampi_file_shape(const amp_file_tensor* t, uint64_t shape[AMPI_FILE_MAX_RANK]) {
-    int k;
-    for (k = 0; k < AMPI_FILE_MAX_RANK; k++) shape[k] = k < t->rank ? t->shape[k] : 0;
-    return shape;
-}
-
 /* One tensor of the caller: its name can be written, its type is known, and its shape, count and bytes agree
    without an overflow. */
-AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, const amp_logger* log) {
+AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t, int index) {
     const char* name = t->tensor.name;
-    char shown[AMPI_SHOWN];
     size_t count = 1, bytes;
-    int k, fits = t->rank >= 0;
+    int fits = t->rank >= 0;
     if (!name || !ampi_is_utf8(name) || strcmp(name, "__metadata__") == 0)
-        return AMPI_BAD_CALL(log, "tensor %d has no name in UTF-8, or a reserved one", index);
-    ampi_show(name, shown);
+        return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", index);
+    name = ampi_show(f, name);
     if (ampi_type_size(t->tensor.dtype) == 0)
-        return ampi_fail(log, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", shown,
+        return ampi_fail(f->desc.logger, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", name,
                          (int)t->tensor.dtype);
-    for (k = 0; k < t->rank && fits; k++) fits = k < AMPI_FILE_MAX_RANK && ampi_mul_size(count, t->shape[k], &count);
+    for (int k = 0; k < t->rank && fits; k++)
+        fits = k < AMPI_FILE_MAX_RANK && ampi_mul_size(count, t->shape[k], &count);
     if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
-        return AMPI_BAD_CALL(log, "tensor '%s': its shape (rank %d) has not %llu elements", shown, t->rank,
+        return AMPI_BAD_CALL(f, "tensor '%s': its shape (rank %d) has not %llu elements", name, t->rank,
                              (ampi_ull)t->tensor.count);
-    if (count > 0 && !t->tensor.data) return AMPI_BAD_CALL(log, "tensor '%s': data is NULL", shown);
+    return count == 0 || t->tensor.data ? AMP_OK : AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
+}
+
+/* The tensors that a call is about. */
+AMPI_FN amp_result ampi_file_take(ampi_file* f, const amp_file_tensor* tensors, int count) {
+    f->tensors = tensors;
+    f->count = count;
+    if (count < 0 || (count > 0 && !tensors))
+        return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
+    for (int i = 0; i < count; i++) AMPI_TRY(ampi_file_check_tensor(f, &tensors[i], i));
     return AMP_OK;
 }
 
-/* All of them, and the path. */
-AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tensor* t, int count,
-                                           const amp_logger* log) {
-    amp_result r = AMP_OK;
-    int i;
-    if (!path || !path[0]) return AMPI_BAD_CALL(log, "no path is given");
-    if (count < 0 || (count > 0 && !t)) return AMPI_BAD_CALL(log, "%d tensors at %s", count, t ? "a pointer" : "NULL");
-    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_check_tensor(&t[i], i, log);
-    return r;
-}
-
 /* Metadata: keys and values must be there, and UTF-8, because JSON is. */
-AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, const amp_logger* log) {
-    int i;
+AMPI_FN amp_result ampi_file_check_texts(const ampi_file* f, const amp_file_text* texts, int count) {
     if (count < 0 || (count > 0 && !texts))
-        return AMPI_BAD_CALL(log, "%d texts at %s", count, texts ? "a pointer" : "NULL");
-    for (i = 0; i < count; i++)
+        return AMPI_BAD_CALL(f, "%d texts at %s", count, texts ? "a pointer" : "NULL");
+    for (int i = 0; i < count; i++)
         if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
-            return AMPI_BAD_CALL(log, "text %d has no key or value in UTF-8", i);
+            return AMPI_BAD_CALL(f, "text %d has no key or value in UTF-8", i);
         else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)
-            return AMPI_BAD_CALL(log, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
+            return AMPI_BAD_CALL(f, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return AMP_OK;
 }
 
@@ -13729,13 +13762,9 @@ AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, 
   #define AMPI_OS(name) name
   #define AMPI_OS64(name) name
   #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
+  #define AMPI_OS_FLAGS O_NONBLOCK                     /* a pipe without a writer must not stop open */
   #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* a file system that cannot is taken as is */
   #define AMPI_OS_WAIT(tries) 0
-  #if defined(O_CLOEXEC)
-    #define AMPI_OS_FLAGS (O_NONBLOCK | O_CLOEXEC)     /* a pipe without a writer must not stop open */
-  #else
-    #define AMPI_OS_FLAGS O_NONBLOCK
-  #endif
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
 extern FILE* (fdopen)(int, const char*);               /* -std=c99 hides their declarations */
 extern int (fileno)(FILE*);
@@ -13758,186 +13787,135 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
   #define AMPI_OS_SYNC(f) 1
 #endif
 
-/* What errno says; some C libraries leave it at 0. */
-enum { AMPI_NOT_A_FILE = -1 /* a directory, a pipe, a device */, AMPI_NO_CAUSE = -2 };
-AMPI_FN const char* ampi_error_text(int error_number) {
-    if (error_number == AMPI_NOT_A_FILE) return "it is not a regular file";
-    return error_number > 0 ? strerror(error_number) : "unknown cause";
-}
-
 /* Names a temporary file beside path: its name, cut to 200 bytes, and a number that no other process or thread is
    likely to draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
-    uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
+    const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
     size_t i, name = 0, n;
     for (i = 0; path[i]; i++) if (path[i] == '/' || path[i] == '\\') name = i + 1;
     n = ampi_min_size(i, name + 200);
     while (n > name && ampi_is_inside(path[n])) n--;
-#if defined(AMPI_OS)
-    seed ^= (uint64_t)AMPI_OS(getpid)() << 40;
-#endif
     memcpy(out, path, n);
     snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
 }
 
 /* Opens the regular file at path to be read. With room for its name creates a temporary one to be written, under a name
    that was free and with the mode of the file at path. NULL, and errno, if that fails. */
-AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary) {
+AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary, uint64_t* bytes) {
+    FILE* stream = NULL;
 #if defined(AMPI_OS)
     struct AMPI_OS64(stat) st;
     const int is_there = AMPI_OS64(stat)(path, &st) == 0;
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
-    const int write_new = AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) | AMPI_OS_FLAGS;
+    const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL)
+                                                 : AMPI_OS(O_RDONLY));
     int fd, error_number, tries = 0;
-    FILE* stream = NULL;
     if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return NULL; }
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
-        fd = temporary ? AMPI_OS(open)(temporary, write_new, mode)
-                       : AMPI_OS(open)(path, AMPI_OS(O_RDONLY) | AMPI_OS_FLAGS);
+        fd = AMPI_OS(open)(temporary ? temporary : path, flags, mode);
     } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES && AMPI_OS_WAIT(tries)));
     if (fd < 0) return NULL;
-#if defined(_POSIX_VERSION)
+  #if defined(_POSIX_VERSION)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, 0);                                           /* O_NONBLOCK off */
     if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
-#endif
+  #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
     else stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
+    *bytes = (uint64_t)st.st_size;
     if (stream) return stream;
     error_number = errno;
     AMPI_OS(close)(fd);
     if (temporary) remove(temporary);
     errno = error_number;
-    return NULL;
 #else
     if (temporary) ampi_name_temporary(path, 0, temporary);
-    return temporary ? fopen(temporary, "wb") : fopen(path, "rb");
+    stream = temporary ? fopen(temporary, "wb") : fopen(path, "rb");
+    if (stream && !temporary && fseek(stream, 0, SEEK_END) == 0) *bytes = (uint64_t)ftell(stream);
+    if (stream) rewind(stream);
 #endif
+    return stream;
 }
 
-/* Moves the finished file over the old one in one step, and has the directory on the disk: 1, or 0 if nothing changed,
-   or -1 if the disk failed after that. May overwrite `from`. On Windows fopen reads names by the locale where that is
-   UTF-8, but the call for narrow names does not. */
-AMPI_FN int ampi_replace_file(char* from, const char* to) {
+/* Moves the finished file over the old one in one step. On Windows fopen reads names by the locale where that is UTF-8,
+   but the call for narrow names does not. */
+AMPI_FN int ampi_replace_file(const char* from, const char* to) {
 #if defined(_WIN32)
-    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, NO_FILE = 2, NO_DIRECTORY = 3, DENIED = 5, IN_USE = 32 };
+    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, DENIED = 5, IN_USE = 32 };
     wchar_t a[ROOM], b[ROOM];
-    int tries = 0, utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
+    const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
+    int tries = 0;
     unsigned long error;
     do {
-        if (MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
+        if (utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
         error = GetLastError();
-        if (utf8 && (error == NO_FILE || error == NO_DIRECTORY)) {
-            if (MoveFileExW(a, b, REPLACE_AND_FLUSH)) return 1;
-            error = GetLastError();
-        }
     } while ((error == DENIED || error == IN_USE) && AMPI_OS_WAIT(tries));
     errno = error == DENIED || error == IN_USE ? EACCES : EIO;
     return 0;
 #else
-    if (rename(from, to) != 0) return 0;
+    return rename(from, to) == 0;
+#endif
+}
+
+/* Has the new name on the disk, too: flushes the directory, which not every file system can. Overwrites the path. */
+AMPI_FN int ampi_flush_directory(char* path) {
+    int ok = 1;
 #if defined(_POSIX_VERSION)
-    {
-        char* slash = strrchr(from, '/');
-        int fd, ok;
-        strcpy(slash ? slash + 1 : from, slash ? "" : ".");
-        fd = open(from, O_RDONLY | AMPI_OS_FLAGS);
-        ok = fd < 0 || fsync(fd) == 0 || errno != EIO;      /* not every file system flushes directories */
-        if (fd >= 0) close(fd);
-        if (!ok) return -1;
-    }
+    char* slash = strrchr(path, '/');
+    int fd;
+    strcpy(slash ? slash + 1 : path, slash ? "" : ".");
+    fd = open(path, O_RDONLY | AMPI_OS_FLAGS);
+    ok = fd < 0 || fsync(fd) == 0 || errno != EIO;
+    if (fd >= 0) close(fd);
+#else
+    (void)path;
 #endif
-    return 1;
-#endif
+    return ok;
 }
 
 /* --- writing --------------------------------------------------------------------------- */
 
-/* Where bytes go. Without a stream they are only counted: the header is written first to learn its length. error: the
-   first errno, after which nothing more is written; 0 = none. */
-typedef struct ampi_sink { FILE* stream; uint64_t bytes; int error; } ampi_sink;
-AMPI_FN void ampi_sink_check(ampi_sink* s, int ok) {
-    if (!ok && !s->error) s->error = errno ? errno : AMPI_NO_CAUSE;
-    errno = 0;
-}
-AMPI_FN void ampi_sink_put(ampi_sink* s, const void* data, size_t n) {
-    s->bytes += n;
-    if (s->stream && !s->error && n > 0) ampi_sink_check(s, fwrite(data, 1, n, s->stream) == n);
-}
-AMPI_FN void ampi_sink_text(ampi_sink* s, const char* text) { ampi_sink_put(s, text, strlen(text)); }
-
 /* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
-AMPI_FN void ampi_put_string(ampi_sink* s, const char* prefix, const char* text) {
-    char escape[8];
-    size_t n;
-    ampi_sink_text(s, "\"");
-    for (ampi_sink_text(s, prefix); *text; text += n) {
-        for (n = 0; (unsigned char)text[n] >= 0x20 && text[n] != '"' && text[n] != '\\'; n++) { }
-        if (n > 0) { ampi_sink_put(s, text, n); continue; }
-        snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text);
-        ampi_sink_text(s, escape);
-        n = 1;
+AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
+    fprintf(out, "\"%s", prefix);
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\') fprintf(out, "\\u%04x", (unsigned)*text);
+        else putc(*text, out);
+    putc('"', out);
+}
+
+/* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...},"name":{"dtype":"F32",...},..., and spaces up to a
+   multiple of 8 bytes. Tensors with larger elements come first, so that each is aligned. Returns the length. */
+AMPI_FN uint64_t ampi_put_header(const ampi_file* f) {
+    FILE* out = f->stream;
+    char shape[AMPI_SHOWN_SHAPE];
+    uint64_t begin = 0, at;
+    for (int i = 0; i < f->text_count + f->count; i++) {
+        const int k = i - f->text_count;
+        fputs(i ? "," : "{\"__metadata__\":{", out);
+        ampi_put_string(out, k < 0 ? "" : AMPI_CRC_KEY, k < 0 ? f->texts[i].key : f->tensors[k].tensor.name);
+        putc(':', out);
+        if (k < 0) ampi_put_string(out, "", f->texts[i].value);
+        else fprintf(out, "\"%08lx\"", (unsigned long)f->crcs[k]);
     }
-    ampi_sink_text(s, "\"");
-}
-
-/* What a file is made of. A model's tensors lie in the memory of its backend and come through a block of the host. */
-typedef struct ampi_file_content {
-    const amp_file_tensor* tensors;
-    const amp_file_text* texts;
-    int count, text_count;
-    amp_model* model;    /* NULL = the tensors are in memory of the host */
-    void* host;
-    uint32_t* crcs;      /* of each tensor, known when its data has been written; 0 before */
-} ampi_file_content;
-
-/* "name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]} */
-AMPI_FN void ampi_put_tensor(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
-    char text[256], shown[AMPI_SHOWN_SHAPE];
-    uint64_t shape[AMPI_FILE_MAX_RANK];
-    ampi_put_string(s, "", t->tensor.name);
-    snprintf(text, sizeof text, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
-             ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
-             ampi_show_shape((uint64_t)t->rank, ampi_file_shape(t, shape), shown), (ampi_ull)begin,
-             (ampi_ull)(begin + ampi_file_bytes(t)));
-    ampi_sink_text(s, text);
-}
-
-/* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...} */
-AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
-    char crc[AMPI_NUMBER];
-    int i;
-    ampi_sink_text(s, "\"__metadata__\":");
-    for (i = 0; i < c->text_count + c->count; i++) {
-        const int tensor = i - c->text_count;
-        ampi_sink_text(s, i ? "," : "{");
-        if (tensor < 0) ampi_put_string(s, "", c->texts[i].key);
-        else ampi_put_string(s, AMPI_CRC_KEY, c->tensors[tensor].tensor.name);
-        ampi_sink_text(s, ":");
-        ampi_put_string(s, "", tensor < 0 ? c->texts[i].value : ampi_show_number(c->crcs[tensor], 1, crc));
-    }
-    ampi_sink_text(s, "}");
-}
-
-/* The JSON text, padded with spaces to a multiple of 8 bytes. Tensors with large elements come first, so that each is
-   aligned to its element. */
-AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
-    uint64_t begin = 0, start = s->bytes;
-    size_t element;
-    int i;
-    ampi_sink_text(s, "{");
-    if (c->text_count + c->count > 0) ampi_put_texts(s, c);
-    for (element = 8; element >= 2; element /= 2)
-        for (i = 0; i < c->count; i++) {
-            if (ampi_type_size(c->tensors[i].tensor.dtype) != element) continue;
-            ampi_sink_text(s, ",");
-            ampi_put_tensor(s, &c->tensors[i], begin);
-            begin += ampi_file_bytes(&c->tensors[i]);
+    putc(f->text_count + f->count > 0 ? '}' : '{', out);
+    for (size_t element = 8; element >= 2; element /= 2)
+        for (int i = 0; i < f->count; i++) {
+            const amp_file_tensor* t = &f->tensors[i];
+            if (ampi_type_size(t->tensor.dtype) != element) continue;
+            putc(',', out);
+            ampi_put_string(out, "", t->tensor.name);
+            fprintf(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
+                    ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
+                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin,
+                    (ampi_ull)(begin + ampi_file_bytes(t)));
+            begin += ampi_file_bytes(t);
         }
-    ampi_sink_text(s, "}");
-    while ((s->bytes - start) % 8) ampi_sink_text(s, " ");
+    at = (uint64_t)ftell(out);
+    fprintf(out, "}%*s", (int)(7 - at % 8), "");
+    return at / 8 * 8;                                   /* eight bytes less than the file now has */
 }
 
 /* The byte order of this machine; compilers fold this to a constant. */
@@ -13948,418 +13926,310 @@ AMPI_FN int ampi_is_little_endian(void) {
 
 /* Between the file's byte order and the host's: nothing to do on most machines. */
 AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
-    size_t i, k;
     if (ampi_is_little_endian()) return;
-    for (i = 0; i < bytes; i += element)
-        for (k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
+    for (size_t i = 0; i < bytes; i += element)
+        for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* The elements in the file's byte order, and their CRC-32; on a big-endian machine by way of a small buffer, since
-   the caller's data is not ours to change. */
-AMPI_FN uint32_t ampi_put_data(ampi_sink* s, const void* data, size_t bytes, size_t element) {
-    const unsigned char* p = (const unsigned char*)data;
-    const int direct = ampi_is_little_endian();
-    unsigned char chunk[4096];
-    uint32_t crc = 0;
-    size_t n;
-    for (; bytes > 0; p += n, bytes -= n) {
-        n = direct ? bytes : ampi_min_size(bytes, sizeof chunk);
-        if (!direct) { memcpy(chunk, p, n); ampi_swap_endian(chunk, n, element); }
-        ampi_sink_put(s, direct ? p : chunk, n);
-        crc = ampi_crc32(crc, direct ? p : chunk, n);
-    }
-    return crc;
-}
-
-/* The whole file. Its header is written once more when the CRCs are known, which make it no longer. */
-AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint64_t header_bytes) {
-    unsigned char length[8];
-    size_t element;
-    int i;
-    ampi_put64(length, header_bytes);
-    ampi_sink_put(s, length, 8);
-    ampi_put_header(s, c);
-    for (element = 8; element >= 2; element /= 2)
-        for (i = 0; i < c->count && !s->error; i++) {
-            const amp_tensor* t = &c->tensors[i].tensor;
-            amp_result r = AMP_OK;
-            if (ampi_type_size(t->dtype) != element || t->count == 0) continue;
-            if (c->model) r = c->model->backend->copy_out(c->host, t->data, t->count * element, &c->model->exec);
-            if (r != AMP_OK) return r;
-            c->crcs[i] = ampi_put_data(s, c->model ? c->host : t->data, t->count * element, element);
+/* The length of the header, the header and data; then the first two again, because now the CRCs are known, which make
+   the header no longer. */
+AMPI_FN amp_result ampi_put_file(ampi_file* f) {
+    unsigned char length[8] = { 0 };
+    uint64_t header;
+    fwrite(length, 1, 8, f->stream);
+    header = ampi_put_header(f);
+    if (header > AMPI_FILE_MAX_HEADER)
+        return AMPI_BAD_CALL(f, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)header,
+                             AMPI_FILE_MAX_HEADER);
+    for (size_t element = 8; element >= 2; element /= 2)
+        for (int i = 0; i < f->count && !ferror(f->stream); i++) {
+            const amp_tensor* t = &f->tensors[i].tensor;
+            const size_t bytes = ampi_file_bytes(&f->tensors[i]);
+            if (ampi_type_size(t->dtype) != element || bytes == 0) continue;
+            if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, t->data, bytes, &f->model->exec));
+            else if (f->data) memcpy(f->data, t->data, bytes);
+            if (f->data) ampi_swap_endian((unsigned char*)f->data, bytes, element);
+            fwrite(f->data ? f->data : t->data, 1, bytes, f->stream);
+            f->crcs[i] = ampi_crc32(0, f->data ? f->data : t->data, bytes);
         }
-    ampi_sink_check(s, s->error || fseek(s->stream, 8, SEEK_SET) == 0);
-    ampi_put_header(s, c);
+    if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
+    ampi_put64(length, header);
+    fwrite(length, 1, 8, f->stream);
+    ampi_put_header(f);
+    /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
+    if (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)) return ampi_file_cannot(f, "write");
     return AMP_OK;
 }
 
 /* Everything from the creation of the temporary file to its new name. Whatever goes wrong, the temporary file goes. */
-AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi_file_content* c, uint64_t header_bytes,
-                                   const amp_logger* log) {
-    ampi_sink s = { NULL, 0, 0 };
-    char shown[AMPI_SHOWN_PATH];
-    int replaced = 0;
+AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
     amp_result r;
-    ampi_show_path(path, shown);
     errno = 0;
-    s.stream = ampi_stream_open(path, temporary);
-    if (!s.stream) return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown, ampi_error_text(errno));
-    r = ampi_put_file(&s, c, header_bytes);
-    /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
-    ampi_sink_check(&s, s.error || (fflush(s.stream) == 0 && AMPI_OS_SYNC(s.stream)));
-    ampi_sink_check(&s, fclose(s.stream) == 0);
-    if (r == AMP_OK && s.error)
-        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", shown, ampi_error_text(s.error));
-    if (r == AMP_OK && (replaced = ampi_replace_file(temporary, path)) != 1)
-        r = ampi_fail(log, AMP_ERR_IO, replaced ? "checkpoint: '%s' is new, but its directory cannot be flushed: %s"
-                                                : "checkpoint: cannot replace '%s': %s", shown, ampi_error_text(errno));
-    if (!replaced) remove(temporary);
+    f->stream = ampi_stream_open(path, temporary, &f->bytes);
+    if (!f->stream) return ampi_file_cannot(f, "save");
+    r = ampi_put_file(f);
+    if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
+    if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
+    if (r != AMP_OK) remove(temporary);
+    else if (!ampi_flush_directory(temporary)) r = ampi_file_cannot(f, "flush the directory of");
     return r;
 }
 
-/* A name that two tensors have, or a key that two texts have; NULL if there is none. `names` has room for all. */
-AMPI_FN const char* ampi_file_name_twice(const ampi_file_content* c, const char** names) {
-    const char* twice;
-    int i;
-    for (i = 0; i < c->count; i++) names[i] = c->tensors[i].tensor.name;
-    twice = ampi_sort_names(names, (size_t)c->count, sizeof *names);
-    for (i = 0; i < c->text_count; i++) names[i] = c->texts[i].key;
-    return twice ? twice : ampi_sort_names(names, (size_t)c->text_count, sizeof *names);
-}
-
-/* All checks first, then the length of the header, then the file. Names, checksums and the name of the temporary file
-   share a block. */
-AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const amp_allocator* a,
-                                  const amp_logger* log) {
-    ampi_sink measure = { NULL, 0, 0 };
-    char shown[AMPI_SHOWN];
+/* A block holds a copy of the largest tensor, where tensors are not written as they lie, a list of names, whose place
+   the checksums take, and the name of the temporary file. */
+AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
+    const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
+    const int copied = f->model || !ampi_is_little_endian();
     const char *twice, **names;
-    size_t bytes, most;
-    amp_result r = ampi_file_check_tensors(path, c->tensors, c->count, log);
-    if (r == AMP_OK) r = ampi_file_check_texts(c->texts, c->text_count, log);
-    if (r != AMP_OK) return r;
-    most = (size_t)(c->count > c->text_count ? c->count : c->text_count);
-    names = ampi_mul_size(most, sizeof *names, &bytes) && ampi_add_size(bytes, strlen(path) + AMPI_SUFFIX, &bytes)
-            ? (const char**)ampi_alloc(a, bytes) : NULL;
-    if (!names) return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names", (ampi_ull)most);
-    twice = ampi_file_name_twice(c, names);
-    c->crcs = (uint32_t*)(void*)names;                               /* the names are done with */
-    memset(c->crcs, 0, (size_t)c->count * sizeof *c->crcs);
-    if (!twice) ampi_put_header(&measure, c);
-    if (twice)
-        r = AMPI_BAD_CALL(log, "the name '%s' is used twice", ampi_show(twice, shown));
-    else if (measure.bytes <= AMPI_FILE_MAX_HEADER)
-        r = ampi_file_write(path, (char*)(names + most), c, measure.bytes, log);
-    else
-        r = AMPI_BAD_CALL(log, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)measure.bytes,
-                          AMPI_FILE_MAX_HEADER);
-    ampi_free(a, names);
+    size_t largest = 0;
+    char* block;
+    amp_result r;
+    f->texts = texts;
+    f->text_count = text_count;
+    for (int i = 0; i < f->count && copied; i++)
+        if (ampi_file_bytes(&f->tensors[i]) > largest) largest = ampi_file_bytes(&f->tensors[i]);
+    largest = ampi_round_up(largest, 8);
+    block = (char*)ampi_file_alloc(f, largest + most * sizeof *names + strlen(path) + AMPI_SUFFIX);
+    if (!block) return AMP_ERR_MEMORY;
+    names = (const char**)(void*)(block + largest);
+    for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
+    twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
+    for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
+    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
+    f->data = copied ? block : NULL;
+    f->crcs = (uint32_t*)(void*)names;
+    memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
+    r = twice ? AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice))
+              : ampi_file_write(f, path, (char*)(names + most));
+    ampi_free(&f->desc.allocator, block);
     return r;
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
-    ampi_file_content c = { tensors, texts, count, text_count, NULL, NULL, NULL };
-    amp_result r = ampi_file_check_desc(desc);
-    return r != AMP_OK ? r : ampi_file_save(path, &c, desc ? &desc->allocator : NULL, desc ? desc->logger : NULL);
+    ampi_file f;
+    AMPI_TRY(ampi_file_begin(&f, path, desc));
+    AMPI_TRY(ampi_file_take(&f, tensors, count));
+    AMPI_TRY(ampi_file_check_texts(&f, texts, text_count));
+    return ampi_file_save(&f, path, texts, text_count);
 }
 
 /* --- JSON, as much as a header may hold --------------------------------------------------- */
 
 /* A cursor over a text that ends in a 0. Strings are decoded where they stand: no escape is shorter than what it means,
-   and the closing quote leaves room for the final 0. Functions return 1, or 0 with the first error set. */
+   and the closing quote leaves room for the final 0. At the first error the cursor stops: all that follows does
+   nothing. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
-AMPI_FN int ampi_json_fail(ampi_json* j, const char* error) {
-    if (!j->error) j->error = error;
-    return 0;
-}
+AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
 
 /* Steps over white space. Is c next? */
 AMPI_FN int ampi_json_is(ampi_json* j, char c) {
-    j->at += strspn(j->at, " \t\n\r");
-    return *j->at == c;
+    if (!j->error) j->at += strspn(j->at, " \t\n\r");
+    return !j->error && *j->at == c;
 }
 
 /* Steps over a character that must come next. */
-AMPI_FN int ampi_json_expect(ampi_json* j, char c) {
-    if (ampi_json_is(j, c)) { j->at++; return 1; }
+AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
+    if (ampi_json_is(j, c)) { j->at++; return; }
     if (!j->error) snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
-    return ampi_json_fail(j, j->missing);
+    ampi_json_fail(j, j->missing);
 }
 
 /* Before each member of a list: 1 if there is one more, 0 if the list is closed (or broken: see error). */
 AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
-    if (j->error) return 0;
     if (ampi_json_is(j, close)) { j->at++; return 0; }
-    return first || ampi_json_expect(j, ',');
+    if (!first) ampi_json_expect(j, ',');
+    return !j->error;
 }
 
-/* Exactly four hexadecimal digits, as they follow \u. */
-AMPI_FN int ampi_json_hex4(ampi_json* j, unsigned* out) {
-    static const char digits[] = "0123456789abcdefABCDEF";
-    int i;
-    for (*out = 0, i = 0; i < 4; i++) {
-        const char c = *j->at, *digit = c ? strchr(digits, c) : NULL;
-        if (!digit) return ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
-        *out = *out << 4 | (unsigned)(digit - digits - (digit - digits > 15 ? 6 : 0));
-        j->at++;
+/* Exactly four hexadecimal digits, as they follow \u; 0 if there are none. */
+AMPI_FN unsigned ampi_json_hex4(ampi_json* j) {
+    char digits[5] = "";
+    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) {
+        ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
+        return 0;
     }
-    return 1;
+    memcpy(digits, j->at, 4);
+    j->at += 4;
+    return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* The code point of an escape \u, two of them for one above U+FFFF, to *w as one to four bytes: 0xxxxxxx, 110xxxxx,
-   1110xxxx or 11110xxx, and six bits in each byte that follows. */
-AMPI_FN int ampi_json_code_point(ampi_json* j, char** w) {
+/* Decodes the escape behind a backslash to *w. The code point of \u, or of two of them for one above U+FFFF, becomes
+   one to four bytes: 0xxxxxxx, 110xxxxx, 1110xxxx or 11110xxx, and six bits in each byte that follows. */
+AMPI_FN void ampi_json_escape(ampi_json* j, char** w) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
+    const char* found = (const char*)memchr(letters, *j->at, sizeof letters - 1);
     unsigned c, low = 0;
     int more;
-    if (!ampi_json_hex4(j, &c)) return 0;
-    if (c == 0) return ampi_json_fail(j, "a text holds a zero character");
+    if (found) { j->at++; *(*w)++ = meanings[found - letters]; return; }
+    if (*j->at != 'u') { ampi_json_fail(j, "an unknown escape"); return; }
+    j->at++;
+    c = ampi_json_hex4(j);
+    if (c == 0) ampi_json_fail(j, "a text holds a zero character");
     if (c >= 0xd800 && c <= 0xdfff) {
-        if (c <= 0xdbff && strncmp(j->at, "\\u", 2) == 0) {
-            j->at += 2;
-            if (!ampi_json_hex4(j, &low)) return 0;
-        }
-        if (low < 0xdc00 || low > 0xdfff) return ampi_json_fail(j, "an escape is half of a surrogate pair");
+        if (c <= 0xdbff && strncmp(j->at, "\\u", 2) == 0) { j->at += 2; low = ampi_json_hex4(j); }
+        if (low < 0xdc00 || low > 0xdfff) ampi_json_fail(j, "an escape is half of a surrogate pair");
         c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
     }
+    if (j->error) return;
     more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     *(*w)++ = (char)(heads[more] | c >> 6 * more);
     while (more-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * more & 0x3f));
-    return 1;
-}
-
-/* Decodes the escape behind a backslash to *w. */
-AMPI_FN int ampi_json_escape(ampi_json* j, char** w) {
-    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const char c = *j->at, *found = c ? strchr(letters, c) : NULL;
-    if (c) j->at++;
-    if (c == 'u') return ampi_json_code_point(j, w);
-    if (!found) return ampi_json_fail(j, "an unknown escape");
-    *(*w)++ = meanings[found - letters];
-    return 1;
 }
 
 /* A string. Raw control characters and whatever is not UTF-8 are refused, so names mean one thing only. */
-AMPI_FN int ampi_json_string(ampi_json* j, const char** out) {
-    char* w;
-    size_t n;
-    if (!ampi_json_expect(j, '"')) return 0;
-    for (w = j->at, *out = w; *j->at != '"';) {
-        if (*j->at == '\\') {
-            j->at++;
-            if (!ampi_json_escape(j, &w)) return 0;
-            continue;
-        }
-        if (j->at == j->end) return ampi_json_fail(j, "a text is not closed");
-        if ((unsigned char)*j->at < 0x20) return ampi_json_fail(j, "a text holds a control character");
-        n = ampi_utf8_length(j->at, (size_t)(j->end - j->at));
-        if (n == 0) return ampi_json_fail(j, "a text is not UTF-8");
-        for (; n > 0; n--) *w++ = *j->at++;
-    }
-    j->at++;
+AMPI_FN const char* ampi_json_string(ampi_json* j) {
+    char *text, *w;
+    ampi_json_expect(j, '"');
+    for (text = w = j->at; !j->error && *j->at != '"';)
+        if (*j->at == '\\') { j->at++; ampi_json_escape(j, &w); }
+        else if (j->at == j->end) ampi_json_fail(j, "a text is not closed");
+        else if ((unsigned char)*j->at < 0x20) ampi_json_fail(j, "a text holds a control character");
+        else *w++ = *j->at++;
+    if (j->error) return "";
     *w = '\0';
-    return 1;
+    if (!ampi_is_utf8(text)) ampi_json_fail(j, "a text is not UTF-8");
+    j->at++;
+    return text;
 }
 
 /* A whole number: digits without a sign, a leading zero, a fraction or an exponent. */
-AMPI_FN int ampi_json_number(ampi_json* j, uint64_t* out) {
+AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     const int zero = ampi_json_is(j, '0');
-    const char* first = j->at;
-    for (*out = 0; *j->at >= '0' && *j->at <= '9'; j->at++) {
-        const unsigned digit = (unsigned)(*j->at - '0');
-        if (*out > (UINT64_MAX - digit) / 10) return ampi_json_fail(j, "a number is too large");
-        *out = *out * 10 + digit;
-    }
-    if (j->at == first) return ampi_json_fail(j, "a whole number is missing");
-    return zero && j->at - first > 1 ? ampi_json_fail(j, "a number begins with a zero") : 1;
-}
-
-/* What a pattern says: s is a string, n a number, any other character stands for itself. */
-AMPI_FN int ampi_json_scan(ampi_json* j, const char* pattern, ...) {
-    va_list out;
-    int ok = 1;
-    va_start(out, pattern);
-    for (; *pattern && ok; pattern++)
-        ok = *pattern == 's' ? ampi_json_string(j, va_arg(out, const char**))
-             : *pattern == 'n' ? ampi_json_number(j, va_arg(out, uint64_t*)) : ampi_json_expect(j, *pattern);
-    va_end(out);
-    return ok;
+    char* end;
+    uint64_t n;
+    errno = 0;
+    n = strtoull(j->at, &end, 10);
+    if (*j->at < '0' || *j->at > '9') ampi_json_fail(j, "a whole number is missing");
+    else if (zero && end - j->at > 1) ampi_json_fail(j, "a number begins with a zero");
+    else if (errno == ERANGE) ampi_json_fail(j, "a number is too large");
+    if (j->error) return 0;
+    j->at = end;
+    return n;
 }
 
 /* --- the header ------------------------------------------------------------------------ */
 
-/* One tensor of the file. name must be first: see ampi_name_of. */
-typedef struct ampi_file_entry {
-    const char* name;
-    const char* type;
-    uint64_t rank, shape[AMPI_FILE_MAX_RANK];   /* further dimensions only count in `count` */
-    uint64_t count, begin, end;
-    size_t   place;                             /* of its data in what is read */
-    int      wanted;                            /* 1 + the number of the caller's tensor; 0 = it is stepped over */
-    amp_dtype dtype;                            /* 0 = it is none of ours */
-    uint32_t crc;
-    unsigned char bits, has_crc;                /* bits: of an element */
-} ampi_file_entry;
-
-/* An open file. */
-typedef struct ampi_file {
-    char path[AMPI_SHOWN_PATH];                 /* as sentences show it */
-    const amp_allocator* allocator;
-    const amp_logger* logger;
-    FILE* stream;
-    ampi_file_entry* entries;                   /* sorted by name, once data is read by place; in the same block are */
-    amp_file_text* texts;                       /* these, sorted by key, and the header */
-    size_t count, text_count;
-    uint64_t data_bytes;
-    char* data;                                 /* of the wanted tensors */
-} ampi_file;
-
-/* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. */
-AMPI_FN int ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
-    uint64_t size;
-    if (!ampi_json_expect(j, '[')) return 0;
-    for (e->count = 1; ampi_json_more(j, ']', e->rank == 0); e->rank++) {
-        if (!ampi_json_number(j, &size)) return 0;
-        if (size != 0 && e->count > UINT64_MAX / size) return ampi_json_fail(j, "a shape has too many elements");
-        e->count *= size;
-        if (e->rank < AMPI_FILE_MAX_RANK) e->shape[e->rank] = size;
+/* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. Returns that product. */
+AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
+    uint64_t count = 1;
+    ampi_json_expect(j, '[');
+    for (; ampi_json_more(j, ']', e->rank == 0); e->rank++) {
+        const uint64_t size = ampi_json_number(j);
+        if (size != 0 && count > UINT64_MAX / size) ampi_json_fail(j, "a shape has too many elements");
+        count *= size;
+        if (e->rank < AMPI_FILE_MAX_RANK) e->shape[e->rank] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
     }
-    return !j->error;
+    return count;
 }
 
 /* The description of a tensor: each of three fields once, in any order, and end - begin = elements * bits of one / 8,
    without an overflow or a rest. */
-AMPI_FN int ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
+AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
     static const char* const keys[] = { "dtype", "shape", "data_offsets" };
-    const char* key;
-    unsigned i, first = 1, found = 0;
-    if (!ampi_json_expect(j, '{')) return 0;
-    for (; ampi_json_more(j, '}', first != 0); first = 0) {
-        if (!ampi_json_scan(j, "s:", &key)) return 0;
+    uint64_t count = 0, bits = 1;
+    unsigned i, found = 0;
+    ampi_json_expect(j, '{');
+    while (ampi_json_more(j, '}', found == 0)) {
+        const char* key = ampi_json_string(j);
+        ampi_json_expect(j, ':');
         for (i = 0; i < 3 && strcmp(key, keys[i]) != 0; i++) { }
-        if (i == 3 || (found >> i & 1u)) return ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
+        if (i == 3 || (found >> i & 1u)) ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
         found |= 1u << i;
-        if (i == 1) ampi_json_shape(j, e);
-        if (i == 2) ampi_json_scan(j, "[n,n]", &e->begin, &e->end);
-        if (i > 0 || !ampi_json_string(j, &key)) continue;
-        while (i < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[i]) != 0) i++;
-        if (i == AMPI_FILE_TYPES) return ampi_json_fail(j, "an unknown dtype");
-        e->type = ampi_file_types[i];
-        e->dtype = i < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + i) : AMP_DTYPE_DEFAULT;
-        e->bits = (unsigned char)(strcmp(key, "BOOL") == 0 ? 8 : atoi(key + strcspn(key, "0123456789")));
+        if (i == 0) {
+            key = ampi_json_string(j);
+            while (e->type < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[e->type]) != 0) e->type++;
+            if (e->type == AMPI_FILE_TYPES) ampi_json_fail(j, "an unknown dtype");
+            e->dtype = e->type < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + e->type) : AMP_DTYPE_DEFAULT;
+            bits = strcmp(key, "BOOL") == 0 ? 8 : strtoul(key + strcspn(key, "0123456789"), NULL, 10);
+        } else if (i == 1) {
+            count = ampi_json_shape(j, e);
+        } else {
+            ampi_json_expect(j, '[');
+            e->begin = ampi_json_number(j);
+            ampi_json_expect(j, ',');
+            e->end = ampi_json_number(j);
+            ampi_json_expect(j, ']');
+        }
     }
-    if (j->error) return 0;
-    if (found != 7) return ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
-    if (e->count > UINT64_MAX / e->bits || e->count * e->bits % 8 != 0 || e->begin > e->end
-        || e->count * e->bits / 8 != e->end - e->begin)
-        return ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
-    return 1;
+    if (found != 7) ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
+    if (!j->error && (count > UINT64_MAX / bits || count * bits % 8 != 0 || e->begin > e->end
+                      || count * bits / 8 != e->end - e->begin))
+        ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
 }
 
 /* The whole header, to tables that are large enough. */
 AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
-    const char* name;
-    int first, inner, has_texts = 0;
-    if (*j->at != '{') { ampi_json_fail(j, "a header begins with {"); return; }
-    j->at++;
-    for (first = 1; ampi_json_more(j, '}', first) && ampi_json_scan(j, "s:", &name); first = 0) {
-        ampi_file_entry* e = &f->entries[f->count];
+    int has_texts = 0;
+    if (*j->at != '{') ampi_json_fail(j, "a header begins with {");
+    else j->at++;
+    for (int first = 1; ampi_json_more(j, '}', first); first = 0) {
+        const char* name = ampi_json_string(j);
+        ampi_json_expect(j, ':');
         if (strcmp(name, "__metadata__") != 0) {
+            ampi_file_entry* e = &f->entries[f->entry_count++];
             memset(e, 0, sizeof *e);
             e->name = name;
-            f->count += ampi_json_tensor(j, e) != 0;
-        } else if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
-        else if (ampi_json_expect(j, '{'))
-            for (inner = 1; ampi_json_more(j, '}', inner); inner = 0) {
-                amp_file_text* t = &f->texts[f->text_count];
-                f->text_count += ampi_json_scan(j, "s:s", &t->key, &t->value) != 0;
-            }
+            ampi_json_tensor(j, e);
+            continue;
+        }
+        if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
+        ampi_json_expect(j, '{');
+        for (int inner = 1; ampi_json_more(j, '}', inner); inner = 0) {
+            amp_file_text* t = &f->found[f->found_count++];
+            t->key = ampi_json_string(j);
+            ampi_json_expect(j, ':');
+            t->value = ampi_json_string(j);
+        }
     }
     if (!j->error) j->at += strspn(j->at, " ");
     if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
 }
 
-/* By offset; of two tensors that begin together the empty one comes first. */
-AMPI_FN int ampi_place_less(const void* a, const void* b) {
-    const ampi_file_entry *x = (const ampi_file_entry*)a, *y = (const ampi_file_entry*)b;
-    return x->begin < y->begin || (x->begin == y->begin && x->end < y->end);
-}
-
-/* The file's tensor of that name, or NULL. */
-AMPI_FN ampi_file_entry* ampi_file_find(const ampi_file* f, const char* name) {
-    return (ampi_file_entry*)ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
-}
-/* The text under a key, or NULL. */
-AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
-    const void* found = ampi_find_name(f->texts, f->text_count, sizeof *f->texts, key);
-    return found ? ((const amp_file_text*)found)->value : NULL;
-}
-
-/* Names and keys are unique; the tensors cover the data from 0 to data_bytes exactly once. Ends sorted by name, with
-   the CRC-32s at their tensors; without a tensor such a text says nothing. */
+/* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with the CRC-32s at their
+   tensors; without a tensor such a text says nothing. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
-    const char *twice, *texts_twice;
-    char shown[AMPI_SHOWN];
-    size_t i;
-    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
-    for (i = 0; i < f->count; f->data_bytes = f->entries[i++].end) {
+    const char *twice, *key_twice;
+    uint64_t end = 0, crc;
+    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
+    for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
         const ampi_file_entry* e = &f->entries[i];
-        if (e->begin != f->data_bytes)
-            return AMPI_BAD_FILE(f->logger, "'%s': tensor '%s' begins at %llu, %s %llu", f->path,
-                                 ampi_show(e->name, shown), (ampi_ull)e->begin, e->begin > f->data_bytes
-                                 ? "leaving a hole behind" : "inside the one before it, which ends at",
-                                 (ampi_ull)f->data_bytes);
+        const char* name = ampi_show(f, e->name);
+        if (e->begin != end)
+            return AMPI_BAD_FILE(f, "'%s': tensor '%s' begins at %llu, %s %llu", f->path, name, (ampi_ull)e->begin,
+                                 e->begin > end ? "leaving a hole behind" : "inside the one before it, which ends at",
+                                 (ampi_ull)end);
+        if (e->end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside %s", f->path, name);
     }
-    twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
-    texts_twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
-    if (twice || texts_twice)
-        return AMPI_BAD_FILE(f->logger, "'%s': the name '%s' occurs twice", f->path,
-                             ampi_show(twice ? twice : texts_twice, shown));
-    for (i = 0; i < f->text_count; i++) {
-        const amp_file_text* t = &f->texts[i];
+    if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
+    twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
+    key_twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
+    if (!twice) twice = key_twice;
+    if (twice) return AMPI_BAD_FILE(f, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
+    for (size_t i = 0; i < f->found_count; i++) {
+        const amp_file_text* t = &f->found[i];
         const int is_crc = strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0;
         ampi_file_entry* e = is_crc ? ampi_file_find(f, t->key + AMPI_CRC_KEY_LENGTH) : NULL;
-        uint64_t crc;
         if (!e) continue;
-        if (!ampi_read_number(t->value, 1, &crc))
-            return AMPI_BAD_FILE(f->logger, "'%s': text '%s' is not eight hexadecimal digits", f->path,
-                                 ampi_show(t->key, shown));
-        e->has_crc = 1;
-        e->crc = (uint32_t)crc;
+        e->crc = t->value;
+        if (!ampi_read_number(e->crc, 1, &crc))
+            return AMPI_BAD_FILE(f, "'%s': text '%s' is not eight hexadecimal digits", f->path, ampi_show(f, t->key));
     }
     return AMP_OK;
 }
 
 /* --- reading --------------------------------------------------------------------------- */
 
-AMPI_FN amp_result ampi_file_cannot_read(const ampi_file* f) {
-    return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot read '%s': %s", f->path, ampi_error_text(errno));
-}
-
-/* Exactly n bytes to `out`. Where that is NULL, steps over them: reading the last byte of each step shows that they
-   exist. */
-AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n, const char* what) {
-    const uint64_t longest = 0x40000000;
-    int ok = 1, moved = 1;
-    uint64_t step;
-    errno = 0;
-    if (out) ok = fread(out, 1, (size_t)n, f->stream) == n;
-    else for (; n > 0 && ok; n -= step) {
-        step = n < longest ? n : longest;
-        moved = fseek(f->stream, (long)(step - 1), SEEK_CUR) == 0;
-        ok = moved && fgetc(f->stream) != EOF;
+/* Reads n bytes, or with out = NULL steps over them. */
+AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
+    int ok = !out || fread(out, 1, (size_t)n, f->stream) == n;
+    for (uint64_t step; !out && n > 0 && ok; n -= step) {
+        step = n < 0x40000000 ? n : 0x40000000;                     /* a long may have 32 bits */
+        ok = fseek(f->stream, (long)step, SEEK_CUR) == 0;
     }
-    if (ok) return AMP_OK;
-    if (!moved || ferror(f->stream)) return ampi_file_cannot_read(f);
-    return AMPI_BAD_FILE(f->logger, "'%s' is truncated: it ends inside %s", f->path, what);
-}
-
-/* The file must end here. */
-AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
-    if (fgetc(f->stream) != EOF) return AMPI_BAD_FILE(f->logger, "'%s' goes on after its last tensor", f->path);
-    return ferror(f->stream) ? ampi_file_cannot_read(f) : AMP_OK;
+    return ok ? AMP_OK : ampi_file_cannot(f, "read");
 }
 
 /* What else weights are kept in, by its first bytes. */
@@ -14369,208 +14239,175 @@ AMPI_FN const char* ampi_foreign_format(const unsigned char head[8]) {
         { "\200\002", "a pickle, as torch.save wrote" },
         { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
     };
-    size_t i;
-    for (i = 0; i < sizeof known / sizeof known[0]; i++)
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (memcmp(head, known[i][0], strlen(known[i][0])) == 0) return known[i][1];
     return NULL;
 }
 
-/* Reads the header; before memory is asked for, the file must show that it is that long. A tensor takes at least 48
-   characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that many are large
-   enough. */
-AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
+/* Opens a file, reads its header and checks all of it; before memory is asked for, the file must be that long. A tensor
+   takes at least 48 characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that
+   many are large enough. ampi_file_close is due in any case. */
+AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     ampi_json j = { NULL, NULL, NULL, "" };
     unsigned char length[8];
     const char* foreign;
     char* header;
     uint64_t n;
-    size_t bytes, tensors, texts;
-    amp_result r = ampi_file_get(f, length, 8, "the length of its header");
-    if (r != AMP_OK) return r;
+    size_t tensors, texts;
+    errno = 0;
+    f->stream = ampi_stream_open(path, NULL, &f->bytes);
+    if (!f->stream) return ampi_file_cannot(f, "open");
+    if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside the length of its header", f->path);
+    AMPI_TRY(ampi_file_get(f, length, 8));
     n = ampi_get64(length);
     foreign = ampi_foreign_format(length);
     if (n > AMPI_FILE_MAX_HEADER && foreign)
-        return AMPI_BAD_FILE(f->logger, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file "
-                             "writes", f->path, foreign);
+        return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
+                             f->path, foreign);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
-        return AMPI_BAD_FILE(f->logger, "'%s' has a header of %llu bytes; 2 to %u are allowed", f->path, (ampi_ull)n,
+        return AMPI_BAD_FILE(f, "'%s' has a header of %llu bytes; 2 to %u are allowed", f->path, (ampi_ull)n,
                              AMPI_FILE_MAX_HEADER);
-    r = ampi_file_get(f, NULL, n, "its header");
-    if (r != AMP_OK) return r;
-    bytes = (size_t)n;
-    tensors = bytes / 48 + 1;
-    texts = bytes / 6 + 1;
-    f->entries = (ampi_file_entry*)ampi_alloc(f->allocator, tensors * sizeof *f->entries + texts * sizeof *f->texts
-                                                            + bytes + 1);
-    if (!f->entries)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %llu bytes", (ampi_ull)n);
-    f->texts = (amp_file_text*)(void*)(f->entries + tensors);
-    j.at = header = (char*)(f->texts + texts);
-    j.end = header + bytes;
+    if (n > f->bytes - 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its header", f->path);
+    f->bytes -= 8 + n;
+    tensors = (size_t)n / 48 + 1;
+    texts = (size_t)n / 6 + 1;
+    f->entries = (ampi_file_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found
+                                                      + (size_t)n + 1);
+    if (!f->entries) return AMP_ERR_MEMORY;
+    f->found = (amp_file_text*)(void*)(f->entries + tensors);
+    j.at = header = (char*)(f->found + texts);
+    j.end = header + n;
     *j.end = '\0';
-    if (fseek(f->stream, 8, SEEK_SET) != 0) return ampi_file_cannot_read(f);
-    r = ampi_file_get(f, header, n, "its header");
-    if (r == AMP_OK) ampi_json_header(&j, f);
-    if (r == AMP_OK && j.error)
-        r = AMPI_BAD_FILE(f->logger, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
-    return r;
+    AMPI_TRY(ampi_file_get(f, header, n));
+    ampi_json_header(&j, f);
+    if (j.error)
+        return AMPI_BAD_FILE(f, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
+    return ampi_file_check(f);
 }
 
 /* Gives everything back, also of a file that was refused half way. */
-AMPI_FN void ampi_file_close(ampi_file* f) {
+AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     if (f->stream) fclose(f->stream);
-    ampi_free(f->allocator, f->data);
-    ampi_free(f->allocator, f->entries);
+    ampi_free(&f->desc.allocator, f->data);
+    ampi_free(&f->desc.allocator, f->entries);
+    return r;
 }
 
-/* Opens a file, reads its header and checks all of it. ampi_file_close is due in any case. */
-AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allocator* a, const amp_logger* log) {
-    amp_result r;
-    memset(f, 0, sizeof *f);
-    ampi_show_path(path, f->path);
-    f->allocator = a;
-    f->logger = log;
-    errno = 0;
-    f->stream = ampi_stream_open(path, NULL);
-    if (!f->stream)
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s': %s", f->path, ampi_error_text(errno));
-    r = ampi_file_read_header(f);
-    return r == AMP_OK ? ampi_file_check(f) : r;
-}
-
-/* Compares tensor i of the caller with the file's, and gives that one a place in the *total bytes to read, aligned for
-   any type. `owner` says where the caller's is; with any_type the file's may have another of our types. */
-AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int i, int any_type, const char* owner,
-                                  size_t* total) {
-    ampi_file_entry* e = ampi_file_find(f, t[i].tensor.name);
-    const amp_dtype type = ampi_dtype(e && any_type ? e->dtype : t[i].tensor.dtype);
-    uint64_t shape[AMPI_FILE_MAX_RANK];
-    char name[AMPI_SHOWN], theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
-    ampi_show(t[i].tensor.name, name);
-    ampi_file_shape(&t[i], shape);
-    if (!e) return AMPI_BAD_FILE(f->logger, "'%s' has no tensor '%s'", f->path, name);
-    if (e->wanted) return AMPI_BAD_CALL(f->logger, "tensor '%s' is asked for twice", name);
-    if (e->dtype != type)
-        return AMPI_BAD_FILE(f->logger, "tensor '%s' is %s in the file, but %s in %s", name,
-                             e->dtype ? amp_dtype_name(e->dtype) : e->type, amp_dtype_name(type), owner);
-    if (e->rank != (uint64_t)t[i].rank || memcmp(e->shape, shape, sizeof shape) != 0)
-        return AMPI_BAD_FILE(f->logger, "tensor '%s' has the shape %s in the file, but %s in %s", name,
-                             ampi_show_shape(e->rank, e->shape, theirs),
-                             ampi_show_shape((uint64_t)t[i].rank, shape, ours), owner);
-    e->wanted = i + 1;
+/* Compares a tensor of the caller with the file's, and gives that one a place in the *total bytes to read, aligned for
+   any type. With any_type the file's may have another of our types. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int any_type, size_t* total) {
+    ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
+    const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
+    const char* name = ampi_show(f, t->tensor.name);
+    char theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
+    if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
+    if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
+    if (e->dtype != dtype)
+        return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name, e->dtype
+                             ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
+    ampi_show_shape(e->rank, e->shape, theirs);
+    ampi_show_shape((size_t)t->rank, t->shape, ours);
+    if (strcmp(theirs, ours) != 0)
+        return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours, f->owner);
+    e->wanted = &t->tensor;
     e->place = ampi_round_up(*total, 8);
     if (*total < SIZE_MAX - 8 && ampi_add_size(e->place, (size_t)(e->end - e->begin), total)) return AMP_OK;
-    return AMPI_BAD_CALL(f->logger, "the tensors are larger than the memory");
+    return AMPI_BAD_CALL(f, "the tensors are larger than the memory");
 }
 
-/* Reads one tensor, whose bytes must be those that were written, or steps over it. */
-AMPI_FN amp_result ampi_file_read_tensor(ampi_file* f, const ampi_file_entry* e) {
-    const uint64_t bytes = e->end - e->begin;
-    char shown[AMPI_SHOWN], *data = e->wanted ? f->data + e->place : NULL;
-    amp_result r = ampi_file_get(f, data, bytes, ampi_show(e->name, shown));
-    const uint32_t crc = r == AMP_OK && data ? ampi_crc32(0, data, (size_t)bytes) : 0;
-    if (r != AMP_OK || !data) return r;
-    if (e->has_crc && crc != e->crc)
-        return AMPI_BAD_FILE(f->logger, "'%s': tensor '%s' is damaged: its CRC-32 is %08lx, the file says %08lx",
-                             f->path, shown, (unsigned long)crc, (unsigned long)e->crc);
-    ampi_swap_endian((unsigned char*)data, (size_t)bytes, e->bits / 8u);
+/* Reads the wanted tensors into new memory, in the order in which they are in the file; their bytes must be those that
+   were written. */
+AMPI_FN amp_result ampi_file_read(ampi_file* f, int any_type) {
+    size_t total = 0;
+    for (int i = 0; i < f->count; i++) AMPI_TRY(ampi_file_want(f, &f->tensors[i], any_type, &total));
+    f->data = (char*)ampi_file_alloc(f, total);
+    if (!f->data) return AMP_ERR_MEMORY;
+    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
+    for (size_t i = 0; i < f->entry_count; i++) {
+        const ampi_file_entry* e = &f->entries[i];
+        const size_t bytes = (size_t)(e->end - e->begin);
+        char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;
+        AMPI_TRY(ampi_file_get(f, data, e->end - e->begin));
+        if (!data) continue;
+        if (e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc), e->crc) != 0)
+            return AMPI_BAD_FILE(f, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s", f->path,
+                                 ampi_show(f, e->name), crc, e->crc);
+        ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
+    }
     return AMP_OK;
 }
 
-/* Reads the wanted tensors into new memory, in the order in which they are in the file. */
-AMPI_FN amp_result ampi_file_read(ampi_file* f, const amp_file_tensor* t, int count, int any_type, const char* owner) {
-    size_t n, total = 0;
-    amp_result r = AMP_OK;
-    int i;
-    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_want(f, t, i, any_type, owner, &total);
-    if (r != AMP_OK) return r;
-    f->data = (char*)ampi_alloc(f->allocator, total);
-    if (!f->data)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes of tensors", (ampi_ull)total);
-    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
-    for (n = 0; n < f->count && r == AMP_OK; n++) r = ampi_file_read_tensor(f, &f->entries[n]);
-    return r == AMP_OK ? ampi_file_expect_end(f) : r;
-}
-
 /* What was read, to where the caller or the model has it. */
-AMPI_FN amp_result ampi_file_deliver(const ampi_file* f, const amp_file_tensor* t, amp_model* m) {
-    amp_result r = AMP_OK;
-    size_t i;
-    for (i = 0; i < f->count && r == AMP_OK; i++) {
+AMPI_FN amp_result ampi_file_deliver(const ampi_file* f) {
+    for (size_t i = 0; i < f->entry_count; i++) {
         const ampi_file_entry* e = &f->entries[i];
+        const amp_tensor* to = e->wanted;
         const char* from = f->data + e->place;
         const size_t bytes = (size_t)(e->end - e->begin);
-        const amp_tensor* to = e->wanted ? &t[e->wanted - 1].tensor : NULL;
+        const amp_backend* b = f->model ? f->model->backend : NULL;
         if (!to || bytes == 0) continue;
-        if (!m) memcpy(to->data, from, bytes);
-        else if (e->dtype == ampi_dtype(to->dtype)) r = m->backend->copy_in(to->data, from, bytes, &m->exec);
-        else r = m->backend->upload(to->data, to->dtype, from, e->dtype, to->count, &m->exec);
+        if (!b) memcpy(to->data, from, bytes);
+        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(b->copy_in(to->data, from, bytes, &f->model->exec));
+        else AMPI_TRY(b->upload(to->data, to->dtype, from, e->dtype, to->count, &f->model->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
+AMPI_FN amp_result ampi_file_load(ampi_file* f, const char* path) {
+    AMPI_TRY(ampi_file_open(f, path));
+    AMPI_TRY(ampi_file_read(f, 0));
+    return ampi_file_deliver(f);
+}
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_desc* desc) {
-    const amp_logger* log = desc ? desc->logger : NULL;
     ampi_file f;
-    amp_result r = ampi_file_check_desc(desc);
-    if (r == AMP_OK) r = ampi_file_check_tensors(path, tensors, count, log);
-    if (r != AMP_OK) return r;
-    r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
-    if (r == AMP_OK) r = ampi_file_read(&f, tensors, count, 0, "memory");
-    if (r == AMP_OK) r = ampi_file_deliver(&f, tensors, NULL);
-    ampi_file_close(&f);
-    return r;
+    AMPI_TRY(ampi_file_begin(&f, path, desc));
+    AMPI_TRY(ampi_file_take(&f, tensors, count));
+    return ampi_file_close(&f, ampi_file_load(&f, path));
 }
 
+AMPI_FN amp_result ampi_file_text(ampi_file* f, const char* path, const char* key, char* out, size_t size) {
+    const char* text;
+    AMPI_TRY(ampi_file_open(f, path));
+    text = ampi_file_text_at(f, key);
+    ampi_show(f, key);
+    if (!text) return AMPI_BAD_FILE(f, "'%s' has no text '%s'", f->path, f->name);
+    if (strlen(text) >= size)
+        return AMPI_BAD_FILE(f, "text '%s' of '%s' needs %llu bytes; there is room for %llu", f->name, f->path,
+                             (ampi_ull)strlen(text) + 1, (ampi_ull)size);
+    strcpy(out, text);
+    return AMP_OK;
+}
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc) {
-    const amp_logger* log = desc ? desc->logger : NULL;
-    const char* text = NULL;
-    size_t needed = 0;
-    char shown[AMPI_SHOWN];
     ampi_file f;
-    amp_result r = ampi_file_check_desc(desc);
-    if (r != AMP_OK) return r;
-    if (!path || !path[0] || !key || !out || size == 0) return AMPI_BAD_CALL(log, "path, key or out is missing");
-    ampi_show(key, shown);
-    r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
-    if (r == AMP_OK) r = ampi_file_get(&f, NULL, f.data_bytes, "its data");
-    if (r == AMP_OK) r = ampi_file_expect_end(&f);
-    if (r == AMP_OK && (text = ampi_file_text_at(&f, key)) != NULL) needed = strlen(text) + 1;
-    if (r == AMP_OK && !text) r = AMPI_BAD_FILE(log, "'%s' has no text '%s'", f.path, shown);
-    if (r == AMP_OK && needed > size)
-        r = AMPI_BAD_FILE(log, "text '%s' of '%s' needs %llu bytes; there is room for %llu", shown, f.path,
-                          (ampi_ull)needed, (ampi_ull)size);
-    if (r == AMP_OK) memcpy(out, text, needed);
-    ampi_file_close(&f);
-    return r;
+    AMPI_TRY(ampi_file_begin(&f, path, desc));
+    if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
+    return ampi_file_close(&f, ampi_file_text(&f, path, key, out, size));
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's ------------------------------- */
 
 /* Beside tensors a checkpoint holds numbers as texts "amp.<key>", and "amp.group<i>.<key>" for each group. A row says
-   where such a number lives. */
+   where an ampi_checkpoint has such a number. */
 typedef struct ampi_state_row {
     const char* key;
-    int owner;               /* whose number it is; where a checkpoint has no such owner it lacks the number */
-    size_t offset, bytes;    /* where the owner has it */
+    size_t offset, bytes;
     size_t stride;           /* from one group to the next; 0 = no group's */
-    int kind, role;
+    int of, kind, role;
 } ampi_state_row;
-/* Owners. The last three are an ampi_subject: of a model or a loop, of a model, of a loop. */
-enum { AMPI_OPTIMIZER, AMPI_MODEL, AMPI_OF_BOTH, AMPI_OF_MODEL, AMPI_OF_LOOP, AMPI_OWNERS };
-enum { AMPI_INT, AMPI_STEPS, AMPI_FLAG, AMPI_DTYPE, AMPI_FLOAT };
-enum { AMPI_AGREES,      /* must be equal in the file and in the subject */
+enum { AMPI_OF_BOTH, AMPI_OF_MODEL, AMPI_OF_LOOP };
+enum { AMPI_INT, AMPI_STEPS, AMPI_FLOAT };
+enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
        AMPI_LOADED,      /* state, which loading sets */
-       AMPI_KEPT,        /* a setting: loading leaves the subject's, and tells of one that differs */
+       AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
        AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
 
 /* One number of a checkpoint. */
 typedef struct ampi_field {
     const ampi_state_row* row;
-    unsigned char* at;       /* the owner's number */
-    uint64_t value;          /* its value; of what is loaded, once the file was read, the file's */
+    void* at;
+    uint64_t value;          /* after loading the file's */
     const char* theirs;      /* the file's text */
     int optional;            /* left out of the file where it is 0 */
     char key[40], text[AMPI_NUMBER];
@@ -14578,222 +14415,211 @@ typedef struct ampi_field {
 #define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
 typedef char ampi_state_name[80];
 
-/* Whose state it is: a model's, or that of an optimizer, a scaler and tensors that the caller names. */
-typedef struct ampi_subject {
-    amp_model* model;              /* NULL = a loop of the caller's */
-    amp_optimizer* optimizer;
-    amp_scaler* scaler;            /* NULL = there is none */
-    const amp_file_tensor* more;   /* what is to be kept besides */
-    int more_count;
-    const amp_allocator* allocator;
-    const amp_logger* logger;
-    const char *name, *saver;      /* for messages */
-    int32_t format;
-    uint64_t passes, fingerprint;  /* a loop has no passes; of a graph, or of which parameter is in which group */
-    void* owners[AMPI_OWNERS];
+/* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
+typedef struct ampi_checkpoint {
+    ampi_file file;                /* its model is NULL for a loop */
+    amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
+    amp_scaler *scaler, s;         /* likewise; NULL = there is none */
+    const char* saver;             /* for sentences */
+    int32_t format, level, low_dtype, accumulate, grad_dtype;
+    uint64_t seed, passes;
+    uint64_t fingerprint;          /* of a graph, or of which parameter is in which group */
     ampi_field fields[AMPI_MAX_FIELDS];
-    amp_file_tensor* tensors;      /* a model's are in the backend's memory */
-    ampi_state_name* names;        /* of the tensors, in the same block */
-    int field_count, count;
-} ampi_subject;
+    int field_count;
+    amp_file_tensor* tensors;      /* in this block are also */
+    ampi_state_name* names;        /* the names of those that the caller does not name */
+} ampi_checkpoint;
 
-#define AMPI_IN(type, member) offsetof(type, member), sizeof ((type*)NULL)->member
-#define AMPI_O(member) AMPI_OPTIMIZER, AMPI_IN(amp_optimizer, member), 0
-#define AMPI_G(member, type) AMPI_OPTIMIZER, AMPI_IN(amp_optimizer, member), sizeof(type)
-#define AMPI_M(member) AMPI_MODEL, AMPI_IN(amp_model, member), 0
-#define AMPI_S(owner, member) owner, AMPI_IN(ampi_subject, member), 0
-#define AMPI_SETTING(member, kind) { #member, AMPI_O(desc.member), kind, AMPI_KEPT }
+#define AMPI_ROW(member) offsetof(ampi_checkpoint, member), sizeof ((ampi_checkpoint*)NULL)->member
+#define AMPI_GROUP(member, type) AMPI_ROW(o.member), sizeof(type), AMPI_OF_BOTH
+#define AMPI_SETTING(member, kind) { #member, AMPI_ROW(o.desc.member), 0, AMPI_OF_BOTH, kind, AMPI_KEPT }
 static const ampi_state_row ampi_state_rows[] = {
-    { "step", AMPI_O(state.step), AMPI_STEPS, AMPI_LOADED },
-    { "lr", AMPI_O(state.lr), AMPI_FLOAT, AMPI_LOADED },
-    { "pass", AMPI_M(training.passes), AMPI_INT, AMPI_LOADED },
-    { "pass", AMPI_S(AMPI_OF_LOOP, passes), AMPI_INT, AMPI_LOADED },
-    { "format", AMPI_S(AMPI_OF_BOTH, format), AMPI_INT, AMPI_AGREES },
-    { "level", AMPI_M(policy.level), AMPI_INT, AMPI_AGREES },
-    { "low_dtype", AMPI_M(policy.low_dtype), AMPI_INT, AMPI_AGREES },
-    { "seed", AMPI_M(desc.seed), AMPI_INT, AMPI_AGREES },
-    { "accumulate", AMPI_M(desc.accumulate), AMPI_INT, AMPI_AGREES },
-    { "grad_dtype", AMPI_M(desc.grad_dtype), AMPI_DTYPE, AMPI_AGREES },
-    { "optimizer", AMPI_O(desc.kind), AMPI_INT, AMPI_AGREES },
-    { "maximize", AMPI_O(desc.maximize), AMPI_FLAG, AMPI_AGREES },
-    AMPI_SETTING(momentum, AMPI_FLOAT), AMPI_SETTING(dampening, AMPI_FLOAT), AMPI_SETTING(nesterov, AMPI_FLAG),
+    { "step", AMPI_ROW(o.state.step), 0, AMPI_OF_BOTH, AMPI_STEPS, AMPI_LOADED },
+    { "lr", AMPI_ROW(o.state.lr), 0, AMPI_OF_BOTH, AMPI_FLOAT, AMPI_LOADED },
+    { "pass", AMPI_ROW(passes), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_LOADED },
+    { "format", AMPI_ROW(format), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
+    { "level", AMPI_ROW(level), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
+    { "low_dtype", AMPI_ROW(low_dtype), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
+    { "seed", AMPI_ROW(seed), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
+    { "accumulate", AMPI_ROW(accumulate), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
+    { "grad_dtype", AMPI_ROW(grad_dtype), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
+    { "optimizer", AMPI_ROW(o.desc.kind), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
+    { "maximize", AMPI_ROW(o.desc.maximize), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
+    AMPI_SETTING(momentum, AMPI_FLOAT), AMPI_SETTING(dampening, AMPI_FLOAT), AMPI_SETTING(nesterov, AMPI_INT),
     AMPI_SETTING(beta1, AMPI_FLOAT), AMPI_SETTING(beta2, AMPI_FLOAT), AMPI_SETTING(eps, AMPI_FLOAT),
     AMPI_SETTING(weight_decay, AMPI_FLOAT), AMPI_SETTING(clip_norm, AMPI_FLOAT),
-    { "schedule", AMPI_O(desc.schedule.kind), AMPI_INT, AMPI_KEPT },
+    { "schedule", AMPI_ROW(o.desc.schedule.kind), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_KEPT },
     AMPI_SETTING(schedule.warmup_steps, AMPI_INT), AMPI_SETTING(schedule.total_steps, AMPI_INT),
     AMPI_SETTING(schedule.step_size, AMPI_INT), AMPI_SETTING(schedule.gamma, AMPI_FLOAT),
     AMPI_SETTING(schedule.floor, AMPI_FLOAT),
-    { "groups", AMPI_O(desc.group_count), AMPI_INT, AMPI_AGREES },
-    { "lr", AMPI_G(groups[0].lr, amp_param_group), AMPI_FLOAT, AMPI_LOADED },
-    { "weight_decay", AMPI_G(groups[0].weight_decay, amp_param_group), AMPI_FLOAT, AMPI_KEPT },
-    { "frozen_steps", AMPI_G(state.frozen_steps[0], int64_t), AMPI_STEPS, AMPI_LOADED },
-    { "graph", AMPI_S(AMPI_OF_MODEL, fingerprint), AMPI_INT, AMPI_GRAPH },
-    { "grouping", AMPI_S(AMPI_OF_LOOP, fingerprint), AMPI_INT, AMPI_GRAPH }
+    { "groups", AMPI_ROW(o.desc.group_count), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
+    { "lr", AMPI_GROUP(groups[0].lr, amp_param_group), AMPI_FLOAT, AMPI_LOADED },
+    { "weight_decay", AMPI_GROUP(groups[0].weight_decay, amp_param_group), AMPI_FLOAT, AMPI_KEPT },
+    { "frozen_steps", AMPI_GROUP(state.frozen_steps[0], int64_t), AMPI_STEPS, AMPI_LOADED },
+    { "graph", AMPI_ROW(fingerprint), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_GRAPH },
+    { "grouping", AMPI_ROW(fingerprint), 0, AMPI_OF_LOOP, AMPI_INT, AMPI_GRAPH }
 };
 enum { AMPI_STATE_ROWS = sizeof ampi_state_rows / sizeof ampi_state_rows[0], AMPI_GROUP_END = AMPI_STATE_ROWS - 2,
        AMPI_GROUP_ROW = AMPI_GROUP_END - 3 };
 
-/* Appends the numbers of some rows. Without groups in the desc the caller may have written group 0, so that its numbers
-   are optional; that of frozen steps always is. */
-AMPI_FN void ampi_fields_add(ampi_subject* c, int from, int to, int group) {
-    for (; from < to; from++) {
-        const ampi_state_row* row = &ampi_state_rows[from];
-        unsigned char* owner = (unsigned char*)c->owners[row->owner];
+/* Lists the numbers, the rows of a group for one group after the other. Without groups in the desc the caller may have
+   written group 0, so that its numbers are optional; that of frozen steps always is. */
+AMPI_FN void ampi_checkpoint_list(ampi_checkpoint* c) {
+    const int groups = ampi_group_count(&c->o) < AMP_MAX_GROUPS ? ampi_group_count(&c->o) : AMP_MAX_GROUPS;
+    int group = 0;
+    for (int i = 0; i < AMPI_STATE_ROWS; i++) {
+        const ampi_state_row* row = &ampi_state_rows[i];
         ampi_field* x = &c->fields[c->field_count];
         int32_t n;
-        if (!owner) continue;
+        if (row->of == (c->file.model ? AMPI_OF_LOOP : AMPI_OF_MODEL)) continue;
         c->field_count++;
         x->row = row;
-        x->at = owner + row->offset + (size_t)group * row->stride;
+        x->at = (unsigned char*)c + row->offset + (size_t)group * row->stride;
         memcpy(&n, x->at, sizeof n);
         if (row->bytes == sizeof x->value) memcpy(&x->value, x->at, sizeof x->value);
-        else if (row->kind == AMPI_FLAG) x->value = n != 0;
-        else if (row->kind == AMPI_DTYPE) x->value = (uint64_t)ampi_dtype((amp_dtype)n);
         else x->value = row->kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
-        x->optional = row->stride && (row->kind == AMPI_STEPS || c->optimizer->desc.group_count == 0);
+        x->optional = row->stride && (row->kind == AMPI_STEPS || c->o.desc.group_count == 0);
         if (row->stride) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, row->key);
         else snprintf(x->key, sizeof x->key, "amp.%s", row->key);
         ampi_show_number(x->value, row->kind == AMPI_FLOAT, x->text);
+        if (i == AMPI_GROUP_END - 1 && ++group < groups) i = AMPI_GROUP_ROW - 1;
     }
 }
 
-/* A model's state, or with m = NULL a loop's. */
-AMPI_FN void ampi_subject_init(ampi_subject* c, amp_model* m, amp_optimizer* o, amp_scaler* s) {
-    int i;
-    c->model = m;
-    c->optimizer = o;
-    c->scaler = s;
-    c->name = m ? "the model" : "the optimizer";
+/* The state of a model, or with m = NULL of a loop. */
+AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimizer* o, amp_scaler* s) {
+    static const amp_logger silent = { NULL, NULL };
+    const amp_logger* logger = c->file.desc.logger ? c->file.desc.logger : &silent;
+    c->file.model = m;
+    c->file.owner = m ? "the model" : "the optimizer";
     c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
+    c->optimizer = o;
+    c->o = *o;
+    c->o.logger = *logger;
+    c->o.desc.maximize = o->desc.maximize != 0;
+    c->o.desc.nesterov = o->desc.nesterov != 0;
+    c->scaler = s;
+    if (s) { c->s = *s; c->s.logger = *logger; }
     c->format = 1;
     c->fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
-    for (i = 0; !m && i < o->count; i++) {
+    for (int i = 0; !m && i < o->count; i++) {
         const uint32_t group = (uint32_t)o->params[i].group;
         c->fingerprint = ampi_hash_words(c->fingerprint, &group, 1);
     }
-    c->owners[AMPI_OPTIMIZER] = o;
-    c->owners[AMPI_MODEL] = m;
-    c->owners[AMPI_OF_BOTH] = c;
-    c->owners[m ? AMPI_OF_MODEL : AMPI_OF_LOOP] = c;
-    ampi_fields_add(c, 0, AMPI_GROUP_ROW, 0);
-    for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++)
-        ampi_fields_add(c, AMPI_GROUP_ROW, AMPI_GROUP_END, i);
-    ampi_fields_add(c, AMPI_GROUP_END, AMPI_STATE_ROWS, 0);
+    if (m) {
+        c->level = (int32_t)m->policy.level;
+        c->low_dtype = (int32_t)m->policy.low_dtype;
+        c->seed = m->desc.seed;
+        c->accumulate = m->desc.accumulate;
+        c->grad_dtype = (int32_t)ampi_dtype(m->desc.grad_dtype);
+        c->passes = m->training.passes;
+    }
+    ampi_checkpoint_list(c);
 }
 
 /* What both directions need: a finalized model with parameters, between two steps. */
-AMPI_FN amp_result ampi_checkpoint_ready(ampi_subject* c, amp_model* m, const char* path) {
-    memset(c, 0, sizeof *c);
+AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char* path) {
+    amp_file_desc desc;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (!path || !path[0]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model is not finalized");
-    if (!amp_model_optimizer(m)) return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    if (m->micro != 0)
-        return ampi_model_fail(m, AMP_ERR_STATE,
-                               "checkpoint: between the micro-batches of a step; finish the step first");
-    c->allocator = &m->desc.allocator;
-    c->logger = &m->op_logger;
-    ampi_subject_init(c, m, amp_model_optimizer(m), amp_model_scaler(m));
+    memset(c, 0, sizeof *c);
+    desc.allocator = m->desc.allocator;
+    desc.logger = &m->op_logger;
+    AMPI_TRY(ampi_file_begin(&c->file, path, &desc));
+    AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
+    AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
+    AMPI_REFUSE(m->micro != 0, AMP_ERR_STATE, "checkpoint: between the micro-batches of a step; finish the step first");
+    ampi_checkpoint_take(c, m, amp_model_optimizer(m), amp_model_scaler(m));
     return AMP_OK;
-}
-
-/* A copy that speaks through this logger. */
-AMPI_FN amp_optimizer ampi_optimizer_speaking(const amp_optimizer* o, const amp_logger* logger) {
-    amp_optimizer copy = *o;
-    memset(&copy.logger, 0, sizeof copy.logger);
-    if (logger) copy.logger = *logger;
-    return copy;
 }
 
 /* What both directions need of a loop. Its parameters may have changed since init; their names must fit into the list,
    with ".m" behind. */
-AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler* s, const char* path,
+AMPI_FN amp_result ampi_loop_ready(ampi_checkpoint* c, amp_optimizer* o, amp_scaler* s, const char* path,
                                    const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    amp_result r = ampi_file_check_desc(desc);
-    amp_optimizer copy;
-    int i;
     memset(c, 0, sizeof *c);
-    c->allocator = desc ? &desc->allocator : NULL;
-    c->logger = desc ? desc->logger : NULL;
-    c->more = more;
-    c->more_count = count;
-    if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
-    if (r != AMP_OK) return r;
-    if (!o || !o->params) return AMPI_BAD_CALL(c->logger, "there is no optimizer");
+    AMPI_TRY(ampi_file_begin(&c->file, path, desc));
+    AMPI_TRY(ampi_file_take(&c->file, more, count));
+    if (!o || !o->params) return AMPI_BAD_CALL(&c->file, "there is no optimizer");
     if (s && ampi_scaler_ready(s) != AMP_OK)
-        return ampi_fail(c->logger, AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called for the scaler");
-    copy = ampi_optimizer_speaking(o, c->logger);
-    if ((r = ampi_params_validate(&copy, o->params, o->count)) != AMP_OK) return r;
-    for (i = 0; i < o->count; i++) {
+        return ampi_fail(c->file.desc.logger, AMP_ERR_STATE,
+                         "checkpoint: amp_scaler_init was never called for the scaler");
+    ampi_checkpoint_take(c, NULL, o, s);
+    AMPI_TRY(ampi_params_validate(&c->o, o->params, o->count));
+    for (int i = 0; i < o->count; i++) {
         const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
         if (n == 0 || n + 3 > sizeof(ampi_state_name))
-            return AMPI_BAD_CALL(c->logger, "parameter %d needs a name of 1 to %d bytes", i,
+            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes", i,
                                  (int)sizeof(ampi_state_name) - 3);
     }
-    ampi_subject_init(c, NULL, o, s);
     return AMP_OK;
 }
 
 /* Appends a tensor to the list. */
-AMPI_FN amp_file_tensor* ampi_state_add(ampi_subject* c, const char* name, const char* suffix, amp_dtype dtype,
-                                        void* data, size_t count) {
-    amp_file_tensor* t = &c->tensors[c->count];
-    snprintf(c->names[c->count], sizeof *c->names, "%s%s", name, suffix);
-    t->tensor.name = c->names[c->count++];
+AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype, void* data,
+                            size_t count) {
+    amp_file_tensor* t = &c->tensors[c->file.count];
+    snprintf(c->names[c->file.count], sizeof *c->names, "%s%s", name, suffix);
+    t->tensor.name = c->names[c->file.count++];
     t->tensor.dtype = dtype;
     t->tensor.data = data;
     t->tensor.count = t->shape[0] = count;
     t->rank = 1;
-    return t;
 }
 
 /* Lists each parameter's weights, m and v (or the weights alone), the running statistics of a model's batch norms, and
    what the caller has besides. */
-AMPI_FN amp_result ampi_state_list(ampi_subject* c, int weights_alone) {
+AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     static const char* const suffixes[] = { "", ".m", ".v" };
     const amp_optimizer* o = c->optimizer;
-    const amp_model* m = c->model;
-    size_t bytes, most = 3 * (size_t)o->count + (size_t)c->more_count + (m ? 2 * (size_t)m->layer_count : 0);
-    int i, k;
-    if (ampi_mul_size(most, sizeof *c->tensors + sizeof *c->names, &bytes))
-        c->tensors = (amp_file_tensor*)ampi_alloc(c->allocator, bytes);
-    if (!c->tensors) return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list of tensors");
-    memset(c->tensors, 0, most * sizeof *c->tensors);
+    const amp_model* m = c->file.model;
+    const amp_file_tensor* more = c->file.tensors;
+    const int more_count = c->file.count;
+    const size_t most = 3 * (size_t)o->count + (size_t)more_count + (m ? 2 * (size_t)m->layer_count : 0);
+    const size_t bytes = most * (sizeof *c->tensors + sizeof *c->names);
+    c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, bytes);
+    if (!c->tensors) return AMP_ERR_MEMORY;
+    memset(c->tensors, 0, bytes);
     c->names = (ampi_state_name*)(void*)(c->tensors + most);
-    for (i = 0; i < o->count; i++) {
+    c->file.count = 0;
+    for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
         void* const data[] = { p->master ? (void*)p->master : p->low, p->m, p->v };
-        for (k = 0; k < (weights_alone ? 1 : 3); k++) {
-            const amp_dtype dtype = k > 0 || p->master ? AMP_F32 : p->low_dtype;
-            amp_file_tensor* t;
+        for (int k = 0; k < (weights_alone ? 1 : 3); k++) {
+            amp_file_tensor* t = &c->tensors[c->file.count];
             if (!data[k]) continue;
-            t = ampi_state_add(c, p->name, suffixes[k], dtype, data[k], p->count);
+            ampi_state_add(c, p->name, suffixes[k], k > 0 || p->master ? AMP_F32 : p->low_dtype, data[k], p->count);
             if (m) ampi_param_shape(m, i, &t->rank, t->shape);
         }
     }
-    for (i = 0; m && i < m->layer_count; i++) {
+    for (int i = 0; m && i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         const size_t channels = (size_t)n->layer.channels;
         if (n->layer.op != AMP_OP_BATCH_NORM) continue;
         ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, n->running, channels);
         ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
     }
-    if (c->more_count) memcpy(c->tensors + c->count, c->more, (size_t)c->more_count * sizeof *c->more);
-    c->count += c->more_count;
-    return AMP_OK;
+    if (more_count) memcpy(c->tensors + c->file.count, more, (size_t)more_count * sizeof *more);
+    return ampi_file_take(&c->file, c->tensors, c->file.count + more_count);
 }
 
-/* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. Of a model
-   one tensor at a time is copied to the host. */
-AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path, const char* scaler) {
+/* The scaler's bytes as a text. */
+AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, char out[2 * AMP_SCALER_STATE_BYTES + 1]) {
+    for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    return out;
+}
+
+/* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. State and rates
+   that loading would refuse must not take the place of a good file. */
+AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_FIELDS + 2];
-    ampi_file_content file = { c->tensors, texts, c->count, 0, c->model, NULL, NULL };
-    char crc_text[AMPI_NUMBER];
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    char scaler[2 * AMP_SCALER_STATE_BYTES + 1], crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
-    size_t largest = 0;
-    amp_result r;
-    int i, n = 0;
-    for (i = 0; i < c->field_count; i++) {
+    int n = 0;
+    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
+    if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
+    AMPI_TRY(ampi_state_list(c, 0));
+    for (int i = 0; i < c->field_count; i++) {
         const ampi_field* x = &c->fields[i];
         if (x->optional && x->value == 0) continue;
         texts[n].key = x->key;
@@ -14801,228 +14627,190 @@ AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path
         if (x->row->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
     texts[n].key = "amp.scaler";
-    texts[n].value = scaler;
+    texts[n].value = ampi_show_bytes(bytes, scaler);
     n += c->scaler != NULL;
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 1, crc_text);
-    file.text_count = n;
-    for (i = 0; i < c->count; i++)
-        if (ampi_file_bytes(&c->tensors[i]) > largest) largest = ampi_file_bytes(&c->tensors[i]);
-    if (c->model && (file.host = ampi_alloc(c->allocator, largest)) == NULL)
-        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %llu bytes",
-                         (ampi_ull)largest);
-    r = ampi_file_save(path, &file, c->allocator, c->logger);
-    ampi_free(c->allocator, file.host);
+    return ampi_file_save(&c->file, path, texts, n);
+}
+AMPI_FN amp_result ampi_checkpoint_save(ampi_checkpoint* c, const char* path) {
+    const amp_result r = ampi_state_save(c, path);
+    ampi_free(&c->file.desc.allocator, c->tensors);
     return r;
 }
 
-/* State and rates that loading would refuse must not take the place of a good file. */
-AMPI_FN amp_result ampi_checkpoint_save(ampi_subject* c, const char* path) {
-    const amp_optimizer o = ampi_optimizer_speaking(c->optimizer, c->logger);
-    unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    char scaler[2 * AMP_SCALER_STATE_BYTES + 1] = "";
-    size_t i;
-    amp_result r = ampi_optimizer_check_rates(&o, c->saver);
-    if (r != AMP_OK) return r;
-    if (c->scaler) r = amp_scaler_save(c->scaler, bytes, sizeof bytes);
-    if (r != AMP_OK)
-        return ampi_fail(c->logger, r, "checkpoint: the scaler is inside a step; finish the step first");
-    for (i = 0; c->scaler && i < sizeof bytes; i++) snprintf(scaler + 2 * i, 3, "%02x", bytes[i]);
-    r = ampi_state_list(c, 0);
-    if (r == AMP_OK) r = ampi_checkpoint_write(c, path, scaler);
-    ampi_free(c->allocator, c->tensors);
-    return r;
-}
-
-/* A field's text as a person would write it. */
-AMPI_FN const char* ampi_show_field(const ampi_field* x, const char* text, char out[AMPI_SHOWN]) {
+/* How a number differs, and what that means; a float's text as a person would write it. */
+AMPI_FN amp_result ampi_field_tell(ampi_checkpoint* c, const ampi_field* x, amp_result code, const char* outcome) {
+    const char* texts[] = { x->theirs, x->text };
+    char shown[2][AMPI_SHOWN];
     uint64_t bits;
-    if (x->row->kind != AMPI_FLOAT || !ampi_read_number(text, 1, &bits)) return ampi_show(text, out);
-    snprintf(out, AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
-    return out;
-}
-
-/* How a number differs, and what that means. */
-AMPI_FN amp_result ampi_field_tell(const ampi_subject* c, const ampi_field* x, amp_result code, const char* outcome) {
-    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
-    return ampi_fail(c->logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key,
-                     ampi_show_field(x, x->theirs, theirs), ampi_show_field(x, x->text, ours), c->name, outcome);
+    for (int i = 0; i < 2; i++)
+        if (x->row->kind == AMPI_FLOAT && ampi_read_number(texts[i], 1, &bits))
+            snprintf(shown[i], AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
+        else ampi_show_ends(texts[i], 57, 0, shown[i]);
+    return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
+                     shown[1], c->file.owner, outcome);
 }
 
 /* A number that loading sets: a rate that an optimizer or a group can have, or at most so many steps. */
 AMPI_FN int ampi_field_read(ampi_field* x, uint64_t most) {
     const int is_rate = x->row->kind == AMPI_FLOAT;
-    float rate;
+    uint32_t bits;
     if (!ampi_read_number(x->theirs, is_rate, &x->value)) return 0;
-    rate = ampi_float((uint32_t)x->value);
-    return is_rate ? ampi_lr_is_valid(&rate, x->row->stride != 0) : x->row->kind != AMPI_STEPS || x->value <= most;
+    bits = (uint32_t)x->value;
+    memcpy(x->at, x->row->bytes == sizeof bits ? (const void*)&bits : &x->value, x->row->bytes);
+    return is_rate ? ampi_lr_is_valid((const float*)x->at, x->row->stride != 0)
+                   : x->row->kind != AMPI_STEPS || x->value <= most;
 }
 
 /* The numbers of the file. Where they must agree texts are compared: a number has one text. Steps come first, and no
    group was frozen in more of them. */
-AMPI_FN amp_result ampi_checkpoint_read_fields(ampi_subject* c, const ampi_file* f) {
+AMPI_FN amp_result ampi_fields_read(ampi_checkpoint* c) {
+    ampi_file* f = &c->file;
     const char* crc_text = ampi_file_text_at(f, "amp.crc32");
-    char computed[AMPI_NUMBER], shown[AMPI_SHOWN];
+    char computed[AMPI_NUMBER];
     uint32_t crc = 0;
-    int i;
-    for (i = 0; i < c->field_count; i++) {
+    memset(c->o.state.frozen_steps, 0, sizeof c->o.state.frozen_steps);
+    for (int i = 0; i < c->field_count; i++) {
         ampi_field* x = &c->fields[i];
         x->theirs = ampi_file_text_at(f, x->key);
         if (!x->theirs && x->optional) x->theirs = x->row->kind == AMPI_FLOAT ? "00000000" : "0";
         if (!x->theirs)
-            return AMPI_BAD_FILE(c->logger, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
+            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->row->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_field_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->row->role != AMPI_LOADED) continue;
         if (!ampi_field_read(x, i ? c->fields->value : ((uint64_t)1 << 62) - 1))
-            return AMPI_BAD_FILE(c->logger, "'%s': %s is malformed", f->path, x->key);
+            return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
         if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
-    return AMPI_BAD_FILE(c->logger, "'%s' is damaged: amp.step, amp.pass, the learning rates and frozen_steps have "
-                         "the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc_text, shown));
+    return AMPI_BAD_FILE(f, "'%s' is damaged: amp.step, amp.pass, the learning rates and frozen_steps have the CRC-32 "
+                         "%s, amp.crc32 says %s", f->path, computed, ampi_show(f, crc_text));
 }
 
-/* Loads the scaler's bytes into a copy, which speaks through the subject's logger while it is checked. */
-AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi_file* f, amp_scaler* out) {
-    static const char digits[] = "0123456789abcdef";
-    unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    const char* text = ampi_file_text_at(f, "amp.scaler");
-    int sound = text && strlen(text) == 2 * sizeof bytes;
-    size_t i;
-    amp_result r;
+/* Loads the scaler's bytes into the copy. */
+AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
+    char again[2 * AMP_SCALER_STATE_BYTES + 1];
+    const char* text = ampi_file_text_at(&c->file, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
-    if (!c->scaler) return AMPI_BAD_FILE(c->logger, "'%s' holds a scaler, but none is given", f->path);
-    for (i = 0; i < sizeof bytes && sound; i++) {
-        const char *high = strchr(digits, text[2 * i]), *low = strchr(digits, text[2 * i + 1]);
-        sound = high && low;
-        if (sound) bytes[i] = (unsigned char)((high - digits) << 4 | (low - digits));
-    }
-    if (!sound) return AMPI_BAD_FILE(c->logger, "'%s': amp.scaler is missing or malformed", f->path);
-    *out = *c->scaler;
-    memset(&out->logger, 0, sizeof out->logger);
-    if (c->logger) out->logger = *c->logger;
-    r = amp_scaler_load(out, bytes, sizeof bytes);
-    out->logger = c->scaler->logger;
-    return r;
+    if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
+    if (text && strlen(text) == 2 * sizeof bytes)
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            const char two[] = { text[2 * i], text[2 * i + 1], '\0' };
+            bytes[i] = (unsigned char)strtoul(two, NULL, 16);
+        }
+    if (!text || strcmp(ampi_show_bytes(bytes, again), text) != 0)
+        return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
+    return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
 /* Everything was checked: from here on only a model's backend could fail. */
-AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_file* f, const amp_scaler* scaler) {
+AMPI_FN amp_result ampi_state_apply(ampi_checkpoint* c) {
     amp_optimizer* o = c->optimizer;
-    amp_result r = ampi_file_deliver(f, c->tensors, c->model);
-    int i;
-    if (r != AMP_OK) return r;
-    if (c->scaler) *c->scaler = *scaler;
-    memset(o->state.frozen_steps, 0, sizeof o->state.frozen_steps);
-    for (i = 0; i < c->field_count; i++) {
-        const ampi_field* x = &c->fields[i];
-        const uint32_t bits = (uint32_t)x->value;
-        if (x->row->role != AMPI_LOADED) continue;
-        memcpy(x->at, x->row->bytes == sizeof bits ? (const void*)&bits : &x->value, x->row->bytes);
+    AMPI_TRY(ampi_file_deliver(&c->file));
+    if (c->scaler) {
+        c->s.logger = c->scaler->logger;
+        *c->scaler = c->s;
     }
-    if (c->model) return amp_model_sync_params(c->model);
-    ampi_params_write_low(o->params, o->count);
-    return AMP_OK;
+    o->state = c->o.state;
+    memcpy(o->groups, c->o.groups, sizeof o->groups);
+    if (!c->file.model) {
+        ampi_params_write_low(o->params, o->count);
+        return AMP_OK;
+    }
+    c->file.model->training.passes = c->passes;
+    return amp_model_sync_params(c->file.model);
 }
 
 /* Checks in the order in which a person would want to hear of differences: numbers, scaler, tensors, graph. */
-AMPI_FN amp_result ampi_checkpoint_read(ampi_subject* c, ampi_file* f) {
-    const ampi_field* graph = &c->fields[c->field_count - 1];
-    char shown[AMPI_SHOWN];
-    amp_scaler scaler;
-    size_t i;
-    int k;
-    amp_result r = ampi_checkpoint_read_fields(c, f);
-    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &scaler);
-    if (r == AMP_OK) r = ampi_file_read(f, c->tensors, c->count, 0, c->name);
-    for (i = 0; i < f->count && r == AMP_OK; i++)
+AMPI_FN amp_result ampi_state_read(ampi_checkpoint* c) {
+    ampi_file* f = &c->file;
+    const ampi_field *graph = &c->fields[c->field_count - 1], *x;
+    AMPI_TRY(ampi_fields_read(c));
+    AMPI_TRY(ampi_scaler_read(c));
+    AMPI_TRY(ampi_file_read(f, 0));
+    for (size_t i = 0; i < f->entry_count; i++)
         if (!f->entries[i].wanted)
-            r = AMPI_BAD_FILE(c->logger, "tensor '%s' is in the file, but not in %s",
-                              ampi_show(f->entries[i].name, shown), c->name);
-    if (r == AMP_OK && strcmp(graph->theirs, graph->text) != 0)
-        r = AMPI_BAD_FILE(c->logger, "'%s' was saved by %s", f->path, c->model ? "a model with other layers, types "
-                          "or settings of layers" : "an optimizer with its parameters in other groups");
-    if (r == AMP_OK) r = ampi_checkpoint_apply(c, f, &scaler);
-    for (k = 0; k < c->field_count && r == AMP_OK; k++) {
-        const ampi_field* x = &c->fields[k];
+            return AMPI_BAD_FILE(f, "tensor '%s' is in the file, but not in %s", ampi_show(f, f->entries[i].name),
+                                 f->owner);
+    if (strcmp(graph->theirs, graph->text) != 0)
+        return AMPI_BAD_FILE(f, "'%s' was saved by %s", f->path, f->model ? "a model with other layers, types or "
+                             "settings of layers" : "an optimizer with its parameters in other groups");
+    AMPI_TRY(ampi_state_apply(c));
+    for (x = c->fields; x < graph; x++) {
         const int is_rate = x->row->role == AMPI_LOADED && x->row->kind == AMPI_FLOAT;
         if ((x->row->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
             ampi_field_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
     }
-    return r;
+    return AMP_OK;
 }
 
 /* Takes those of a model's weights that the file has. The others are counted, and the first three named. */
-AMPI_FN amp_result ampi_weights_read(ampi_subject* c, ampi_file* f) {
-    char missing[4 * AMPI_SHOWN] = "", shown[AMPI_SHOWN];
-    const int all = c->count;
-    amp_result r;
-    int i;
-    for (c->count = i = 0; i < all; i++) {
+AMPI_FN amp_result ampi_weights_read(ampi_checkpoint* c, int* count) {
+    ampi_file* f = &c->file;
+    char missing[4 * 64] = "";
+    const int all = f->count;
+    for (int i = f->count = 0; i < all; i++) {
         const char* name = c->tensors[i].tensor.name;
-        const int nth = i - c->count;
+        const int nth = i - f->count;
         const size_t at = strlen(missing);
-        if (ampi_file_find(f, name)) c->tensors[c->count++] = c->tensors[i];
-        else if (nth < 3) snprintf(missing + at, sizeof missing - at, nth ? ", '%s'" : "'%s'", ampi_show(name, shown));
+        if (ampi_file_find(f, name)) c->tensors[f->count++] = c->tensors[i];
+        else if (nth < 3) snprintf(missing + at, sizeof missing - at, nth ? ", '%s'" : "'%s'", ampi_show(f, name));
         else if (nth == 3) strcpy(missing + at, ", ...");
     }
-    if (c->count == 0)
-        return AMPI_BAD_FILE(c->logger, "'%s' has no weight of %s: its first name is '%s', %s has %s", f->path,
-                             c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name, missing);
-    r = ampi_file_read(f, c->tensors, c->count, 1, c->name);
-    if (r == AMP_OK) r = ampi_file_deliver(f, c->tensors, c->model);
-    if (r == AMP_OK) r = amp_model_sync_params(c->model);
-    if (r == AMP_OK && c->count < all)
-        ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
-                    all - c->count, all, c->name, missing, f->path);
-    return r;
+    if (f->count == 0)
+        return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s", f->path, f->owner,
+                             f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, missing);
+    AMPI_TRY(ampi_file_read(f, 1));
+    AMPI_TRY(ampi_file_deliver(f));
+    AMPI_TRY(amp_model_sync_params(f->model));
+    if (f->count < all)
+        ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is "
+                    "'%s'", all - f->count, all, f->owner, missing, f->path);
+    if (count) *count = f->count;
+    return AMP_OK;
 }
 
-/* weights != NULL: the weights alone, and how many tensors they were. */
-AMPI_FN amp_result ampi_checkpoint_load(ampi_subject* c, const char* path, int* weights) {
-    ampi_file f;
-    amp_result r = ampi_state_list(c, weights != NULL);
-    if (r != AMP_OK) return r;
-    r = ampi_file_open(&f, path, c->allocator, c->logger);
-    if (r == AMP_OK) r = weights ? ampi_weights_read(c, &f) : ampi_checkpoint_read(c, &f);
-    if (r == AMP_OK && weights) *weights = c->count;
-    ampi_file_close(&f);
-    ampi_free(c->allocator, c->tensors);
-    return r;
+AMPI_FN amp_result ampi_checkpoint_load(ampi_checkpoint* c, const char* path, int weights_alone, int* count) {
+    amp_result r = ampi_state_list(c, weights_alone);
+    if (r == AMP_OK) r = ampi_file_open(&c->file, path);
+    if (r == AMP_OK) r = weights_alone ? ampi_weights_read(c, count) : ampi_state_read(c);
+    ampi_free(&c->file.desc.allocator, c->tensors);
+    return ampi_file_close(&c->file, r);
 }
 
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
-    ampi_subject c;
-    amp_result r = ampi_checkpoint_ready(&c, m, path);
-    return r == AMP_OK ? ampi_checkpoint_save(&c, path) : r;
+    ampi_checkpoint c;
+    AMPI_TRY(ampi_model_ready(&c, m, path));
+    return ampi_checkpoint_save(&c, path);
 }
 
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
-    ampi_subject c;
-    amp_result r = ampi_checkpoint_ready(&c, m, path);
-    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
+    ampi_checkpoint c;
+    AMPI_TRY(ampi_model_ready(&c, m, path));
+    return ampi_checkpoint_load(&c, path, 0, NULL);
 }
 
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
-    ampi_subject c;
-    int read;
-    amp_result r = ampi_checkpoint_ready(&c, m, path);
-    return r == AMP_OK ? ampi_checkpoint_load(&c, path, count ? count : &read) : r;
+    ampi_checkpoint c;
+    AMPI_TRY(ampi_model_ready(&c, m, path));
+    return ampi_checkpoint_load(&c, path, 1, count);
 }
 
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    ampi_subject c;
-    amp_result r = ampi_loop_ready(&c, o, s, path, more, count, desc);
-    return r == AMP_OK ? ampi_checkpoint_save(&c, path) : r;
+    ampi_checkpoint c;
+    AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
+    return ampi_checkpoint_save(&c, path);
 }
 
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    ampi_subject c;
-    amp_result r = ampi_loop_ready(&c, o, s, path, more, count, desc);
-    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
+    ampi_checkpoint c;
+    AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
+    return ampi_checkpoint_load(&c, path, 0, NULL);
 }
 
 #endif /* AMP_NO_STDIO */
