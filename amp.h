@@ -19,6 +19,7 @@
      train        the training step, evaluation, training over a data set
      checkpoint   save and load (safetensors)
      report       what a person wants to see
+     backend      for authors: the processor a model runs on
      impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
                   impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler,
                   impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
@@ -30,8 +31,7 @@
 /*
    Three ways in.
    1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half
-      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing and
-      keep no global state.
+      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing.
           once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
           per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
@@ -43,42 +43,33 @@
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32
    weights that an optimizer updates; a low copy is written in the same pass. loss scale: the factor that
    keeps small gradients out of half's underflow. unscale: dividing it out again, in FP32. found_inf: a
-   gradient is inf or NaN, so the step is skipped. Where only the update would make inf or NaN of a weight or a
-   moment, that element stays as it was, and amp_optimizer_info counts and names it.
-   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their
-   length.
-   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is
-   rounded once, to nearest even. That is what a Tensor Core does. Losses, norm statistics, softmax and
-   optimizers are FP32 inside. Checks for inf and NaN look at the bits in memory, so they hold under
-   -ffast-math and -Ofast too. Every NaN that an operator of the CPU stores is the quiet NaN 0x7fc00000
+   gradient is inf or NaN, so the step is skipped. window: from one amp_scaler_update to the next.
+   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
+   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
+   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. Checks for inf
+   and NaN look at bits in memory, so they hold under -Ofast too. A NaN that an operator of the CPU stores is 0x7fc00000
    rounded to its type; conversions and concat, which move values, keep its sign and what fits of its payload.
-   The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
-   optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
-   there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
-   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), a compiler that carries
-   floats wider than they are (FLT_EVAL_METHOD 2: x87, without -msse2 -mfpmath=sse), a GPU, and the wish for
-   speed: AMP_SUMS_FAST, in a model's desc or an exec, hands 16-bit products to the matrix unit of the processor,
-   whose order of sums is its own.
-   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
-   when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
-   exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a
-   logger in reach (a NULL object, amp_convert) the code is all there is.
-   Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a
-   real zero where 0 means something else. NULL is all defaults. In C++, {} works where a desc is
-   expected.
-   Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
-   With -fopenmp large operators use threads, with the same bits; small ones do not enter a parallel region. Where a
-   process forks after that, GNU's OpenMP hangs in the child at the first large operator: fork before, or call
-   omp_set_num_threads(1) in the child.
+   The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler, optimisation level
+   and number of threads: every multiply-add is an fma, every sum has a fixed order (of a product: k ascending), exp and
+   its kin are the header's own. What breaks it: -Ofast or -ffast-math, a changed rounding mode or flush to zero, floats
+   that a compiler carries wider than they are (FLT_EVAL_METHOD 2: x87), a GPU, and AMP_SUMS_FAST.
+   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing when it
+   fails: AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger in reach gets one sentence
+   that names the place. Nothing prints, exits or aborts. An overflow in training is not an error: amp_step_info tells
+   it.
+   Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
+   A NULL desc is all defaults, a NULL logger silent, a NULL info not wanted. In C++ {} works where a desc is expected.
+   Pointers.  Each is aligned as its element type is, which is not checked. Sizes count elements unless bytes are named.
+   Threads.   Objects are independent; one object is not to be used by two threads at once. With -fopenmp large
+   operators use threads. Where a process forks after that, GNU's OpenMP hangs in the child at the first large
+   operator: fork before, or call omp_set_num_threads(1) in the child.
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
-   never in a step. 128 KB of stack are enough, in a build without optimisation too (with AVX-512 clang then
-   takes up to 192). Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight
-   gradients; the halving is in the activations.
-   Hosts that unmask floating-point exceptions: training steps, evaluation, predictions, statistics, the
-   checks of gradients and saturating casts mask them while they run, because inf and NaN are data there, and
-   leave no flag. They do so for the calling thread; OpenMP's threads keep the state they began with. Other
-   operators and casts raise what IEEE 754 says: cast with amp_convert_desc.saturate.
+   never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
+   parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
+   Floating-point exceptions, where a host unmasks them: training steps, evaluation, predictions, statistics, checks of
+   gradients and saturating casts mask them in the calling thread and leave no flag. Other operators and casts raise
+   what IEEE 754 says.
    <amp.h> with angle brackets is another header on Windows (C++ AMP): include this one with quotes. */
 
 #ifndef AMPI_PASS    /* see impl-vector */
@@ -133,21 +124,21 @@ extern "C" {
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 /* ======================================================================================== */
 
-/* One table makes the enum and the texts. 0 is success; a call that fails has changed nothing. */
-#define AMP_RESULT_LIST(X)                                                        \
-    X(OK,                0, "success")                                            \
-    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid")                   \
-    X(ERR_DESC,         -2, "a desc field is out of its range")                   \
-    X(ERR_SHAPE,        -3, "shapes do not fit together")                         \
-    X(ERR_DTYPE,        -4, "this data type is not supported here")               \
-    X(ERR_MEMORY,       -5, "the allocator returned NULL")                        \
-    X(ERR_STATE,        -6, "the call comes at the wrong time")                   \
-    X(ERR_POLICY,       -7, "an illegal combination of precision settings")       \
+/* One table makes the enum and the texts. */
+#define AMP_RESULT_LIST(X)                                                             \
+    X(OK,                0, "success")                                                 \
+    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid")                        \
+    X(ERR_DESC,         -2, "a desc field is out of its range")                        \
+    X(ERR_SHAPE,        -3, "shapes do not fit together")                              \
+    X(ERR_DTYPE,        -4, "this data type is not supported here")                    \
+    X(ERR_MEMORY,       -5, "the allocator returned NULL")                             \
+    X(ERR_STATE,        -6, "the call comes at the wrong time")                        \
+    X(ERR_POLICY,       -7, "an illegal combination of precision settings")            \
     X(ERR_OVERFLOW,     -8, "overflow persists: the limit set in the desc is reached") \
-    X(ERR_IO,           -9, "a file could not be opened, read or written")        \
-    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed")        \
-    X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")     \
-    X(ERR_COMM,        -12, "the communication hook reported a failure")          \
+    X(ERR_IO,           -9, "a file could not be opened, read or written")             \
+    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed")             \
+    X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")          \
+    X(ERR_COMM,        -12, "the communication hook reported a failure")               \
     X(ERR_DEVICE,      -13, "the GPU or its driver reported an error")
 /* A type that holds any int, named or not. */
 #ifdef __cplusplus
@@ -167,16 +158,16 @@ AMP_DEF const char* amp_result_string(amp_result r);
 /* In a desc: "really zero", where plain 0 means "the default". */
 #define AMP_ZERO (-1)
 
-/* Element types. 0 means "default", which is AMP_F32 unless a field says otherwise. */
+/* Element types. */
 typedef AMPI_ENUM(amp_dtype) {
-    AMP_DTYPE_DEFAULT = 0,
-    AMP_F32  = 1,   /* float                                   */
-    AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504       */
-    AMP_BF16 = 3,   /* amp_bfloat16: upper half of a float      */
-    AMP_F64  = 4,   /* double; conversions, statistics, inputs  */
-    AMP_U8   = 5,   /* uint8_t; images and labels of a batch    */
-    AMP_I32  = 6,   /* int32_t; labels of a batch               */
-    AMP_I64  = 7,   /* int64_t; labels of a batch               */
+    AMP_DTYPE_DEFAULT = 0,    /* AMP_F32 unless a field says otherwise */
+    AMP_F32  = 1,   /* float */
+    AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504 */
+    AMP_BF16 = 3,   /* amp_bfloat16: upper half of a float */
+    AMP_F64  = 4,   /* double; conversions, statistics, inputs */
+    AMP_U8   = 5,   /* uint8_t; images and labels of a batch */
+    AMP_I32  = 6,   /* int32_t; labels of a batch */
+    AMP_I64  = 7,   /* int64_t; labels of a batch */
 } amp_dtype;
 
 /* Bytes of one element; 0 for a value that is not an amp_dtype. AMP_DTYPE_DEFAULT counts as AMP_F32. */
@@ -184,8 +175,8 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t);
 /* "f32", "f16", "bf16", "f64", "u8", "i32", "i64"; "?" for a value that is not an amp_dtype. */
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. One whose code is AMP_OK is no
-   complaint: it tells of a call that went well what the caller may not expect, such as a file without some weights. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. A sentence with AMP_OK tells of a
+   call that went well what the caller may not expect, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
@@ -196,32 +187,28 @@ typedef struct amp_logger {
 AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data);
 #endif
 
-/* Memory source. Both functions or neither; zeroed = malloc and free. alloc returns NULL on failure and
-   memory aligned as malloc's. */
+/* Memory source: both functions or neither (malloc and free). alloc returns memory aligned as malloc's, or NULL. */
 typedef struct amp_allocator {
     void* (*alloc)(size_t size, void* user_data);
     void  (*free)(void* ptr, void* user_data);
     void* user_data;
 } amp_allocator;
 
-/* In which order a product of two BF16 matrices adds up.
-   FIXED: one order for all processors, k ascending, so a run has the same bits everywhere.
-   FAST: the order of the processor's matrix unit, where it has one and the product is large enough (amp_gemm tells),
-   several times as fast. The bits then depend on the processor, but still not on threads or on the run.
-   Today this is Intel's AMX on Linux; elsewhere, for other types and in convolutions FAST is FIXED. In that unit
-   subnormals and sums below 2^-126 count as zero. A GPU has one order of its own. */
+/* In which order a product of two BF16 matrices adds up. FIXED: k ascending, on every processor. FAST: where m and n
+   are at least 16 and k at least 32, the order of the processor's matrix unit (Intel's AMX on Linux), several times as
+   fast; subnormals and sums below 2^-126 count as zero. Its bits depend on the processor, but not on threads or the
+   run. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
-/* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits with and without
-   a workspace; with one, products are up to 1.5 times as fast, convolutions more. */
+/* How an operator runs. A workspace changes no bits; with one, products are up to 1.5 times as fast, convolutions
+   more. */
 typedef struct amp_exec {
-    void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
-                                    the stack */
+    void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = none */
     size_t workspace_size;       /* bytes */
-    const amp_logger* logger;    /* NULL = silent */
+    const amp_logger* logger;
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
-    amp_sums sums;               /* AMP_SUMS_FAST; anything else is AMP_SUMS_FIXED */
+    amp_sums sums;
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -232,9 +219,8 @@ typedef struct amp_tensor {
     const char* name;            /* for messages; may be NULL */
 } amp_tensor;
 
-/* Counter-based random numbers (Philox4x32-10; Salmon et al., SC 2011): a pure function of seed and
-   position, the same on every machine. 32 uniform bits; floats in [0,1) with 24 random bits; a standard
-   normal deviate (Box-Muller on positions 2*index, 2*index+1 of the stream). */
+/* Counter-based random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32
+   uniform bits; floats in [0,1) with 24 random bits; a standard normal deviate (of positions 2*index and 2*index+1). */
 AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
 AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
@@ -249,19 +235,16 @@ typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_NEON   = 2,   /* aarch64 */
     AMP_ISA_AVX2   = 3,   /* AVX2 + FMA + F16C */
     AMP_ISA_AVX512 = 4,   /* AVX-512 F, BW, DQ, VL */
-    AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, where it is twice as
-                                  fast as fma; on Intel it is slower and taken only if asked for */
+    AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
 } amp_isa;
 
-/* The instruction set in use. Chosen at the first call by cpuid, or by the environment variable
-   AMP_ISA = scalar | neon | avx2 | avx512 | avx512_bf16; any other word, or one that is not available, is ignored: the
-   answer tells. */
+/* The instruction set in use, chosen at the first call by cpuid or by the environment variable AMP_ISA = scalar | neon
+   | avx2 | avx512 | avx512_bf16. Another word, or one that is not available, is ignored. */
 AMP_DEF amp_isa amp_cpu_isa(void);
-/* For tests: changes the choice for the whole process; AMP_ISA_AUTO goes back to the best. Not to be called
-   while another thread is inside the library. AMP_ERR_UNSUPPORTED, and no change, if it is not available. */
+/* For tests: changes the choice for the whole process, while no thread is inside the library. AMP_ERR_UNSUPPORTED if it
+   is not available. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
-/* 1 if AMP_SUMS_FAST has a matrix unit to use in this process with the instruction set in use, else 0. On Linux
-   this asks the system for its use. */
+/* 1 if AMP_SUMS_FAST has a matrix unit to use with the instruction set in use, else 0. On Linux this asks for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
 /* "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
@@ -278,9 +261,8 @@ typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;   /* 1 sign, 8 expo
 #define AMP_HALF_MIN      6.103515625e-5f   /* smallest normal half, 2^-14     */
 #define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24  */
 
-/* To 16 bits: round to nearest, ties to even; too large becomes infinity, too small becomes a subnormal or
-   a signed zero; a NaN stays a NaN, made quiet, with the upper bits of its payload. Integer arithmetic only,
-   so correct under any compiler flag. From double directly: going through float would round twice. */
+/* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a signed zero. A NaN is
+   made quiet and keeps the upper bits of its payload. From double directly: going through float would round twice. */
 AMP_DEF amp_half     amp_half_from_float(float f);
 AMP_DEF amp_half     amp_half_from_double(double d);
 AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f);
@@ -290,71 +272,54 @@ AMP_DEF float  amp_half_to_float(amp_half h);
 AMP_DEF double amp_half_to_double(amp_half h);
 AMP_DEF float  amp_bfloat16_to_float(amp_bfloat16 h);
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h);
-/* Tests on the bits of the element at x as they lie in memory, of type F32, F16, BF16 or F64: right under -ffast-math
-   too. Return 0 or 1; elements of another type are finite. */
+/* Tests on the bits of the element at x, of type F32, F16, BF16 or F64. Elements of another type are finite. */
 AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 
-/* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other
-   overlap is not. Pointers are aligned as their element type is.
-   Errors: AMP_ERR_ARGUMENT (NULL with n > 0, n too large, overlap), AMP_ERR_DTYPE. */
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                               size_t n);
+/* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other overlap
+   is AMP_ERR_ARGUMENT. */
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
 
-/* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the
-   fraction cut off. Exact values stay. Between the largest finite value and the next power of two the
-   choice is between the two ends, of which the upper one is infinity. */
+/* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the fraction
+   cut off. Exact values stay. Above the largest finite value the next one is infinity. */
 typedef AMPI_ENUM(amp_rounding) {
     AMP_ROUND_NEAREST    = 0,   /* nearest, ties to even */
     AMP_ROUND_STOCHASTIC = 1,   /* up in magnitude with a probability equal to the fraction cut off */
 } amp_rounding;
 
 typedef struct amp_convert_desc {
-    int          saturate;      /* 1 = what would become or is +-infinity becomes the largest finite value of
-                                   dst_dtype, for hosts that trap floating-point exceptions; NaN stays NaN.
-                                   No conversion with this flag raises an exception */
+    int          saturate;      /* 1 = infinity, whether read or made, becomes the largest finite value of dst_dtype;
+                                   NaN stays NaN. Raises no floating-point exception */
     amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
     uint64_t     seed;          /* of the stochastic stream */
     uint64_t     offset;        /* stream position of element 0: element i uses offset + i */
     size_t*      saturated;     /* NULL, or a counter that is increased by the number of clamped elements */
-    const amp_logger* logger;   /* NULL = silent */
+    const amp_logger* logger;
 } amp_convert_desc;
 
-/* amp_convert with options; desc == NULL is amp_convert. Also AMP_ERR_DESC: a rounding that is not known, or
-   stochastic rounding to a wider type. */
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_convert_desc* desc);
-/* The same for a block of rows x cols elements in matrices whose rows are dst_ld and src_ld elements apart (at least
-   cols); element (i, j) uses offset + i * cols + j. dst == src is allowed where rows are the same number of bytes
-   apart. Errors: as amp_convert_with; AMP_ERR_ARGUMENT also for a leading dimension below cols. Host memory only. */
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
-                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
-                                    const amp_convert_desc* desc);
+/* amp_convert with options. */
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+    const amp_convert_desc* desc);
+/* The same for rows x cols elements of matrices, whose rows are dst_ld and src_ld (>= cols) elements apart; element
+   (i, j) uses offset + i * cols + j. dst == src is allowed where rows are equally many bytes apart. Host memory only.
+   */
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
+    size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* ======================================================================================== */
 /* >>ops      Operators on raw pointers, usable alone. Forward beside backward.               */
 /* ======================================================================================== */
 
 /* Rules that hold for all of them.
-   - Row-major, densely packed tensors (only amp_gemm has leading dimensions). Images are N,C,H,W.
-   - Letters: N images or rows of a batch, C channels, H x W pixels, I inputs, O outputs, K classes,
-     R rows, D length of a row.
-   - Pointers are aligned as their element type is; that is not checked.
-   - Each operand has a data type of its own (F32, F16, BF16): values are widened, arithmetic and sums are
-     FP32, each result element is rounded once, to nearest even, to its type.
-   - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs (and, with
-     AMP_SUMS_FAST, on the processor).
-   - A gradient output pointer may be NULL: that gradient is not wanted. (Not x of amp_concat_backward, which
-     does nothing but fill it.)
-   - `accumulate` != 0 adds to what the parameters' gradients (dw, db, dgamma, dbeta) hold instead of overwriting them,
-     AMP_ACCUMULATE_INPUT adds to dx: one FP32 addition of old value and sum, one rounding to the buffer's type.
-   - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
-     found before anything is written.
-   - A result may not overlap an operand or another result (AMP_ERR_ARGUMENT), except where "may be the same" is said;
-     then they have one type and begin at one place. */
+   - Tensors are row-major and packed (only amp_gemm has leading dimensions); images are N,C,H,W.
+   - Each operand has a data type of its own: F32, F16 or BF16.
+   - A gradient output that is NULL is not wanted (x of amp_concat_backward aside).
+   - A result may not overlap an operand or another result, except where "may be the same" is said; then they have one
+     type and begin at one place. */
 
-/* What `accumulate` of a backward function adds to, or-ed: 0 overwrites all, any value without _INPUT is _PARAMS. */
+/* What `accumulate` of a backward function adds to instead of overwriting it, or-ed: the parameters' gradients (dw, db,
+   dgamma, dbeta), or dx. Any value without _INPUT, except 0, is _PARAMS. The sum is formed in FP32 and rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
@@ -365,41 +330,32 @@ typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpo
 
 /* C = alpha * op(A) * op(B) + beta * C.   op(A): m x k, op(B): k x n, C: m x n, row-major.
    lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
-   beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
-   Order: acc = fma(a, b, acc) for k ascending, from +0. With AMP_SUMS_FAST, two BF16 operands, m and n at least 16 and
-   k at least 32, on a processor with AMX: blocks of 32 k, each of two chains of fma from +0, of even and odd k, that
-   are added and then added to acc.
-   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0. */
-AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                            float alpha, const void* a, amp_dtype a_dtype, size_t lda,
-                            const void* b, amp_dtype b_dtype, size_t ldb,
-                            float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 3 MB for each
-   thread, less for small products; a smaller workspace is used as far as it goes. 0 if the size overflows. A dense
-   layer's forward call is a product of (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
+   beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C. */
+AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k, float alpha,
+    const void* a, amp_dtype a_dtype, size_t lda, const void* b, amp_dtype b_dtype, size_t ldb, float beta, void* c,
+    amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 3 MB for each thread; a smaller
+   workspace is used as far as it goes. 0 if the size overflows. A dense layer's forward call is a product of
+   (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
-/* `batch` products of one shape, each as amp_gemm and with its bits. Strides are elements from one matrix of a batch
-   to the next; 0 = the same for all (not for C). Attention over h heads: batch = h, a head's rows lda apart, a_stride
-   from head to head. Where products are many or small, each thread takes some of them whole.
-   Workspace: amp_gemm_workspace(m, n, k) bytes. Errors: as amp_gemm; AMP_ERR_ARGUMENT also where two C's overlap. */
+/* `batch` products of one shape, each as amp_gemm. Strides are elements from one matrix of a batch to the next; 0 = the
+   same for all (not for C). Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head.
+   Workspace: amp_gemm_workspace(m, n, k) bytes. */
 AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                                    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride,
-                                    const void* b, amp_dtype b_dtype, size_t ldb, size_t b_stride,
-                                    float beta, void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride,
-                                    size_t batch, const amp_exec* exec);
+    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride, const void* b, amp_dtype b_dtype,
+    size_t ldb, size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride, size_t batch,
+    const amp_exec* exec);
 
 /* --- dense layer ----------------------------------------------------------------------- */
 
 /* y[N,O] = x[N,I] * w[O,I]^T + b[O].   b may be NULL. */
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                                      size_t n, size_t in, size_t out, const amp_exec* exec);
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
+    amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec);
 /* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. */
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                       const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
-                                       void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-                                       int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
+    const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
+    amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
 
 /* --- convolution ----------------------------------------------------------------------- */
 
@@ -415,23 +371,17 @@ typedef struct amp_conv2d_shape {
     int groups;                        /* 0 = 1; divides channels; groups == channels is depthwise */
 } amp_conv2d_shape;
 
-/* OH and OW of a shape. AMP_ERR_DESC / AMP_ERR_SHAPE as the operators would report. */
+/* OH and OW of a shape, with the errors that the operators would report. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run at full speed: usual shapes take 1 to 10 MB for each thread,
-   and up to 16 MB more for their weights as FP32. 0 if the shape is not valid. Without one they take several times as
-   long. */
+/* Bytes of workspace with which the two calls below run at full speed, several times as fast as without: usual shapes
+   take 1 to 10 MB for each thread, and up to 16 MB for their weights as FP32. 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
-                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                      void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx, dw, db from dy[N,O,OH,OW]. To add to dx can take longer than to overwrite it. Orders of the
-   sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
-   (o, kh, kw) of the kernel positions that the strides let meet the pixel. Margins count as zeros. db: 16 partial sums
-   (pixel p of each plane to sum p % 16), then a tree. */
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                       const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-                                       void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec);
+/* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]; to add to dx can take longer than to overwrite it. */
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype, const void* w,
+    amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
+    amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+    void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec);
 
 /* --- pooling --------------------------------------------------------------------------- */
 
@@ -451,62 +401,47 @@ typedef struct amp_pool2d_shape {
 /* OH and OW of a shape, with the errors that the operators would report. */
 AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
 /* A NaN in a window makes its maximum NaN. */
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype,
-                                      void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx from dy; the gradient of a maximum goes to the first position that holds it (x is needed for that;
-   x may be NULL for an average). */
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                       const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-                                       const amp_exec* exec);
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
+    amp_dtype y_dtype, const amp_exec* exec);
+/* dx from dy. The gradient of a maximum goes to the first position that holds it; x may be NULL for an average. */
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
+    amp_dtype x_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec);
 
 /* --- normalisation --------------------------------------------------------------------- */
 
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
-   Parameters, statistics and their gradients may have any type; the arithmetic is FP32.
    training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
-     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does, but that those
-     of a channel stay as they were where one would become inf or NaN. Both are summed
-     in double, in one pass: the mean of F32 is rounded once, 1/sqrt(var + eps) a few times.
-   evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given.
-   frozen: for fine-tuning with constant statistics, as bn.eval() in PyTorch: forward is the evaluation form whatever
-     `training` says, and backward its gradient. Give both the same shape and save_*, which forward fills. */
+     running = (1-momentum)*running + momentum*batch (unbiased variance), as in PyTorch; those of a channel that would
+     become inf or NaN stay as they were.
+   evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given. */
 typedef struct amp_batch_norm_shape {
     int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
     float eps;                         /* 0 = 1e-5; > 0 */
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
-    int   frozen;                      /* 1 = the statistics are constants */
+    int   frozen;                      /* 1 = the statistics are constants, as after bn.eval() in PyTorch: forward is
+                                          always the evaluation form, and backward its gradient */
 } amp_batch_norm_shape;
 
 /* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too; y may not be x. */
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
-                                          amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float* running_mean, float* running_var,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          const amp_exec* exec);
-/* Gradients of the training form: mean and variance depend on x. frozen: save_mean and save_invstd are constants, so
-   dx = dy * (gamma * invstd), dgamma = sum(dy * xhat), dbeta = sum(dy). dx and dy may be the same if
-   their types are. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
-                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
-                                           int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
+    const void* gamma, const void* beta, amp_dtype param_dtype, float* running_mean, float* running_var,
+    float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* save_*: as forward filled them. Mean and variance depend on x; where frozen, dx = dy * (gamma * invstd).
+   dx and dy may be the same. */
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
+    const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
+    const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+    int accumulate, const amp_exec* exec);
 
-/* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
-   are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. dgamma and dbeta are sums in double over runs of 64
-   rows, or of more than 2048 rows a 32nd of them in whole 64s, each from its first row on; then over the runs. D >= 1;
-   R may be 0: then dgamma and dbeta are 0, or with accumulate as they were. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-                                          const void* beta, amp_dtype param_dtype, float eps,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          size_t rows, size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                           const float* save_mean, const float* save_invstd, void* dx,
-                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
-                                           const amp_exec* exec);
+/* Layer norm over the rows of x[R,D], D >= 1; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R] are
+   written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+    amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, size_t rows,
+    size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+    const void* gamma, amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
+    amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+    const amp_exec* exec);
 /* Bytes of workspace with which the backward call reads rows of more than 1024 elements once and not twice: at most
    256 KB, and as much for each thread. 0 where it has no use for any. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
@@ -514,114 +449,101 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 /* --- element by element ---------------------------------------------------------------- */
 
 typedef AMPI_ENUM(amp_activation) {
-    AMP_RELU    = 0,   /* max(x, 0); NaN stays NaN                                   */
-    AMP_GELU    = 1,   /* x * Phi(x), the exact form (erf)                           */
-    AMP_GELU_TANH = 2, /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3)))            */
+    AMP_RELU    = 0,      /* max(x, 0); NaN stays NaN */
+    AMP_GELU    = 1,      /* x * Phi(x), the exact form (erf) */
+    AMP_GELU_TANH = 2,    /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */
     AMP_TANH    = 3,
-    AMP_SIGMOID = 4,   /* 1 / (1 + exp(-x))                                          */
+    AMP_SIGMOID = 4,      /* 1 / (1 + exp(-x)) */
 } amp_activation;
 
 /* Bytes of workspace with which the forward call runs at full speed on many elements of 16 bits. */
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 2 + 64 };
-/* y = f(x), n elements; x and y may be the same if their types are. */
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
-                                          void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
-/* dx = dy * f'. RELU, TANH and SIGMOID take it from `saved` = y (the output), the GELUs from `saved` = x (the
-   input). dx and dy may be the same if their types are. */
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-                                           const void* saved, amp_dtype saved_dtype, void* dx,
-                                           amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+/* y = f(x), n elements; x and y may be the same. */
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
+    amp_dtype y_dtype, size_t n, const amp_exec* exec);
+/* dx = dy * f'. `saved` is the output y for RELU, TANH and SIGMOID, the input x for the GELUs. dx and dy may be the
+   same. */
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
+    amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
 
 /* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the same. */
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                       size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows,
+    size_t d, const amp_exec* exec);
 /* dx = y * (dy - sum(dy*y)). */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
-                                        size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
+    amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
 
-/* Dropout with probability p in [0,1): y = x/(1-p) or 0. Element i is dropped if
-   amp_random_uniform(seed, offset + i) < p, so no mask is stored; the backward pass is the same call on the
-   gradient with the same seed and offset. x and y may be the same. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                       float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
+/* Dropout with probability p in [0,1): y = x/(1-p) or 0. Element i is dropped if amp_random_uniform(seed, offset + i)
+   < p. The backward pass is the same call on the gradient. x and y may be the same. */
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+    uint64_t seed, uint64_t offset, const amp_exec* exec);
 
-/* y = a + b, n elements; y may be a or b if the types are the same. */
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                   void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+/* y = a + b, n elements; y may be the same as a or b. */
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y,
+    amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
-/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a
-   concat. amp_concat_backward takes the columns out again, adding to x's buffer if accumulate; a NULL x is
-   AMP_ERR_ARGUMENT, unless D is 0. */
+/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a concat. Backward
+   takes the columns out again, adding to x's buffer if accumulate. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
-                                      size_t d_total, size_t column, size_t rows, const amp_exec* exec);
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
-                                       void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-                                       const amp_exec* exec);
+    size_t d_total, size_t column, size_t rows, const amp_exec* exec);
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
+    amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
 /* --- losses: FP32 arithmetic; the loss is the mean over the batch ----------------------- */
 
-/* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) *
-   weight * loss; the scale is read through a pointer because on a GPU it lives on the device (NULL = 1),
-   and is multiplied in FP32 before the gradient is rounded to its type. With a scaler of your own:
-   `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. Nothing has no mean: n = 0 is AMP_ERR_SHAPE. A weight
-   that is not finite is AMP_ERR_ARGUMENT. */
+/* Each forward writes the mean loss to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
+   (*loss_scale) * weight * loss, weight finite. The scale is read through a pointer because on a GPU it lives on the
+   device (NULL = 1). With a scaler of your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
 
-/* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1. smoothing in [0,1): the target is
-   (1-smoothing) on the label plus smoothing/K everywhere. A label outside 0..K-1 is AMP_ERR_ARGUMENT. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
-                                                     const int32_t* labels, float smoothing, float* loss,
-                                                     size_t n, size_t classes, const amp_exec* exec);
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
-                                                      const int32_t* labels, float smoothing,
-                                                      const float* loss_scale, float weight, void* dlogits,
-                                                      amp_dtype dlogits_dtype, size_t n, size_t classes,
-                                                      const amp_exec* exec);
+/* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): the target
+   is (1-smoothing) on the label plus smoothing/K everywhere. */
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+    float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+    float smoothing, const float* loss_scale, float weight, void* dlogits, amp_dtype dlogits_dtype, size_t n,
+    size_t classes, const amp_exec* exec);
 /* Mean squared error over n elements: mean((x - target)^2). */
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                   amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
-                                    amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). The
-   form on probabilities is not offered: its logarithm underflows in half. */
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+    float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). There is no form on
+   probabilities: its logarithm underflows in half. */
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                               amp_dtype target_dtype, float* loss, size_t n,
-                                               const amp_exec* exec);
+    amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                                amp_dtype target_dtype, const float* loss_scale, float weight,
-                                                void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
+    const amp_exec* exec);
 
 /* ======================================================================================== */
 /* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
 /* ======================================================================================== */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
-   O1, O2: the class under these levels in the style of PyTorch. At O2 everything is in half but the norms and the
-   losses. At O0 all are FP32, at O3 all but the losses are LOW. What other systems put elsewhere is in AMP_STYLE_RULES.
+   O1, O2: the class under these levels in the style of PyTorch. At O0 all are FP32, at O3 all but the losses are LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always and ends its path, DATA has no arithmetic.
    reads: what of the forward pass the backward pass reads again.
    shares: where nobody else needs the input, the output may take its memory and the input's gradient that of the
    output's (BOTH), or only the gradient may (GRAD). */
-#define AMP_OP_LIST(X)                                                                            \
-    X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE)      \
-    X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE)      \
-    X(LINEAR,                "linear",                LOW,     LOW,    MATRIX, INPUT,  NONE)      \
-    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW,    PLAIN,  INPUT,  NONE)      \
-    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW,    PLAIN,  NONE,   NONE)      \
-    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32,   NORM,   INPUT,  GRAD)      \
-    X(LAYER_NORM,            "layer_norm",            FP32,    FP32,   NORM,   INPUT,  NONE)      \
-    X(RELU,                  "relu",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
-    X(GELU,                  "gelu",                  FOLLOW,  LOW,    PLAIN,  INPUT,  GRAD)      \
-    X(TANH,                  "tanh",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
-    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH)      \
-    X(SOFTMAX,               "softmax",               FP32,    LOW,    PLAIN,  OUTPUT, NONE)      \
-    X(DROPOUT,               "dropout",               FOLLOW,  LOW,    PLAIN,  NONE,   BOTH)      \
-    X(ADD,                   "add",                   PROMOTE, LOW,    PLAIN,  NONE,   NONE)      \
-    X(CONCAT,                "concat",                PROMOTE, LOW,    PLAIN,  NONE,   NONE)      \
-    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW, DATA,   NONE,   NONE)      \
-    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32,   LOSS,   INPUT,  NONE)      \
-    X(MSE,                   "mse",                   FP32,    FP32,   LOSS,   INPUT,  NONE)      \
+#define AMP_OP_LIST(X)                                                                       \
+    X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
+    X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
+    X(LINEAR,                "linear",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
+    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW,    PLAIN,  INPUT,  NONE) \
+    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW,    PLAIN,  NONE,   NONE) \
+    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32,   NORM,   INPUT,  GRAD) \
+    X(LAYER_NORM,            "layer_norm",            FP32,    FP32,   NORM,   INPUT,  NONE) \
+    X(RELU,                  "relu",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
+    X(GELU,                  "gelu",                  FOLLOW,  LOW,    PLAIN,  INPUT,  GRAD) \
+    X(TANH,                  "tanh",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
+    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
+    X(SOFTMAX,               "softmax",               FP32,    LOW,    PLAIN,  OUTPUT, NONE) \
+    X(DROPOUT,               "dropout",               FOLLOW,  LOW,    PLAIN,  NONE,   BOTH) \
+    X(ADD,                   "add",                   PROMOTE, LOW,    PLAIN,  NONE,   NONE) \
+    X(CONCAT,                "concat",                PROMOTE, LOW,    PLAIN,  NONE,   NONE) \
+    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
+    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32,   LOSS,   INPUT,  NONE) \
+    X(MSE,                   "mse",                   FP32,    FP32,   LOSS,   INPUT,  NONE) \
     X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32,   LOSS,   INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
@@ -637,22 +559,17 @@ typedef AMPI_ENUM(amp_rule) {
                                LOW operator, or to an end of the graph, by GRAY and FOLLOW ones alone */
 } amp_rule;
 
-typedef AMPI_ENUM(amp_level) {
-    AMP_O0 = 0,
-    AMP_O1 = 1,
-    AMP_O2 = 2,
-    AMP_O3 = 3
-} amp_level;
+typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
 /* Whose lists a policy has: X(NAME, "name", its levels, cast_back, scaler at O1, at O2). Levels: a bit for each.
    cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: the preset of a model whose desc has
    none, where it is dynamic (MindSpore sets none at O1). Sources: torch.amp; MindSpore 2.10; the final version of
    apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass. */
-#define AMP_STYLE_LIST(X)                                                     \
-    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                      \
-    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER)            \
-    X(APEX,      "apex",      0xfu, 0, APEX, APEX)                            \
-    X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */     \
+#define AMP_STYLE_LIST(X)                                                 \
+    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                  \
+    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER)        \
+    X(APEX,      "apex",      0xfu, 0, APEX, APEX)                        \
+    X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */ \
     X(ONEFLOW,   "oneflow",   0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
 typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
@@ -661,22 +578,22 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
 /* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). Statistics are FP32 in every rule of a norm,
    so NNabla's norms give half. OneFlow's list has the losses, too; here they are FP32. */
-#define AMP_STYLE_RULES(X)                                                    \
-    X(MINDSPORE, O1, RELU,       LOW)                                         \
-    X(APEX,      O1, GELU,       FP32)                                        \
-    X(APEX,      O2, LAYER_NORM, LOW)                                         \
-    X(NNABLA,    O2, SOFTMAX,    FP32)                                        \
-    X(NNABLA,    O2, BATCH_NORM, LOW)                                         \
-    X(NNABLA,    O2, LAYER_NORM, LOW)                                         \
-    X(ONEFLOW,   O1, AVG_POOL2D, GRAY)                                        \
-    X(ONEFLOW,   O1, BATCH_NORM, GRAY)                                        \
-    X(ONEFLOW,   O1, LAYER_NORM, GRAY)                                        \
-    X(ONEFLOW,   O1, GELU,       GRAY)                                        \
-    X(ONEFLOW,   O1, TANH,       GRAY)                                        \
-    X(ONEFLOW,   O1, SIGMOID,    GRAY)                                        \
-    X(ONEFLOW,   O1, SOFTMAX,    GRAY)                                        \
-    X(ONEFLOW,   O1, DROPOUT,    GRAY)                                        \
-    X(ONEFLOW,   O1, ADD,        GRAY)                                        \
+#define AMP_STYLE_RULES(X)             \
+    X(MINDSPORE, O1, RELU,       LOW)  \
+    X(APEX,      O1, GELU,       FP32) \
+    X(APEX,      O2, LAYER_NORM, LOW)  \
+    X(NNABLA,    O2, SOFTMAX,    FP32) \
+    X(NNABLA,    O2, BATCH_NORM, LOW)  \
+    X(NNABLA,    O2, LAYER_NORM, LOW)  \
+    X(ONEFLOW,   O1, AVG_POOL2D, GRAY) \
+    X(ONEFLOW,   O1, BATCH_NORM, GRAY) \
+    X(ONEFLOW,   O1, LAYER_NORM, GRAY) \
+    X(ONEFLOW,   O1, GELU,       GRAY) \
+    X(ONEFLOW,   O1, TANH,       GRAY) \
+    X(ONEFLOW,   O1, SIGMOID,    GRAY) \
+    X(ONEFLOW,   O1, SOFTMAX,    GRAY) \
+    X(ONEFLOW,   O1, DROPOUT,    GRAY) \
+    X(ONEFLOW,   O1, ADD,        GRAY) \
     X(ONEFLOW,   O1, CONCAT,     FOLLOW)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
@@ -689,10 +606,8 @@ typedef struct amp_policy_desc {
     const amp_op* black;      /* operators to run in FP32; give one list or the other */
     int black_count;
     int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
-    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in
-                                 Apex */
-    int cast_model;           /* 0 = the level's; 1 is refused at O0 and O1 (cast_model_type in Apex) */
-    const amp_logger* logger; /* NULL = silent */
+    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
+    const amp_logger* logger;
 } amp_policy_desc;
 
 /* Who decided the type of an operator or a node. */
@@ -717,15 +632,14 @@ typedef struct amp_policy {
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or operator, both lists at
-   once, a level that the style or an override that the level does not have). A loss can't be put on the white list:
-   AMP_ERR_POLICY. */
+/* AMP_ERR_POLICY for an illegal combination: an unknown level or operator, both lists at once, a loss on the white
+   list, a level that the style or an override that the level does not have. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, a loss that is not FP32, or an operator without
    arithmetic of its own (input, flatten). */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
-/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL, and returns how
-   many there are. */
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL; returns how many there
+   are. */
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
 /* "conv2d" and so on; "?" if out of range. From a name: 1 and *op, or 0. */
@@ -753,7 +667,7 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 /* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
 typedef AMPI_ENUM(amp_scaler_guard) {
     AMP_GUARD_DEFAULT = 0,   /* the preset's */
-    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite; with a max_scale s becomes that, as ever */
+    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite */
     AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
     AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more, and update says so */
 } amp_scaler_guard;
@@ -774,21 +688,16 @@ typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_CALLBACK = 3,  /* ask on_limit */
 } amp_scaler_limit;
 
-/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp
-   DynamicLossScaler, DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras
-   LossScaleOptimizer; flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed;
-   paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's.
-   init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
-   start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
-   kind: FLOAT: factors are rounded to floats, the scale is one. MIXED: factors are doubles. DOUBLE: the scale is
-   one too, and what scales the loss is rounded from it. _DIV: an overflow divides by growth instead of multiplying.
-   DEEPSPEED grows as v0.17.1 (June 2025) and later do, DEEPSPEED_0_17_0 as versions up to that one: one clean step
-   earlier after the start and after an overflow. With `refill` AMP_REFILL_CLEAN each has consecutive_hysteresis.
-   PADDLE has the interval of paddle's AmpScaler and the floor of its operator update_loss_scaling; GradScaler in
-   dynamic graphs has growth_interval 2000 and min_scale AMP_ZERO.
-   at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
-   X(NAME, text, kind, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill,
-     at_min, skips) */
+/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
+   DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer; flax
+   DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
+   and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1.
+   X(NAME, text, kind, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips)
+   kind: factors are rounded to floats (FLOAT), or doubles (MIXED), or the scale is a double too and what scales the
+   loss is rounded from it (DOUBLE). _DIV: an overflow divides by growth instead of multiplying.
+   init 0: must be given. interval 0: the scale never moves. late: clean steps added to the interval. start: the tracker
+   at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none. at_min: what an overflow at the floor
+   does. skips: overflows in a row that are allowed, 0 = any number. */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
 #define AMP_SCALER_PRESET_LIST(X)                                                                       \
@@ -814,11 +723,8 @@ typedef AMPI_ENUM(amp_scaler_limit) {
     X(JMP, "jmp", FLOAT_DIV,       0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
     X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
     X(STATIC, "static", FLOAT,     0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
-#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
-    AMP_SCALER_##name,
-typedef AMPI_ENUM(amp_scaler_preset) {
-    AMP_SCALER_PRESET_LIST(AMPI_X)
-} amp_scaler_preset;
+#define AMPI_X(name, ...) AMP_SCALER_##name,
+typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
 #undef AMPI_X
 enum { AMP_SCALER_PRESET_COUNT = 0 AMP_SCALER_PRESET_LIST(AMPI_COUNT) };
 
@@ -827,22 +733,21 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
 
 typedef struct amp_scaler amp_scaler;
 
-/* A zeroed desc is PyTorch's GradScaler. Every other field, if not 0, replaces the preset's value. */
+/* A zeroed desc is PyTorch's GradScaler. Every other field, if not 0, replaces the preset's value. Static presets take
+   no growth_*, backoff_factor and hysteresis. */
 typedef struct amp_scaler_desc {
     amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
     float init_scale;           /* finite, > 2^-128 (below that 1/scale is not finite) */
-    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for
-                                   Flax and NNabla, which add one: grow on every step). Not for static
-                                   presets */
-    double growth_factor;       /* finite, > 1. Not for static presets */
-    double backoff_factor;      /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
-                                   1/growth_factor, which is the only value that OneFlow accepts. Presets that divide
-                                   do so with this value alone. Not for static presets */
-    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none: overflows can then drive the
-                                   scale to 2^-128 or less, which is AMP_ERR_OVERFLOW */
+    double growth_factor;       /* finite, > 1 */
+    double backoff_factor;      /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else 1/growth_factor, the
+    only
+                                   value that OneFlow accepts, and with which presets that divide do so */
+    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for Flax and NNabla,
+                                   which add one: grow on every step) */
+    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none */
     float max_scale;            /* ceiling, >= init_scale; AMP_ZERO = none. Apex starts at it if init_scale is above */
     amp_scaler_guard  guard;
-    int   hysteresis;           /* overflows before the scale is reduced; >= 1. Not for static presets */
+    int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
     amp_scaler_refill refill;
     amp_scaler_limit  at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;            /* overflows in a row that are allowed; AMP_ZERO = any number */
@@ -851,14 +756,13 @@ typedef struct amp_scaler_desc {
                                    AMP_ZERO = any number. Not saved with the state */
     int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
                                    drop_overflow_update=false; static presets only */
-    /* For AMP_LIMIT_CALLBACK: return 0 to go on, anything else to make update return AMP_ERR_OVERFLOW.
-       The window has ended when it is called: it may set the scale. */
-    int (*on_limit)(const amp_scaler* s, void* user_data);
+    int (*on_limit)(const amp_scaler* s, void* user_data);   /* for AMP_LIMIT_CALLBACK, behind the window: may set the
+                                   scale; 0 = go on, anything else = update returns AMP_ERR_OVERFLOW */
     void* user_data;
-    const amp_logger* logger;   /* NULL = silent; copied */
+    const amp_logger* logger;   /* copied */
 } amp_scaler_desc;
 
-/* What the checks of the current window have seen. A window goes from one update to the next. */
+/* What the checks of the current window have seen. */
 typedef struct amp_overflow_info {
     int      found_inf;         /* 1 if any gradient was inf or NaN, or would become so when unscaled */
     int      unsound;           /* 1 if the forward pass was to blame: see amp_scaler_state */
@@ -867,11 +771,11 @@ typedef struct amp_overflow_info {
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    int      last_tensor;       /* of the same list the last that has one: infinities travel from the loss to the first
-                                   layer, so in the order of the forward pass it is where they began; -1 if none */
+    int      last_tensor;       /* the last of that list that has one: in the order of the forward pass, where
+    infinities
+                                   began; -1 if none */
     char     last_name[48];
-    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if
-                                   that list had an inf or NaN */
+    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
 } amp_overflow_info;
 
 /* The state that moves: a plain struct, the same on the host and on a GPU. */
@@ -883,8 +787,9 @@ typedef struct amp_scaler_state {
     int32_t  hysteresis_left;
     int32_t  found_inf;         /* sticky until update */
     int32_t  consecutive_skips;
-    int32_t  unsound;           /* sticky until update: the forward pass of this window gave inf or NaN, so the scale
-                                   stays. Raised by amp_scaler_scale_loss and by a model's step, with found_inf */
+    int32_t  unsound;           /* sticky until update, raised with found_inf: the forward pass of this window gave inf
+    or
+                                   NaN (amp_scaler_scale_loss and a model's step tell), so the scale stays */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
     double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
     int32_t  consecutive_unsound, reserved;
@@ -911,12 +816,9 @@ typedef struct amp_scaler_list {
     uint32_t    coarse;         /* 1 = there was no room for its spans: from, to and key alone are known */
 } amp_scaler_list;
 
-/* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
-   Nothing is owned, copying it is allowed between windows. */
+/* A loss scaler is a plain struct: have as many as you like. It owns nothing and may be copied between windows. */
 struct amp_scaler {
-    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them), and as good for
-                                   another init; fields that are not for static presets stay 0 in those, but
-                                   growth_interval AMP_ZERO; its logger is NULL, see below */
+    amp_scaler_desc   desc;     /* what was asked for, defaults filled in; good for another init. Its logger is NULL */
     amp_logger        logger;
     amp_scaler_rule   rule;
     amp_scaler_state  state;
@@ -930,82 +832,63 @@ struct amp_scaler {
     uint8_t           span_list[AMP_SCALER_MAX_SPANS];
 };
 
-/* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range; AMP_ERR_ARGUMENT: s is
-   NULL. After an error *s is as before: memory that was not zeroed must not be used then. */
+/* Starts a scaler; NULL: PyTorch's. After an error *s is as before: memory that was not zeroed must not be used then.
+   */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
-/* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor
-   itself, for seeding a backward pass by hand. A loss that is inf or NaN makes the window unsound: no step, and the
-   scale stays. To have that with the factor alone call it once more with the loss. NaN if s is NULL or zeroed, not
-   initialised: the other calls are AMP_ERR_STATE then. May be called any number of times in a window (several
-   losses, several micro-batches): the scale cannot change before update. */
+/* loss * scale in FP32; the scale cannot change before update. 1.0f gives the factor itself, to seed a backward pass by
+   hand. A loss that is inf or NaN makes the window unsound: no step, and the scale stays (with the factor alone, call
+   it once more with the loss). NaN if s is NULL or not initialised: the other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
-   element whose value is inf or NaN, or whose unscaled value would not be finite, in FP32 (check) or in the
-   type it will be stored in (unscale, unscale_into), raises found_inf, is counted, and the first is named in
-   s->info. They also form the L2 norm of the unscaled gradients (in double, fixed order). `info`, if not
-   NULL, receives what this call alone has found; s->info is of the whole window. found_inf stays up until
-   update, also over other lists: to let one overflow stop several optimizers, check all lists before the
-   first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is not,
-   found_inf is raised whatever the gradients are, and the logger is told once, by the first call behind a clean step.
-   Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE.
-   Lists that are unscaled or stepped in one window are the same or share no memory; check and step also take a list
-   that is made of whole unscaled ones. Any other list that shares memory with an unscaled one is AMP_ERR_STATE, and so
-   is, but for check, one that shares memory with a stepped one. Of both kinds the scaler knows AMP_SCALER_MAX_SPANS
-   pieces of memory together. A list that exceeds them is known by its first and last address, and every other list
-   that reaches between these two is refused as well. Lists that were only checked do not matter.
-   One clip over several optimizers: check all gradients as one list, multiply them by
+/* The next three look at `count` tensors (F32, F16, BF16): every element that is inf or NaN, or whose unscaled value
+   would not be finite, in FP32 (check) or in the type it will be stored in, raises found_inf, is counted, and the
+   first is named in s->info. `info` receives what this call alone has found. They also form the L2 norm of the
+   unscaled gradients. found_inf stays up until update, also over other lists: to let one overflow stop several
+   optimizers, check all lists before the first step. Where the scale or 1/scale is not a finite float found_inf is
+   raised whatever the gradients are. AMP_ERR_STATE before any scale_loss, and where a list shares memory with another
+   that was unscaled or stepped in this window; check and step also take a list made of whole unscaled ones, check any
+   that was stepped. The scaler knows AMP_SCALER_MAX_SPANS pieces of memory; a list beyond them is known by its first
+   and last address alone. One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only. With a scale below 1 it may pass 16-bit gradients that unscale does not: a step that unscales in
-   FP32 can use them. May be repeated; elements are counted each time. amp_optimizer_step trusts it, overflow and
-   norm: who writes to the gradients after it calls it again. */
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
-                                    amp_overflow_info* info);
-/* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and
-   not after its step (AMP_ERR_STATE, also with more than AMP_SCALER_MAX_LISTS lists in a window). No two of
-   its tensors share memory (AMP_ERR_ARGUMENT). If anything is not finite the gradients are left as they are:
-   there will be no step. */
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
-                                      amp_overflow_info* info);
-/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type);
-   dst[i] and src[i] have equal counts; no dst overlaps another or any src (AMP_ERR_ARGUMENT); types may differ (F32 dst
-   is the usual one).
-   May be repeated with new micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that
-   was stepped, is AMP_ERR_STATE. If anything in this list, or any sum, is not finite dst is left as it
-   is. The norm is that of src / scale, or of the sums. This is the one to use when the buffer of the
-   gradients also holds momentum. */
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
-                                           int count, int accumulate, amp_overflow_info* info);
-/* "I saw an overflow myself": raises found_inf for this window (unless ignore_overflow is set), e.g. after
-   an all-reduce of flags, or when the forward pass itself overflowed (allowed before scale_loss). */
+/* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its overflow and norm: who
+   writes to the gradients after it calls it again. With a scale below 1 it may pass 16-bit gradients that unscale does
+   not, since a step unscales in FP32. */
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
+/* g *= 1/scale in place, rounded to each tensor's own type, once per window, before the step; at most
+   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. If anything is not finite the gradients stay
+   as they are: there will be no step. */
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
+/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and
+   src[i] have equal counts, types may differ; no dst overlaps another or any src. May be repeated with new
+   micro-batches in src; a src that was unscaled in place, or a dst that was stepped, is AMP_ERR_STATE. If anything, or
+   any sum, is not finite dst stays as it is. The norm is that of src / scale, or of the sums. */
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
+    int accumulate, amp_overflow_info* info);
+/* "I saw an overflow myself": raises found_inf for this window (unless ignore_overflow is set), e.g. after an
+   all-reduce of flags. Allowed before scale_loss. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* "May I step?"  1 = every check of this window was clean; 0 = skip this step, and wherever nothing was checked yet, of
+/* "May I step?"  1 = every check of this window was clean; 0 = skip this step. 0 also where nothing was checked yet, of
    which the logger hears (AMP_ERR_STATE), or s is NULL. */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
-/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing
-   was recorded. AMP_ERR_OVERFLOW if a limit is reached and its action is an error; after more than max_unsound
-   unsound windows in a row; and under every rule if the scale is of no use any more: 2^-128 or less, or infinite, so
-   that all steps will be skipped until amp_scaler_set_scale. The window has ended then, was counted, and the scale has
-   moved as the rule says (its floor holds). */
+/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
+   AMP_ERR_OVERFLOW, behind the end of the window: a limit whose action is an error, more than max_unsound unsound
+   windows in a row, or a scale of 2^-128 or less, or infinite, with which all steps will be skipped until
+   amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
-/* Sets the scale by hand between windows; the counters stay. AMP_ERR_STATE inside one; AMP_ERR_ARGUMENT
-   if not finite, or 2^-128 or less. */
+/* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and
-   clears state->found_inf and unsound. Returns a sum of 1, the floor was hit by an overflow, 2, there were more
-   overflows in a row than allowed, 4, more unsound windows in a row, and 8, the new scale is of no use (see
-   amp_scaler_update); 0 if one of them is NULL. */
+/* The rule alone, as a pure function, for the host and the device alike: reads and clears state->found_inf and unsound.
+   Returns a sum of 1, the floor was hit by an overflow, 2, more overflows in a row than allowed, 4, more unsound
+   windows in a row, and 8, the new scale is of no use (see amp_scaler_update); 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
-/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
-   or loading inside a window is AMP_ERR_STATE; loading anything that save did not write, or not exactly
-   that many bytes, is AMP_ERR_FORMAT and changes nothing. The rule is saved too and must be the same on
-   loading (AMP_ERR_FORMAT). */
+/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). AMP_ERR_STATE inside
+   a window. Loading anything that save did not write, another size, or the state of another rule is AMP_ERR_FORMAT. */
 #define AMP_SCALER_STATE_BYTES 128
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
@@ -1022,20 +905,14 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
    (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
-   In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the
-   constants c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
-     m = fma(b1, m, c1*g); v = fma(c2*g, g, b2*v); w = fma(-step, m / fma(sqrt(v), r, eps), w*(1 - lr*wd))
-   A moment smaller than the smallest normal float becomes zero, so that idle moments never become slow.
-   t counts from 1 the steps that moved the parameter's group: while it is frozen t stands still, as its moments do, so
-   that a group which is frozen first and trained later starts as at a first step (torch.optim counts for each
-   parameter). The schedule counts all steps. */
+   A moment smaller than the smallest normal float becomes zero. t counts from 1 the steps that moved the parameter's
+   group: while it is frozen t stands still, as its moments do. The schedule counts all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
 
-/* Learning rate over applied steps t = 0, 1, 2, ...
-     warm-up: for t < warmup_steps the factor rises linearly, (t+1)/(warmup_steps+1); afterwards, with t'
-     counted from there and T = total_steps - warmup_steps:
+/* Learning rate over applied steps t = 0, 1, 2, ...: for t < warmup_steps the factor rises linearly,
+   (t+1)/(warmup_steps+1); afterwards, with t' counted from there and T = total_steps - warmup_steps:
      CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;
      COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
 typedef AMPI_ENUM(amp_schedule_kind) {
@@ -1049,15 +926,13 @@ typedef struct amp_schedule {
     float   gamma;              /* STEP: 0 = 0.1; in (0,1] */
     float   floor;              /* LINEAR, COSINE: the last factor; 0 = 0; in [0,1] */
 } amp_schedule;
-/* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. The same bits
-   everywhere. */
+/* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. */
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
-    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they
-                                   are. Gradients of frozen parameters may be NULL; where given they are
-                                   checked and count in the norm. A model gives none: see amp_group */
+    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they are. Gradients of
+                                   frozen parameters may be NULL; where given they are checked and count in the norm */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
 } amp_param_group;
 
@@ -1070,30 +945,26 @@ typedef struct amp_optimizer_desc {
     float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
     float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
     float weight_decay;         /* 0 = none, for ADAMW too: torch.optim's 0.01 is to be asked for; >= 0 */
-    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all
-                                   parameters */
+    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of
-                                   the gradients): elements that have one stay as they were */
+    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of the gradients):
+                                   elements that have one stay as they were */
     amp_schedule schedule;
-    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most
-                                      AMP_MAX_GROUPS */
+    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most AMP_MAX_GROUPS */
     int   group_count;
-    const amp_logger* logger;   /* NULL = silent; copied */
+    const amp_logger* logger;   /* copied */
 } amp_optimizer_desc;
 #define AMP_MAX_GROUPS 16
 
 /* One parameter tensor. All memory is the caller's. */
 typedef struct amp_param {
-    float*      master;         /* [count] FP32 weights; NULL = there are none and `low` itself is
-                                   trained (O3) */
+    float*      master;         /* [count] FP32 weights; NULL = `low` itself is trained (O3) */
     void*       low;            /* [count] 16-bit copy, written in the same pass; NULL = none */
     amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
     void*       grad;           /* [count]; times the loss scale, before and after a step */
     amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
-    float*      m;              /* [count] momentum buffer or first moment; start it with zeros. NULL if
-                                   not needed */
-    float*      v;              /* [count] second moment; start it with zeros. NULL if not needed */
+    float*      m;              /* [count] momentum or first moment; start it with zeros. NULL if not needed */
+    float*      v;              /* [count] second moment; likewise */
     size_t      count;
     int         group;          /* index into desc.groups */
     const char* name;           /* for messages; may be NULL */
@@ -1111,28 +982,23 @@ typedef struct amp_optimizer_state {
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL,
-                                   see below */
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL */
     amp_logger          logger;
-    amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; groups[0] without groups in the
-                                                   desc, too */
+    amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in the desc, [0] */
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array; must outlive the optimizer */
     int                 count;
 } amp_optimizer;
 
-/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no parameter at all, or
-   two arrays, of one parameter or of two, that share memory). Moments that are not needed may share: those of a frozen
-   group too, which must have their own before its rate is written. If a low copy is given beside a master it is written
-   here. After an error *o and what params point to are as before: an *o that was not zeroed must not be used then. */
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
-                                      int count);
+/* params is kept, not copied. AMP_ERR_ARGUMENT: a missing buffer, no parameter at all, or two arrays that share memory
+   (moments that are not needed may, of a frozen group until its rate is written). Writes a low copy beside a master.
+   After an error *o and what params point to are as before: an *o that was not zeroed must not be used then. */
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
 
 /* What a step did. */
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
-    float  lr;                  /* the base learning rate of this step, schedule included, which is for the
-                                   groups' own rates too */
+    float  lr;                  /* the base learning rate of this step, schedule included */
     double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or skipped;
                                    0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
@@ -1145,31 +1011,24 @@ typedef struct amp_optimizer_info {
     char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place now (so that the caller can look at them or clip by hand);
-   amp_optimizer_step will know, and look at them once more for what the caller may have done.
-   AMP_ERR_STATE if done already in this window, or after the step; else as amp_scaler_unscale. */
+/* Unscales the gradients in place now, so that the caller can look at them or clip by hand; amp_optimizer_step will
+   know, and look at them once more. AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss: nothing may
-   write to the gradients between the two, or an overflow skips nothing and the clip uses the old norm), then
-   skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
-   amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
-   one list or several (anything else is AMP_ERR_STATE). What the update makes is looked at too: an element whose new
-   m, v or w is inf or NaN keeps its old ones, and a low copy too large for its type becomes the largest finite value;
-   info tells of both, and the step counts as applied. s == NULL: gradients are not scaled. Does not
-   call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
-   of them or a check has seen skips those that follow. info may be NULL. A scaler without a logger tells that of o
-   what is wrong. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
-   AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is not finite or negative, state.step is
-   negative or 2^62 or more, or a group was frozen in more steps than there were. */
+/* One step: check, then skip, or update with unscale and clip folded in. The check is left out where amp_scaler_check
+   has seen just this list since the last scale_loss, the unscale where all these gradients were unscaled in this
+   window (only some of them: AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not call amp_scaler_update:
+   with several optimizers on one scaler all step first, and an overflow that one step or check has seen skips those
+   that follow. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
+   AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is not finite or negative, or state was
+   written with nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included; the schedule's factor still multiplies it, and is 0 from the end
-   of LINEAR or COSINE on unless they have a floor: the logger is told. AMP_ERR_ARGUMENT if not finite or negative, or
-   before amp_optimizer_init. A group with a rate of its own keeps that: write o->groups[i].lr (or weight_decay), which
-   the next step checks. */
+/* Sets the base learning rate, really zero included, finite; the schedule's factor still multiplies it (where that is 0
+   from the end of LINEAR or COSINE on, the logger is told). A group with a rate of its own keeps that: write
+   o->groups[i].lr or weight_decay. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
-/* Sets every gradient to zero (memset: also over inf and NaN). AMP_ERR_ARGUMENT before amp_optimizer_init. */
+/* Sets every gradient to zero, also over inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 /* ======================================================================================== */
@@ -1177,6 +1036,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 /* ======================================================================================== */
 
 typedef struct amp_model amp_model;
+typedef struct amp_backend amp_backend;
 
 /* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. It serves its model
    and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
@@ -1190,154 +1050,6 @@ typedef struct amp_comm {
     void* user_data;
 } amp_comm;
 
-/* What training moves, and what its last step did. A backend that is `asynchronous` keeps the true state in
-   its own memory; this is then what was last read. */
-typedef struct amp_training {
-    amp_scaler         scaler;
-    amp_optimizer      optimizer;
-    amp_optimizer_info last;
-    amp_result         limit;          /* what amp_scaler_update returned */
-    float              scale_used;     /* the loss scale of the last step */
-    uint64_t           passes;         /* training passes so far: the position in the stream of random numbers */
-    const float*       loss_scale;     /* of this pass, in the backend's memory */
-    const uint64_t*    position;       /* of this pass, in the backend's memory; NULL = `passes` is it */
-    void*              resident;       /* the backend's own */
-} amp_training;
-
-/* How data of a batch is read: element i belongs to channel i / pixels % channels. */
-typedef struct amp_reading {
-    size_t channels, pixels;
-    float  scale;                      /* as in amp_input_desc */
-    const float* constants;            /* mean[channels], then std[channels]; memory of the host where the data is;
-                                          NULL = none */
-} amp_reading;
-
-/* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
-typedef AMPI_ENUM(amp_record) {
-    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2
-} amp_record;
-
-/* The processor a model runs on: memory, and one entry per operator with the signature of the public
-   one. NULL in a desc = amp_cpu_backend(). Only what amp_cpu_backend() leaves NULL may be NULL.
-   Layers, training and optimizers know nothing else about it. */
-typedef struct amp_backend {
-    const char* name;
-    int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
-    /* A model begins and ends with these; open may set exec->stream and exec->context. May be NULL. */
-    amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
-    void (*close)(amp_exec* exec, const amp_allocator* a);
-    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out
-       (to the host) count bytes; upload and download convert n elements on the way. */
-    void* (*alloc)(size_t bytes, const amp_allocator* a);
-    void  (*free)(void* p, const amp_allocator* a);
-    int   (*reaches)(const void* p);   /* may data lie at p? NULL = anywhere */
-    amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
-    amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
-    amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
-    amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
-    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n,
-                         const amp_exec* exec);
-    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                           const amp_exec* exec);
-    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                          const amp_exec* exec);
-    /* Inputs of a batch as amp_input_desc says, or, where dst_dtype is AMP_I32, labels: -1 for one that does not fit.
-       src is host memory if from_host. */
-    amp_result (*load)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, int from_host,
-                       const amp_reading* how, const amp_exec* exec);
-    size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
-    size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
-    size_t (*layer_norm_workspace)(size_t rows, size_t d);
-    /* The operators; each has the type of the public function of that name. */
-    amp_result (*linear_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
-                                 void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*linear_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
-                                  void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, int, size_t, size_t,
-                                  size_t, const amp_exec*);
-    amp_result (*conv2d_forward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                 const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
-    amp_result (*conv2d_backward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                  const void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, void*,
-                                  amp_dtype, int, const amp_exec*);
-    amp_result (*pool2d_forward)(const amp_pool2d_shape*, const void*, amp_dtype, void*, amp_dtype,
-                                 const amp_exec*);
-    amp_result (*pool2d_backward)(const amp_pool2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                  void*, amp_dtype, const amp_exec*);
-    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, const void*, amp_dtype, const void*,
-                                     const void*, amp_dtype, float*, float*, float*, float*, void*,
-                                     amp_dtype, const amp_exec*);
-    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, const void*, amp_dtype, const void*,
-                                      amp_dtype, const void*, amp_dtype, const float*, const float*, void*,
-                                      amp_dtype, void*, void*, amp_dtype, int, const amp_exec*);
-    amp_result (*layer_norm_forward)(const void*, amp_dtype, const void*, const void*, amp_dtype, float,
-                                     float*, float*, void*, amp_dtype, size_t, size_t, const amp_exec*);
-    amp_result (*layer_norm_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*,
-                                      amp_dtype, const float*, const float*, void*, amp_dtype, void*, void*,
-                                      amp_dtype, int, size_t, size_t, const amp_exec*);
-    amp_result (*activation_forward)(amp_activation, const void*, amp_dtype, void*, amp_dtype, size_t,
-                                     const amp_exec*);
-    amp_result (*activation_backward)(amp_activation, const void*, amp_dtype, const void*, amp_dtype, void*,
-                                      amp_dtype, size_t, const amp_exec*);
-    amp_result (*softmax_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, size_t, const amp_exec*);
-    amp_result (*softmax_backward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
-                                   size_t, const amp_exec*);
-    /* Dropout at offset + *position * stride; no position is 0. */
-    amp_result (*dropout_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, float p, uint64_t seed,
-                                  uint64_t offset, const uint64_t* position, uint64_t stride,
-                                  const amp_exec*);
-    amp_result (*add_forward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
-                              const amp_exec*);
-    amp_result (*concat_forward)(const void*, amp_dtype, size_t, void*, amp_dtype, size_t, size_t, size_t,
-                                 const amp_exec*);
-    amp_result (*concat_backward)(const void*, amp_dtype, size_t, size_t, void*, amp_dtype, size_t, size_t,
-                                  int, const amp_exec*);
-    amp_result (*softmax_cross_entropy_forward)(const void*, amp_dtype, const int32_t*, float, float*,
-                                                size_t, size_t, const amp_exec*);
-    amp_result (*softmax_cross_entropy_backward)(const void*, amp_dtype, const int32_t*, float,
-                                                 const float*, float, void*, amp_dtype, size_t, size_t,
-                                                 const amp_exec*);
-    amp_result (*mse_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t,
-                              const amp_exec*);
-    amp_result (*mse_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float, void*,
-                               amp_dtype, size_t, const amp_exec*);
-    amp_result (*bce_with_logits_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t,
-                                          const amp_exec*);
-    amp_result (*bce_with_logits_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*,
-                                           float, void*, amp_dtype, size_t, const amp_exec*);
-    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
-       t->loss_scale and t->position for a pass; window 0 = only looking. pass: the first work of each pass (may
-       be NULL). losses: of a pass, in the backend's memory; one that is not finite makes the window unsound. check:
-       flags[0] (in the backend's memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound,
-       else 0. agree: the other way round, where a flag is not 0. step: skips or updates, moves the loss scale, and
-       after a skip copies `bytes` bytes back from saved to now. read: brings t up to date, and waits for it. abandon:
-       after an error. */
-    amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-                                const amp_exec* exec);
-    void (*training_close)(amp_training* t, const amp_exec* exec);
-    amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
-    amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
-    amp_result (*training_losses)(amp_training* t, const float* losses, int count, const amp_exec* exec);
-    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags,
-                                 const amp_exec* exec);
-    amp_result (*training_agree)(amp_training* t, const float* flags, const amp_exec* exec);
-    amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes,
-                                const amp_exec* exec);
-    amp_result (*training_read)(amp_training* t, const amp_exec* exec);
-    void (*training_abandon)(amp_training* t, const amp_exec* exec);
-    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. Both may
-       be NULL. record_end gets the result of the recorded calls and returns it, or its own failure: nothing of
-       what was recorded has run then. */
-    amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
-    amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
-    /* linear_forward and conv2d_forward, and a ReLU of the result in the same pass. NULL: one after the other. */
-    amp_result (*linear_relu_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
-                                      void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*conv2d_relu_forward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                      const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
-} amp_backend;
-/* The table of this file: the operators are the public functions. Never NULL. */
-AMP_DEF const amp_backend* amp_cpu_backend(void);
-
 /* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
 typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
@@ -1346,28 +1058,22 @@ typedef struct amp_model_desc {
     const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (the style's preset) for O1 and O2 in F16, and
                                           below O3 where a pin, a region or a list puts a layer in F16; else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
-    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
-                                          F16, BF16 */
-    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of
-                                          theirs: each weighs alike, whatever its n. Above 1 not with
-                                          max_replays (AMP_ERR_DESC) */
-    int max_replays;                   /* after an overflow, how often to repeat the same batch at the
-                                          lower scale; 0 = none. Not with accumulate above 1, whose
-                                          earlier micro-batches are gone (AMP_ERR_DESC) */
-    amp_sums sums;                     /* 0 = AMP_SUMS_FIXED; AMP_SUMS_FAST is for speed on a CPU */
+    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32; F16, BF16 */
+    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of theirs:
+                                          each weighs alike, whatever its n */
+    int max_replays;                   /* after an overflow, how often to repeat the same batch at the lower scale;
+                                          0 = none. Not with accumulate above 1 */
+    amp_sums sums;
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
-    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc; NULL = defaults. Read by create */
+    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc. Read by create */
     const amp_comm* comm;              /* NULL = alone */
-    amp_allocator allocator;           /* zeroed = malloc, free */
-    amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any
-                                          case. It serves the parts too: the loggers of their descs are
-                                          not used */
+    amp_allocator allocator;
+    amp_logger logger;                 /* serves the parts too: the loggers of their descs are not used */
 } amp_model_desc;
 
-/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY;
-   AMP_ERR_ARGUMENT for a NULL desc, as `batch` has no default. The settings in `optimizer`, its groups and `scaler` are
-   checked by amp_model_finalize. */
+/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY; AMP_ERR_ARGUMENT for
+   a NULL desc, as `batch` has no default. amp_model_finalize checks the settings in `optimizer` and `scaler`. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
@@ -1385,43 +1091,37 @@ typedef AMPI_ENUM(amp_init) {
 /* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, at last to their type. */
 typedef struct amp_input_desc {
     int channels, height, width;       /* >= 1 */
-    float scale;                       /* 0 = as torchvision's ToTensor: AMP_U8 is divided by 255, other types stay;
-                                          1 = none */
+    float scale;                       /* 0 = as torchvision's ToTensor: AMP_U8 is divided by 255, other types stay */
     const float *mean, *std;           /* [channels], as torchvision's Normalize; copied. NULL = none; std > 0 */
 } amp_input_desc;
+/* kernel is square; kernel_h and kernel_w, where not 0, replace it, and likewise stride, padding, dilation. */
 typedef struct amp_conv2d_desc {
     int out_channels;                  /* >= 1 */
-    int kernel;                        /* square; kernel_h and kernel_w, where not 0, replace it (and likewise
-                                          stride, padding, dilation) */
-    int kernel_h, kernel_w;
-    int stride;                        /* 0 = 1; or stride_h, stride_w */
-    int stride_h, stride_w;
-    int padding;                       /* 0 = none; or padding_h, padding_w */
-    int padding_h, padding_w;
-    int dilation;                      /* 0 = 1; or dilation_h, dilation_w */
-    int dilation_h, dilation_w;
+    int kernel, kernel_h, kernel_w;
+    int stride, stride_h, stride_w;    /* 0 = 1 */
+    int padding, padding_h, padding_w;
+    int dilation, dilation_h, dilation_w; /* 0 = 1 */
     int groups;                        /* 0 = 1 */
     int no_bias;                       /* 1 = without one */
-    amp_init init;                     /* 0 = AMP_INIT_TORCH */
+    amp_init init;
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
     int out;                           /* >= 1 */
-    int no_bias;                       /* as in amp_conv2d_desc */
+    int no_bias;
     amp_init init;
 } amp_linear_desc;
 typedef struct amp_pool2d_desc {
     amp_pool kind;                     /* 0 = AMP_POOL_MAX */
-    int kernel, kernel_h, kernel_w;    /* as in amp_conv2d_desc */
+    int kernel, kernel_h, kernel_w;
     int stride, stride_h, stride_w;    /* 0 = the kernel's size */
     int padding, padding_h, padding_w; /* at most half of the kernel */
     int exclude_pad;                   /* as in amp_pool2d_shape */
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
-    float momentum;                    /* batch norm: 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics
-                                          alone */
-    int   frozen;                      /* batch norm: 1 = the running statistics in training too, and they stay as
-                                          they are: bn.eval() in PyTorch. gamma and beta still train, unless their
+    float momentum;                    /* batch norm: as in amp_batch_norm_shape */
+    int   frozen;                      /* batch norm: as in amp_batch_norm_shape. gamma and beta still train, unless
+    their
                                           group is frozen; with both this is Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
@@ -1433,53 +1133,57 @@ typedef struct amp_loss_desc {
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);      /* flattens x to rows first */
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);      /* flattens x to rows first */      /* flattens
+x to rows first */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
-AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
+AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */  /* stride = kernel */
 AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
-AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */
+AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */       /* [N,C,1,1] */
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc); /* over C*H*W */
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc); /* over C*H*W */ /* over C*H*W
+*/
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */                   /* exact
+(erf) */
 AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */                /* over C*H*W
+*/
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);       /* p in [0,1); nothing in evaluation */
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
+/* p in [0,1); nothing in evaluation */
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */       /*
+residual; equal shapes */
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */    /* along
+channels; equal H, W */
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
-/* Losses. The model's loss is the weighted sum of all of them; desc may be NULL. Each takes the targets
-   of its own number, counted from 0 in the order of these calls. Logits are rows of classes, [N,K,1,1]. */
+   /* [N,C*H*W,1,1]; costs nothing */
+/* Losses. The model's loss is the weighted sum of all of them. Each takes the targets of its own number, counted from 0
+   in the order of these calls. Logits are rows of classes, [N,K,1,1]. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
-/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is
-   autocast(enabled=False), AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's
-   rules. */
+/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is autocast(enabled=False),
+   AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's rules. */
 #define AMP_MAX_REGIONS 32
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
-/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
-   in any order. A loss is FP32 always; input and flatten, which have no arithmetic, take no pin. */
+/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16. Losses, input
+   and flatten take no pin. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes; no other layer has it); otherwise "conv2d1", "linear2",
-   ... */
+/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes; no other layer has it); otherwise "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is
-   frozen: its parameters have no gradient, so they cost nothing in the norm, the check, the all-reduce and clip_norm,
-   and the backward pass does not go where no other parameter lies. To freeze and unfreeze write
-   amp_model_optimizer(m)->groups[i].lr between two steps; to unfreeze within a step of micro-batches is
-   AMP_ERR_STATE. If all parameters are frozen, all have gradients: such a step runs, and tells their norm, as any
-   other; only the weights stay. Batch norm's running statistics are frozen by amp_norm_desc, not by a group. */
+/* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is frozen:
+   its parameters have no gradient, so they cost nothing in the norm, the check, the all-reduce and clip_norm, and the
+   backward pass stops where no other parameter lies. To freeze and unfreeze write amp_model_optimizer(m)->groups[i].lr
+   between two steps; to unfreeze within a step of micro-batches is AMP_ERR_STATE. If all parameters are frozen, all
+   have gradients. Batch norm's running statistics are frozen by amp_norm_desc, not by a group. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
-/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake
-   of the graph is reported here, and AMP_ERR_DESC for the optimizer's or the scaler's desc; afterwards no step
-   allocates. What only training needs is asked for by each step: a loss, parameters, and for batch norm that is not
-   frozen more than one value per channel, which rows have only where the batch has more than one sample. */
+/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake of the graph is
+   reported here. Each step asks for what only training needs: a loss, parameters, and more than one value per channel
+   for a batch norm that is not frozen. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside -------------------------------------------------------------------- */
@@ -1490,8 +1194,7 @@ typedef struct amp_layer {
     char       name[32];
     int        channels, height, width;   /* of the output, per sample */
     amp_dtype  compute_dtype;             /* the type its operands are rounded to */
-    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs
-                                             FP32) */
+    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs FP32) */
     amp_dtype  param_dtype;               /* of the weights it reads; 0 if it has none */
     amp_rule   rule;
     amp_reason reason;                    /* who chose the rule */
@@ -1515,23 +1218,23 @@ typedef struct amp_memory {
     size_t workspace_bytes;       /* scratch of the operators */
     size_t total_bytes;           /* everything above and the rest (statistics, inputs' staging, graph) */
 } amp_memory;
-/* AMP_ERR_STATE before finalize. */
+/* AMP_ERR_STATE before finalize, as of all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters, in the order of building, weight before bias, and how many; or the one of that name. NULL before
-   finalize, or if there is none. Names are "<layer>.weight", "<layer>.bias". After a step, grad is NULL where the
-   group was frozen (see amp_group). */
+/* The parameters, in the order of building, weight before bias, and how many; or the one of that name
+   ("<layer>.weight", "<layer>.bias"). NULL if there is none. After a step, grad is NULL where the group was frozen
+   (see amp_group). */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
-/* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to
-   masters and 16-bit copies. AMP_ERR_STATE before finalize; AMP_ERR_ARGUMENT: NULL, or not one of its parameters. */
+/* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to masters
+   and 16-bit copies. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
-/* To be called after masters were changed by hand: writes the 16-bit copies. AMP_ERR_STATE before finalize. */
+/* To be called after masters were changed by hand: writes the 16-bit copies. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
-/* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. Where the backend
-   is asynchronous each call waits for the steps under way and brings the part up to date; what is changed in it counts
-   from the next step on. */
+/* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. On an asynchronous
+   backend each call waits for the steps under way and brings the part up to date; the next step reads what is changed.
+   */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
@@ -1551,17 +1254,15 @@ typedef struct amp_batch {
     amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
-    int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which an
-                                               asynchronous one does not check labels: on a GPU one outside its
-                                               classes makes the loss NaN, so that the step is skipped */
+    int on_device;                          /* 1 = the data lies in the memory of the model's backend. A GPU does not
+                                               check labels there: one outside its classes makes the loss NaN */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
     AMP_STEP_APPLIED          = 0,   /* weights were updated */
     AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
     AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass itself gave inf or NaN: no lower scale helps, so it stays,
-                                        see amp_train_step */
+    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass gave inf or NaN: no lower scale helps, so it stays */
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
@@ -1576,48 +1277,38 @@ typedef struct amp_step_info {
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
-    uint64_t update_overflows;     /* as in amp_optimizer_info: elements that an applied step left as they were, */
-    uint64_t saturated;            /* and 16-bit copies of masters too large for them */
+    uint64_t update_overflows;     /* as in amp_optimizer_info */
+    uint64_t saturated;            /* likewise */
     char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; "" otherwise */
 } amp_step_info;
 
-/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
-   is, but for AMP_ERR_OVERFLOW, whose step was made (see amp_scaler_update). An overflow is not an error. Errors:
-   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid, or any refusal
-   of another rank's batch),
-   AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a
-   limit of the scaler), AMP_ERR_COMM.
-   A forward pass that gives inf or NaN is told from a scale that is too high by two looks. Each loss is looked at in
-   each micro-batch, on every backend: one that is not finite skips the step, even if all gradients are finite, and the
-   scale stays. If a gradient is not finite though the losses are, the forward pass of the last micro-batch is run once
-   more: inf or NaN in it, which tanh can hide from the loss, leave the scale too. On an asynchronous backend this
-   second look comes after the scale has moved, and only with info: it then finds the outcome and the message alone.
-   The logger hears (AMP_OK) of the layer in which inf or NaN begin, once for each layer. After more than max_unsound
-   such steps in a row (see amp_scaler_desc) each is AMP_ERR_OVERFLOW.
+/* One training step on a batch (or one micro-batch of desc.accumulate). An overflow is not an error. Errors leave
+   *info as it is, but for AMP_ERR_OVERFLOW, whose step was made (a limit of the scaler): AMP_ERR_ARGUMENT (NULL data,
+   n out of range, a label outside its classes, a rate that is not valid, or any refusal of another rank's batch),
+   AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_COMM.
+   A step is skipped, and the scale stays, if a loss of any micro-batch is not finite. If a gradient is not finite
+   though the losses are, the forward pass of the last micro-batch is run once more: inf or NaN in it leave the scale
+   too. On an asynchronous backend this second look comes after the scale has moved, and only with info. The logger
+   hears (AMP_OK) of the layer in which inf or NaN begin, once for each layer.
    After a skipped step everything but the scaler and the counters is as before: weights, moments, running statistics.
    What is wrong with the batch, the rates or what is frozen is found before anything is done: micro-batches so far
-   stay. A failure while a micro-batch runs (AMP_ERR_COMM, an error of the backend) abandons the whole step: weights,
-   moments, scaler, counters, running statistics and the place in the random numbers are as before its first
-   micro-batch, the gradients so far are dropped, and the next call is the first micro-batch of a new step. Only what
-   fails as the outcome of a step is read, or agreed on by the ranks, leaves that step made.
+   stay. A failure while a micro-batch runs abandons the whole step: everything is as before its first micro-batch.
    On an asynchronous backend a call without info (and without max_replays) waits for nothing, but for the other ranks;
    what went wrong shows at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
-/* What the last amp_train_step did, for steps without info: waits for it. A skipped step's message names the
-   gradient; only amp_train_step with info can also look for its cause in the model. AMP_ERR_STATE before the
-   first step, AMP_ERR_OVERFLOW as amp_train_step. */
+/* What the last amp_train_step did, for steps without info: waits for it. A skipped step's message names the gradient;
+   only amp_train_step with info can also look for its cause in the model. AMP_ERR_STATE before the first step,
+   AMP_ERR_OVERFLOW as amp_train_step. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
-    int   correct;                 /* rows whose largest logit is the label, summed over the cross-
-                                      entropy losses */
+    int   correct;                 /* rows whose largest logit is the label, summed over the cross-entropy losses */
 } amp_eval_info;
-/* Forward pass in evaluation mode with losses. Changes nothing. AMP_ERR_ARGUMENT (NULL data, n out of range, a label
-   outside its classes), AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized). */
+/* Forward pass in evaluation mode with losses. Changes nothing. Errors: as amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode; writes v as float out[n,C,H,W] to host memory. Targets are not needed. Errors: as
-   amp_evaluate; AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
+/* Forward pass in evaluation mode; writes v as float out[n,C,H,W] to host memory. Targets are not needed.
+   AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
 /* Samples to train or evaluate with: arrays of all of them in host memory, or a function that brings some. */
@@ -1671,8 +1362,8 @@ typedef struct amp_fit_desc {
     amp_fit_epoch* history;        /* room for epochs - first_epoch; NULL = not wanted */
     void (*print)(const char* text, void* user_data);  /* e.g. amp_print_stdout; NULL = silent. A line per epoch */
     int      terminal;             /* 1 = text goes to a terminal: within an epoch a bar, drawn again on its line */
-    /* Return 0 to go on, anything else to end the run: what is open then, a step of micro-batches and the evaluation,
-       is done first. step: of each amp_train_step. */
+    /* After each amp_train_step and epoch: 0 = go on, anything else ends the run, once the step of micro-batches and
+       the evaluation are done. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
     void*    user_data;            /* of print, on_step and on_epoch */
@@ -1682,18 +1373,15 @@ typedef struct amp_fit_desc {
 AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 #endif
 /* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one, in an order that
-   depends on seed, epoch and count alone and is the same everywhere. A skipped step goes on with the next batch (as in
-   NNabla's updater; amp_model_desc.max_replays repeats the same one); what is counted are steps that were applied. Of
-   several ranks each takes its own part of each step's samples; fewer samples than ranks at the end are left out, and
-   with `accumulate` so are batches that do not fill a step. Their callbacks must decide alike, their patience needs
-   evaluation data, and best_path is for one of them. Buffers are allocated at the start; each step waits for its
-   outcome.
+   depends on seed, epoch and count alone. A skipped step goes on with the next batch. Each step waits for its outcome.
+   Of several ranks each takes its own part of each step's samples; fewer samples than ranks at the end are left out,
+   and with `accumulate` batches that do not fill a step. Their callbacks must decide alike, their patience needs
+   evaluation data, and best_path is for one of them.
    Resuming: amp_checkpoint_load, then first_epoch = the epochs done; with equal data, seed and batch this gives the
    same bits as never having stopped, but for what `best` and `patience` know of earlier epochs.
-   desc NULL = one epoch; info NULL = not wanted, else valid after an error too. Errors: as amp_train_step (so
-   AMP_ERR_OVERFLOW for a dead model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_ARGUMENT
-   (data, or a field), AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches), AMP_ERR_UNSUPPORTED (best_path with
-   AMP_NO_STDIO). */
+   desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (so AMP_ERR_OVERFLOW for a dead
+   model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between
+   micro-batches), AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
 /* ======================================================================================== */
@@ -1710,71 +1398,58 @@ typedef struct amp_file_tensor {
 /* Text of the file's __metadata__. */
 typedef struct amp_file_text { const char* key; const char* value; } amp_file_text;
 
-/* Options of the file functions; NULL = zeroed. */
 typedef struct amp_file_desc {
     amp_allocator allocator;       /* for the header and a copy buffer */
-    const amp_logger* logger;      /* NULL = silent */
+    const amp_logger* logger;
 } amp_file_desc;
 
-/* Writes a safetensors file: to "<path>.<8 hexadecimal digits>.tmp", created for this call, flushed, then renamed, so
-   that `path` is the old file or the whole new one, whoever else saves or loads there. Where a process dies the
-   temporary file stays. Under POSIX the mode of the old file is kept. A device, pipe or directory at `path` is
-   AMP_ERR_IO and stays; a symbolic link is itself replaced. On Windows a file that another program holds open is
-   waited for, a second or two; then AMP_ERR_IO. Paths are what fopen takes; names, keys and values are UTF-8.
-   Tensors with larger elements come first in the file, so that each is aligned. The CRC-32 of each is a text of the
-   file, "amp.crc32.<name>".
-   AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. A directory that
-   fails to flush is AMP_ERR_IO too, with the new file in place. */
+/* Writes a safetensors file by way of "<path>.<8 hexadecimal digits>.tmp", so that `path` is the old file or the whole
+   new one, whoever else saves or loads there. Under POSIX the mode of the old file is kept; a symbolic link is
+   replaced; a device, pipe or directory is AMP_ERR_IO and stays. On Windows a file that another program holds open is
+   waited for, a second or two. Paths are what fopen takes; names (each once), keys and values are UTF-8. Tensors with
+   larger elements come first. The CRC-32 of each is a text, "amp.crc32.<name>". AMP_ERR_IO, also where a directory
+   fails to flush (the new file is in place then); AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
-                                 const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole
-   header is checked (sizes, offsets, overlaps, names) before anything is written to the tensors, and data
-   is read before it is copied, so an error changes nothing: AMP_ERR_FORMAT (also data that has not the
-   CRC-32 of the file, where that has one: who changes a tensor in a file drops this text), AMP_ERR_IO,
-   AMP_ERR_MEMORY, AMP_ERR_ARGUMENT (also a name asked for twice), AMP_ERR_DTYPE. Tensors of the file that
-   are not asked for may have any type and are stepped over. A hostile file costs at most an error and, for a
-   moment, memory of six times its header (100 MB at most). */
+    const amp_file_text* texts, int text_count, const amp_file_desc* desc);
+/* Reads tensors by name, each once, into the given memory. Type, rank and shape must be those of the file, and data
+   must have the CRC-32 of the file, where that has one. Tensors that are not asked for may have any type. A hostile
+   file costs at most an error and memory of six times its header (100 MB at most). AMP_ERR_FORMAT, AMP_ERR_IO,
+   AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
-                                 const amp_file_desc* desc);
-/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is
-   no such key, or the text does not fit; out is as before then. */
+    const amp_file_desc* desc);
+/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is no such key, or
+   the text does not fit. */
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
-                                    const amp_file_desc* desc);
+    const amp_file_desc* desc);
 
-/* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters) under the names of
-   the parameters, moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step
-   and skip counts, random-number position. Resuming gives the same bits as never having stopped.
-   AMP_ERR_STATE between the micro-batches of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
-   state that amp_optimizer_step refuses. Loading needs a model built and finalized the same
-   way; names, shapes, level, types (grad_dtype too), seed, accumulate, kind of optimizer (and maximize), groups and
-   scaler rule must agree, but not batch; otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so
-   too if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). The learning rates, base and
-   groups', are loaded; amp_optimizer_set_lr may set another afterwards. The optimizer's other settings may change
-   between two runs: momentum, betas, eps, weight decay, clip_norm and schedule stay those of the model. The logger
-   hears, with AMP_OK, of each of these that differs. Saving
-   needs memory for a copy of the largest tensor, loading of all. */
+/* A file as amp_file_save writes it: masters (or the 16-bit weights without masters) under the names of the parameters,
+   moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
+   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between the micro-batches
+   of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
+   Loading needs a model built and finalized the same way; names, shapes, level, types (grad_dtype too), seed,
+   accumulate, kind of optimizer (and maximize), groups and scaler rule must agree, but not batch; otherwise, or where
+   anything is damaged, AMP_ERR_FORMAT with the first difference. The learning rates are loaded; the optimizer's other
+   settings stay those of the model, and the logger hears, with AMP_OK, of each that differs. Saving needs memory for a
+   copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
-   (PyTorch's layers have the same shapes, and with amp_name the same names). What the file does not have stays as it
-   is, and the logger hears, with AMP_OK, how many tensors that are and the first names; moments, scaler and counters
-   stay too. *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and F64 are converted.
-   AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
+   (PyTorch's layers have the same shapes, and with amp_name the same names); types are converted. What the file does
+   not have stays as it is, and the logger hears of it, with AMP_OK. *count (NULL = not wanted) is how many tensors
+   were read. AMP_ERR_FORMAT for another shape, or if there is none of them at all. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
    (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
-   the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
-   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same kind with the same parameters and
-   a scaler of the same rule, refuses what amp_checkpoint_load refuses, and keeps the settings which that keeps. Memory
-   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s, or if s was never
-   initialised; AMP_ERR_ARGUMENT and AMP_ERR_DTYPE for parameters that amp_optimizer_init refuses; saving also refuses a
-   rate or a state that amp_optimizer_step refuses, and leaves the old file. */
+   the data. Each parameter needs a name of its own, of at most 77 bytes. Loading writes the 16-bit copies too; what
+   must agree and what is kept: as in amp_checkpoint_load. Memory of the host only. Errors: as amp_file_save,
+   amp_file_load and amp_optimizer_init; AMP_ERR_STATE inside a window of s, or if s was never initialised; saving also
+   refuses a rate or a state that amp_optimizer_step refuses. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-                                      int count, const amp_file_desc* desc);
+    int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-                                      int count, const amp_file_desc* desc);
+    int count, const amp_file_desc* desc);
 
 #endif
 
@@ -1782,8 +1457,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 /* >>report   What a person wants to see.                                                     */
 /* ======================================================================================== */
 
-/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals
-   included. */
+/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
 #define AMP_STATS_MIN_EXPONENT (-149)
 #define AMP_STATS_BINS 277          /* 2^-149 .. 2^127 */
 
@@ -1794,16 +1468,14 @@ typedef struct amp_stats {
     uint64_t would_be_subnormal;    /* not zero, and a subnormal of the target type */
     uint64_t would_overflow;        /* finite, but infinite in the target type */
     float    smallest, largest;     /* of |x|, finite and not zero; 0 if there is none */
-    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2;
-                                       0 if unknown */
+    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins);
-   target is the type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts
-   anew. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE. */
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
-                                     amp_dtype target, int add);
+/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins); target is the
+   type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts anew. */
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
+    int add);
 
 /* Statistics of one layer, from one forward and backward pass. */
 typedef struct amp_layer_stats {
@@ -1811,20 +1483,146 @@ typedef struct amp_layer_stats {
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
 } amp_layer_stats;
-/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
-   amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,
-   running statistics, scaler and counters stay as they are. Batch and errors: as amp_train_step; AMP_ERR_ARGUMENT also
-   where capacity is too small, AMP_ERR_STATE also between micro-batches. */
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
-                                   int capacity);
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count; an
+   error of an operator may leave some of them filled. The model stays as it is. Batch and errors: as amp_train_step;
+   AMP_ERR_STATE also between micro-batches. */
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
 
 #if !defined(AMP_NO_STDIO)
-/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the
-   sums, and the optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
+/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the sums, and the
+   optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #endif
+
+/* ======================================================================================== */
+/* >>backend  For authors: the processor a model runs on.                                     */
+/* ======================================================================================== */
+
+/* What training moves, and what its last step did. A backend that is `asynchronous` keeps the true state in its own
+   memory; this is then what was last read. */
+typedef struct amp_training {
+    amp_scaler         scaler;
+    amp_optimizer      optimizer;
+    amp_optimizer_info last;
+    amp_result         limit;          /* what amp_scaler_update returned */
+    float              scale_used;     /* the loss scale of the last step */
+    uint64_t           passes;         /* training passes so far: the position in the stream of random numbers */
+    const float*       loss_scale;     /* of this pass, in the backend's memory */
+    const uint64_t*    position;       /* of this pass, in the backend's memory; NULL = `passes` is it */
+    void*              resident;       /* the backend's own */
+} amp_training;
+
+/* How data of a batch is read: element i belongs to channel i / pixels % channels. */
+typedef struct amp_reading {
+    size_t channels, pixels;
+    float  scale;                      /* as in amp_input_desc */
+    const float* constants;            /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
+} amp_reading;
+
+/* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
+typedef AMPI_ENUM(amp_record) {
+    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2
+} amp_record;
+
+/* Memory, and one entry per operator with the type of the public function of that name. Only what amp_cpu_backend()
+   leaves NULL may be NULL. Layers, training and optimizers know nothing else about a processor. */
+struct amp_backend {
+    const char* name;
+    int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
+    /* A model begins and ends with these; open may set exec->stream and exec->context. May be NULL. */
+    amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
+    void (*close)(amp_exec* exec, const amp_allocator* a);
+    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out (to the host)
+       count bytes; upload and download convert n elements on the way. reaches: may data lie at p? NULL = anywhere. */
+    void* (*alloc)(size_t bytes, const amp_allocator* a);
+    void  (*free)(void* p, const amp_allocator* a);
+    int   (*reaches)(const void* p);
+    amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
+    amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
+    amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
+    amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
+    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n,
+                         const amp_exec* exec);
+    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                           const amp_exec* exec);
+    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                          const amp_exec* exec);
+    /* Inputs of a batch as amp_input_desc says, or, where dst_dtype is AMP_I32, labels: -1 for one that does not fit.
+       src is host memory if from_host. */
+    amp_result (*load)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, int from_host,
+                       const amp_reading* how, const amp_exec* exec);
+    size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
+    size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
+    size_t (*layer_norm_workspace)(size_t rows, size_t d);
+    /* The operators. Dropout is at offset + *position * stride; no position is 0. */
+#define AMPI_SRC const void*, amp_dtype
+#define AMPI_DST void*, amp_dtype
+    amp_result (*linear_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*linear_backward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int, size_t, size_t,
+        size_t, const amp_exec*);
+    amp_result (*conv2d_forward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
+    amp_result (*conv2d_backward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST,
+        int, const amp_exec*);
+    amp_result (*pool2d_forward)(const amp_pool2d_shape*, AMPI_SRC, AMPI_DST, const amp_exec*);
+    amp_result (*pool2d_backward)(const amp_pool2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
+    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, AMPI_SRC, const void*, AMPI_SRC, float*, float*,
+        float*, float*, AMPI_DST, const amp_exec*);
+    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*,
+        const float*, AMPI_DST, void*, AMPI_DST, int, const amp_exec*);
+    amp_result (*layer_norm_forward)(AMPI_SRC, const void*, AMPI_SRC, float, float*, float*, AMPI_DST, size_t, size_t,
+        const amp_exec*);
+    amp_result (*layer_norm_backward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*, AMPI_DST, void*,
+        AMPI_DST, int, size_t, size_t, const amp_exec*);
+    amp_result (*activation_forward)(amp_activation, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
+    amp_result (*activation_backward)(amp_activation, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
+    amp_result (*softmax_forward)(AMPI_SRC, AMPI_DST, size_t, size_t, const amp_exec*);
+    amp_result (*softmax_backward)(AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, const amp_exec*);
+    amp_result (*dropout_forward)(AMPI_SRC, AMPI_DST, size_t, float p, uint64_t seed, uint64_t offset,
+        const uint64_t* position, uint64_t stride, const amp_exec*);
+    amp_result (*add_forward)(AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
+    amp_result (*concat_forward)(AMPI_SRC, size_t, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*concat_backward)(AMPI_SRC, size_t, size_t, AMPI_DST, size_t, size_t, int, const amp_exec*);
+    amp_result (*softmax_cross_entropy_forward)(AMPI_SRC, const int32_t*, float, float*, size_t, size_t,
+        const amp_exec*);
+    amp_result (*softmax_cross_entropy_backward)(AMPI_SRC, const int32_t*, float, const float*, float, AMPI_DST, size_t,
+        size_t, const amp_exec*);
+    amp_result (*mse_forward)(AMPI_SRC, AMPI_SRC, float*, size_t, const amp_exec*);
+    amp_result (*mse_backward)(AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t, const amp_exec*);
+    amp_result (*bce_with_logits_forward)(AMPI_SRC, AMPI_SRC, float*, size_t, const amp_exec*);
+    amp_result (*bce_with_logits_backward)(AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t, const amp_exec*);
+    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
+       t->loss_scale and t->position for a pass; window 0 = only looking. pass: the first work of each pass (may be
+       NULL). losses: of a pass; one that is not finite makes the window unsound. check: flags[0] (in the backend's
+       memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: the other way
+       round, where a flag is not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes`
+       bytes back from saved to now. read: brings t up to date, and waits for it. abandon: after an error. */
+    amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
+        const amp_exec* exec);
+    void (*training_close)(amp_training* t, const amp_exec* exec);
+    amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
+    amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
+    amp_result (*training_losses)(amp_training* t, const float* losses, int count, const amp_exec* exec);
+    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags,
+        const amp_exec* exec);
+    amp_result (*training_agree)(amp_training* t, const float* flags, const amp_exec* exec);
+    amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes, const amp_exec* exec);
+    amp_result (*training_read)(amp_training* t, const amp_exec* exec);
+    void (*training_abandon)(amp_training* t, const amp_exec* exec);
+    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. Both may be
+       NULL. record_end gets the result of the recorded calls and returns it, or its own failure: nothing of what was
+       recorded has run then. */
+    amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
+    amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
+    /* linear_forward and conv2d_forward, and a ReLU of the result in the same pass. NULL: one after the other. */
+    amp_result (*linear_relu_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*conv2d_relu_forward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
+#undef AMPI_SRC
+#undef AMPI_DST
+};
+/* The table of this file: the operators are the public functions. Never NULL. */
+AMP_DEF const amp_backend* amp_cpu_backend(void);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -1832,51 +1630,31 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 /* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s,
    {.init_scale = 1024}). The include itself may stand in an extern "C" of yours. */
 extern "C++" {
-static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-                                          amp_dtype src_dtype, size_t n, const amp_convert_desc& desc) {
-    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &desc);
+static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+    size_t n, const amp_convert_desc& d) { return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d); }
+static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& d) { return amp_policy_init(p, &d); }
+static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& d) { return amp_scaler_init(s, &d); }
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d, amp_param* params, int
+count) {
+    return amp_optimizer_init(o, &d, params, count);
 }
-static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& desc) {
-    return amp_policy_init(p, &desc);
+static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d, amp_fit_info* info) {
+    return amp_fit(m, data, &d, info);
 }
-static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& desc) {
-    return amp_scaler_init(s, &desc);
-}
-static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& desc,
-                                            amp_param* params, int count) {
-    return amp_optimizer_init(o, &desc, params, count);
-}
-static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& desc, amp_fit_info* info) {
-    return amp_fit(m, data, &desc, info);
-}
-static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) {
-    return amp_model_create(out, &desc);
-}
-static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& desc) { return amp_input_with(m, &desc); }
-static inline amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc& desc) {
-    return amp_conv2d(m, x, &desc);
-}
-static inline amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc& desc) {
-    return amp_linear_with(m, x, &desc);
-}
-static inline amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc& desc) {
-    return amp_pool2d(m, x, &desc);
-}
-static inline amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc& desc) {
-    return amp_batch_norm(m, x, &desc);
-}
-static inline amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc& desc) {
-    return amp_layer_norm(m, x, &desc);
-}
-static inline amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc& desc) {
-    return amp_softmax_cross_entropy(m, logits, &desc);
-}
-static inline amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc& desc) {
-    return amp_mse(m, x, &desc);
-}
-static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc& desc) {
-    return amp_bce_with_logits(m, x, &desc);
-}
+static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& d) { return amp_model_create(out, &d);
+} /* The layers that take a desc, with x or logits for the value. */
+#define AMPI_LAYER(name, type) \
+    static inline amp_value name(amp_model* m, amp_value x, const type& d) { return name(m, x, &d); }
+static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) { return amp_input_with(m, &d); }
+AMPI_LAYER(amp_conv2d, amp_conv2d_desc)
+AMPI_LAYER(amp_linear_with, amp_linear_desc)
+AMPI_LAYER(amp_pool2d, amp_pool2d_desc)
+AMPI_LAYER(amp_batch_norm, amp_norm_desc)
+AMPI_LAYER(amp_layer_norm, amp_norm_desc)
+AMPI_LAYER(amp_softmax_cross_entropy, amp_loss_desc)
+AMPI_LAYER(amp_mse, amp_loss_desc)
+AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
+#undef AMPI_LAYER
 } /* extern "C++" */
 #endif
 #endif /* AMP_H_INCLUDED */
@@ -9333,8 +9111,8 @@ AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, co
 /* A desc's field that takes 0, 1 or AMP_ZERO. */
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
-/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no choice about
-   batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to choose at all. */
+/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no choice about batch norm
+   and none about masters (Apex refuses the same two); O0 has nothing to choose at all. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
@@ -9344,18 +9122,13 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
                        "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
     AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
                        amp_style_name(d->style), level);
-    AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->cast_model == 1,
-                       "%s keeps the model in FP32, cast_model needs O2 or O3", level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
                        "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->master_weights != 0,
                        "master_weights needs O2 or O3; the weights of %s are FP32 already", level);
-    AMPI_REFUSE_POLICY(d->level >= AMP_O2 && d->cast_model == AMP_ZERO,
-                       "%s casts the model; for FP32 weights cast per operator take O1", level);
-    AMPI_REFUSE_POLICY(!ampi_is_switch(d->cast_model) || !ampi_is_switch(d->keep_batchnorm_fp32) ||
-                           !ampi_is_switch(d->master_weights),
-                       "cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d, %d and %d",
-                       d->cast_model, d->keep_batchnorm_fp32, d->master_weights);
+    AMPI_REFUSE_POLICY(!ampi_is_switch(d->keep_batchnorm_fp32) || !ampi_is_switch(d->master_weights),
+                       "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
+                       d->keep_batchnorm_fp32, d->master_weights);
     return AMP_OK;
 }
 

@@ -713,7 +713,6 @@ static void some_policy_desc(amp_policy_desc* d, amp_op* white, amp_op* black) {
     if (d->black_count > 4) d->black_count = -1;
     if (byte() >= 200) d->keep_batchnorm_fp32 = number(-1, 3);
     if (byte() >= 200) d->master_weights = number(-1, 3);
-    if (byte() >= 200) d->cast_model = number(-1, 3);
     d->logger = &logger;
 }
 

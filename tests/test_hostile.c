@@ -223,7 +223,7 @@ static void policy_fields(void) {
     static const bad list[] = {
         P(level, -1), P(level, 4), P(low_dtype, 1), P(low_dtype, 4), P(low_dtype, -1), P(style, 5), P(style, -1), P(style, 4),
         P(white_count, -1), P(white_count, 1), P(black_count, INT_MIN), P(black_count, 1), P(keep_batchnorm_fp32, 2),
-        P(keep_batchnorm_fp32, -2), P(master_weights, 2), P(master_weights, INT_MIN), P(cast_model, 2), P(cast_model, -1)
+        P(keep_batchnorm_fp32, -2), P(master_weights, 2), P(master_weights, INT_MIN)
     };
 #undef P
     int i;
