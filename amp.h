@@ -10798,13 +10798,6 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-/* Elements [at, at + n) of an input, scaled. */
-AMPI_FN void ampi_read_scaled(float* x, const void* src, amp_dtype t, size_t at, size_t n, float scale) {
-    if (t == AMP_U8) for (size_t i = 0; i < n; i++) x[i] = (float)((const uint8_t*)src)[at + i];
-    else ampi_load_f32(x, src, t, at, n);
-    if (scale != 0.0f) for (size_t i = 0; i < n; i++) x[i] *= scale;
-    else if (t == AMP_U8) for (size_t i = 0; i < n; i++) x[i] /= 255.0f;
-}
 AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
                                  int from_host, const amp_reading* how, const amp_exec* exec) {
     enum { TILE = 1024 };
@@ -10815,7 +10808,10 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src
         ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, src_dtype, i));
     for (size_t at = 0; at < n && dst_dtype != AMP_I32; at += count) {
         count = ampi_min_size(n - at, TILE);
-        ampi_read_scaled(x, src, src_dtype, at, count, how->scale);
+        if (src_dtype != AMP_U8) ampi_load_f32(x, src, src_dtype, at, count);
+        else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src)[at + i];
+        if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
+        else if (src_dtype == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);      /* product and difference are rounded one by one */
         for (size_t i = 0; i < count && how->constants; i += run) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
@@ -10922,6 +10918,14 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
+/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
+   backward pass 2*steps-1-i. */
+typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
+
+/* Of a node: its value, the gradient of it, and its contributions to the gradients of its inputs, where these are not the
+   first ones: they are formed apart and then added. */
+enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
+
 /* A node is a layer, or a cast that finalize has placed; its one value is known by the node's index. */
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
@@ -10931,7 +10935,8 @@ typedef struct ampi_node {
     int leads;                    /* 1 = a GRAY operator may be LOW before it */
     amp_dtype region_dtype, pin_dtype;    /* of the innermost region, and of amp_pin; 0 = none */
     amp_dtype visible;            /* the type that rules of later layers see */
-    int order;                    /* position in the order of execution */
+    int order;                    /* position in the order of execution; */
+    int nth;                      /* and which node is at the position that is this node's number */
     int users;                    /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
     int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
@@ -10951,18 +10956,15 @@ typedef struct ampi_node {
     amp_reading reading;          /* inputs; its constants lie in the backend's memory, and here on the host */
     float* constants;
     int data_root, grad_root;     /* the nodes that own the memory of its value and of the gradient */
+    ampi_lease leases[AMPI_LEASES];
 } ampi_node;
-
-/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
-   backward pass 2*steps-1-i. */
-typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
 
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
 typedef struct ampi_allocation { void* raw; char* base; size_t bytes; } ampi_allocation;
 enum {
     AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
     AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,    /* statistics, targets and losses of a step */
-    AMPI_BLOCK_HOST, AMPI_BLOCK_ORDER, AMPI_BLOCK_LEASES, AMPI_BLOCK_COUNT
+    AMPI_BLOCK_HOST, AMPI_BLOCK_COUNT
 };
 
 struct amp_model {
@@ -10986,9 +10988,7 @@ struct amp_model {
     int input_count, loss_count, param_count;
     int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
-    int* order;                   /* from here on what lies in them: nodes in the order of execution; */
-    ampi_lease* leases;           /* of values, of their gradients, and two for each node, see ampi_lease_data; */
-    amp_param* params;
+    amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
     void* targets[AMP_MAX_LOSSES];
     float* loss_values;           /* behind them are two flags: a gradient is not finite, and the loss is not */
@@ -11112,15 +11112,6 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     return AMP_OK;
 }
 
-/* The policy: the user's own, or one made from `precision`. */
-AMPI_FN amp_result ampi_model_take_policy(amp_model* m) {
-    amp_policy_desc precision = m->desc.precision;
-    precision.logger = &m->op_logger;
-    if (!m->desc.policy) return amp_policy_init(&m->policy, &precision);
-    m->policy = *m->desc.policy;
-    return ampi_policy_check(&m->policy, &m->op_logger);
-}
-
 /* Whatever the desc points at may be gone after create: from here on it points at copies. */
 AMPI_FN void ampi_model_take_desc(amp_model* m) {
     amp_model_desc* d = &m->desc;
@@ -11157,8 +11148,11 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->draft_logger.log = ampi_draft_refused;
     m->draft_logger.user_data = m;
     m->draft_exec.logger = &m->draft_logger;
+    m->desc.precision.logger = &m->op_logger;
     amp_result r = ampi_model_check_desc(m);
-    if (r == AMP_OK) r = ampi_model_take_policy(m);
+    if (desc->policy) m->policy = *desc->policy;
+    if (r == AMP_OK) r = desc->policy ? ampi_policy_check(&m->policy, &m->op_logger)
+                                      : amp_policy_init(&m->policy, &m->desc.precision);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
     ampi_model_take_desc(m);
@@ -11652,6 +11646,9 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     }
 }
 
+/* The node that runs as the i-th. */
+AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) { return &m->nodes[m->nodes[i].nth]; }
+
 /* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
 AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
     const amp_layer* from = &m->nodes[source].layer;
@@ -11662,7 +11659,7 @@ AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed)
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
     strcpy(cast->layer.name, "cast");
     if (ampi_node_add(m) != AMP_OK) return AMPI_NONE;
-    m->order[(*placed)++] = m->node_count - 1;
+    m->nodes[(*placed)++].nth = m->node_count - 1;
     return m->node_count - 1;
 }
 
@@ -11681,9 +11678,9 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
             m->nodes[i].reads[j] = source;
         }
         m->nodes[i].layer.casts = m->node_count - casts_before;
-        m->order[placed++] = i;
+        m->nodes[placed++].nth = i;
     }
-    for (int i = 0; i < m->node_count; i++) m->nodes[m->order[i]].order = i;
+    for (int i = 0; i < m->node_count; i++) ampi_nth(m, i)->order = i;
     return AMP_OK;
 }
 
@@ -11692,7 +11689,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     for (int i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
     for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         n->needs_grad = n->weight != AMPI_NONE;
         for (int j = 0; j < n->input_count; j++) {
             if (n->layer.op != AMP_OP_FLATTEN) m->nodes[n->reads[j]].users++;
@@ -11700,7 +11697,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         }
     }
     for (int i = m->node_count - 1; i >= 0; i--) {
-        ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         if (ampi_op_is_loss(n->layer.op)) n->on_loss_path = 1;
         for (int j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
     }
@@ -11723,25 +11720,22 @@ AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
 
 AMPI_FN void ampi_share_memory(amp_model* m) {
     for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         n->layer.in_place = ampi_can_share(m, n, AMPI_SHARES_BOTH);
-        n->data_root = n->grad_root = m->order[i];
+        n->data_root = n->grad_root = (int)(n - m->nodes);
         if (n->layer.in_place || n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
     }
     for (int i = m->node_count - 1; i >= 0; i--) {
-        const ampi_node* n = &m->nodes[m->order[i]];
+        const ampi_node* n = ampi_nth(m, i);
         if (ampi_can_share(m, n, AMPI_SHARES_GRAD)) m->nodes[n->reads[0]].grad_root = n->grad_root;
     }
 }
 
-/* Where leases stand: of the value of n, of its gradient, and of a second contribution of n to the gradient of its
-   input j, which is formed apart and then added. */
-AMPI_FN ampi_lease* ampi_lease_data(const amp_model* m, const ampi_node* n) { return &m->leases[n->data_root]; }
-AMPI_FN ampi_lease* ampi_lease_grad(const amp_model* m, const ampi_node* n) {
-    return &m->leases[m->node_count + n->grad_root];
+AMPI_FN ampi_lease* ampi_lease_data(const amp_model* m, const ampi_node* n) {
+    return &m->nodes[n->data_root].leases[AMPI_LEASE_DATA];
 }
-AMPI_FN ampi_lease* ampi_lease_part(const amp_model* m, const ampi_node* n, int j) {
-    return &m->leases[2 * (m->node_count + (int)(n - m->nodes)) + j];
+AMPI_FN ampi_lease* ampi_lease_grad(const amp_model* m, const ampi_node* n) {
+    return &m->nodes[n->grad_root].leases[AMPI_LEASE_GRAD];
 }
 
 AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
@@ -11761,42 +11755,49 @@ AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
 /* Finds how large each lease is, and when it is in use. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->node_count - 1;
-    for (int i = 0; i < 4 * m->node_count; i++) { m->leases[i].first = end + 1; m->leases[i].last = -1; }
-    for (int i = m->node_count - 1; i >= 0; i--) m->nodes[i].grad_written = 0;
+    const ampi_lease unused = { 0, 0, end + 1, -1 };
+    for (int i = 0; i < m->node_count; i++) {
+        for (int k = 0; k < AMPI_LEASES; k++) m->nodes[i].leases[k] = unused;
+        m->nodes[i].grad_written = 0;
+    }
     for (int i = m->node_count - 1; i >= 0; i--) {
-        const ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         const int reads = n->on_loss_path && n->needs_grad ? ampi_op(n->layer.op)->reads : AMPI_READS_NONE;
         if (!ampi_op_is_loss(n->layer.op)) {
             ampi_lease* own = ampi_lease_data(m, n);
-            if (n->data_root == m->order[i]) own->bytes = ampi_value_bytes(m, n);
+            if (own == &n->leases[AMPI_LEASE_DATA]) own->bytes = ampi_value_bytes(m, n);
             ampi_lease_use(own, n->input_count ? i : 0);        /* inputs are filled before the first layer runs */
             if (reads == AMPI_READS_OUTPUT) ampi_lease_use(own, end - i);
         }
         for (int j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
             ampi_node* in = &m->nodes[n->reads[j]];
-            ampi_lease_use(ampi_lease_data(m, in), i);
-            if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(m, in), end - i);
+            ampi_lease *data = ampi_lease_data(m, in), *grad = ampi_lease_grad(m, in);
+            ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
+            ampi_lease_use(data, i);
+            if (reads == AMPI_READS_INPUT) ampi_lease_use(data, end - i);
             if (!ampi_gives_gradient(m, n, j)) continue;
-            ampi_lease_grad(m, in)->bytes = ampi_value_bytes(m, in);
-            ampi_lease_use(ampi_lease_grad(m, in), end - i);
-            ampi_lease_use(ampi_lease_grad(m, in), end - in->order);
-            if (in->grad_written) {
-                ampi_lease_part(m, n, j)->bytes = ampi_value_bytes(m, in);
-                ampi_lease_use(ampi_lease_part(m, n, j), end - i);
-            }
+            grad->bytes = ampi_value_bytes(m, in);
+            ampi_lease_use(grad, end - i);
+            ampi_lease_use(grad, end - in->order);
+            if (in->grad_written) part->bytes = grad->bytes;
+            if (in->grad_written) ampi_lease_use(part, end - i);
             in->grad_written = 1;
         }
     }
 }
 
+AMPI_FN ampi_lease* ampi_lease_at(const amp_model* m, int i) {
+    return &m->nodes[i / AMPI_LEASES].leases[i % AMPI_LEASES];
+}
+
 /* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
-AMPI_FN size_t ampi_lease_place(const ampi_lease* leases, int count, const ampi_lease* l) {
+AMPI_FN size_t ampi_lease_place(const amp_model* m, const ampi_lease* l) {
     size_t offset = 0;
     int moved;
     do {
         moved = 0;
-        for (int i = 0; i < count; i++) {
-            const ampi_lease* o = &leases[i];
+        for (int i = 0; i < AMPI_LEASES * m->node_count; i++) {
+            const ampi_lease* o = ampi_lease_at(m, i);
             if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
             if (offset < o->offset + o->bytes && o->offset < offset + l->bytes) {
                 offset = o->offset + o->bytes;
@@ -11808,29 +11809,25 @@ AMPI_FN size_t ampi_lease_place(const ampi_lease* leases, int count, const ampi_
     return offset;
 }
 
-/* Largest first, which is close to optimal for such graphs. Returns the bytes needed in all. */
-AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
+/* Plans the arena, largest lease first, which is close to optimal for such graphs. Returns the bytes needed in all. */
+AMPI_FN size_t ampi_plan_arena(amp_model* m) {
+    const int count = AMPI_LEASES * m->node_count;
     size_t total = 0;
-    for (int i = 0; i < count; i++) leases[i].offset = leases[i].bytes ? SIZE_MAX : 0;         /* not placed yet */
+    ampi_lease_times(m);
+    for (int i = 0; i < count; i++) if (ampi_lease_at(m, i)->bytes) ampi_lease_at(m, i)->offset = SIZE_MAX;
+    for (int i = 0; i < m->layer_count; i++)
+        m->nodes[i].layer.activation_bytes = m->nodes[i].leases[AMPI_LEASE_DATA].bytes;
     for (;;) {
         ampi_lease* best = NULL;
-        for (int i = 0; i < count; i++)
-            if (leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes)) best = &leases[i];
+        for (int i = 0; i < count; i++) {
+            ampi_lease* l = ampi_lease_at(m, i);
+            if (l->offset == SIZE_MAX && (!best || l->bytes > best->bytes)) best = l;
+        }
         if (!best) return total;
-        best->offset = ampi_lease_place(leases, count, best);
+        best->offset = ampi_lease_place(m, best);
         if (best->offset == SIZE_MAX) return SIZE_MAX;
         if (total < best->offset + best->bytes) total = best->offset + best->bytes;
     }
-}
-
-AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* bytes) {
-    const int count = 4 * m->node_count;
-    AMPI_TRY(ampi_block_alloc(m, AMPI_BLOCK_LEASES, (size_t)count * sizeof *m->leases));
-    m->leases = (ampi_lease*)(void*)m->blocks[AMPI_BLOCK_LEASES].base;
-    ampi_lease_times(m);
-    *bytes = ampi_place_leases(m->leases, count);
-    for (int i = 0; i < m->layer_count; i++) m->nodes[i].layer.activation_bytes = m->leases[i].bytes;
-    return AMP_OK;
 }
 
 /* --- finalize, 4: parameters ---------------------------------------------------------------- */
@@ -11943,7 +11940,7 @@ AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Gives everything but the order and the leases its place; before there are blocks, their bytes are counted in at[]. */
+/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted in at[]. */
 AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
     const size_t params = (size_t)m->param_count, channel = 2 * sizeof(float);
     size_t workspace = 0, rows = 0;
@@ -12031,12 +12028,10 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_resolve_types(m);
     AMPI_TRY(ampi_init_scaler(m));
     ampi_resolve_storage(m);
-    AMPI_TRY(ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int)));  /* and two casts each */
-    m->order = (int*)(void*)m->blocks[AMPI_BLOCK_ORDER].base;
     AMPI_TRY(ampi_place_casts(m));
     AMPI_TRY(ampi_mark_paths(m));
     ampi_share_memory(m);
-    AMPI_TRY(ampi_plan_arena(m, &bytes[AMPI_BLOCK_ARENA]));
+    bytes[AMPI_BLOCK_ARENA] = ampi_plan_arena(m);
     ampi_place_all(m, moments, bytes);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
     ampi_place_all(m, moments, at);
@@ -12245,12 +12240,13 @@ typedef struct ampi_pass {
     int keep_running;          /* leave batch norm's running statistics alone: looking, not training */
     float grad_factor;         /* 1 / (micro-batches * ranks) */
     int accumulate;            /* add to the weight gradients */
+    int* correct;              /* counts rows of logits with the largest at the label; NULL = nobody asks */
 } ampi_pass;
 
 /* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
    written there before, a buffer apart. NULL if nobody wants it. */
 AMPI_FN void* ampi_grad_out(const amp_model* m, const ampi_node* n, int j) {
-    const ampi_lease* part = ampi_lease_part(m, n, j);
+    const ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
     if (!ampi_gives_gradient(m, n, j) || !m->nodes[n->reads[j]].wants_grad) return NULL;
     return part->bytes ? ampi_arena(m, part) : ampi_grad(m, &m->nodes[n->reads[j]]);
 }
@@ -12261,21 +12257,16 @@ typedef struct ampi_operands {
     void* y;
     amp_dtype xt, yt, wt;
     size_t rows, in, out, count;       /* samples; elements of a sample of x, and of y; elements of all of y */
-    float *mean, *variance;            /* norms: statistics of the batch */
+    float* variance;                   /* norms: of the batch; the mean is in the node */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;
 } ampi_operands;
 
-AMPI_FN void ampi_norm_operands(const amp_model* m, const ampi_node* n, const ampi_pass* p, ampi_operands* o) {
-    o->mean = n->stats;
-    o->variance = n->stats + (n->running ? n->layer.channels : m->desc.batch);
-    const amp_batch_norm_shape s = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
-                                     p->keep_running ? (float)AMP_ZERO : n->momentum, n->frozen };
-    o->norm = s;
-}
 AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
     const ampi_node* x = &m->nodes[n->reads[j]];
+    const amp_batch_norm_shape norm = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
+                                        p->keep_running ? (float)AMP_ZERO : n->momentum, n->frozen };
     ampi_operands o;
     memset(&o, 0, sizeof o);
     if (n->input_count) o.x = ampi_data(m, x);
@@ -12289,11 +12280,12 @@ AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, c
     o.in = ampi_features(x);
     o.out = ampi_features(n);
     o.count = o.rows * o.out;
+    if (ampi_op_is_loss(n->layer.op)) o.target = m->targets[n->index];
+    o.norm = norm;
+    if (n->stats) o.variance = n->stats + (n->running ? n->layer.channels : m->desc.batch);
     o.conv = n->conv;
     o.pool = n->pool;
     o.conv.n = o.pool.n = p->n;
-    if (ampi_is_norm(n)) ampi_norm_operands(m, n, p, &o);
-    if (ampi_op_is_loss(n->layer.op)) o.target = m->targets[n->index];
     return o;
 }
 
@@ -12313,9 +12305,7 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi
 }
 
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
-    if (op == AMP_OP_GELU) return AMP_GELU;
-    if (op == AMP_OP_TANH) return AMP_TANH;
-    return op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
+    return op == AMP_OP_GELU ? AMP_GELU : op == AMP_OP_TANH ? AMP_TANH : op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
 
 /* --- forward ---------------------------------------------------------------------------------- */
@@ -12327,6 +12317,27 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_n
                         || (n->layer.op == AMP_OP_CONV2D && m->backend->conv2d_relu_forward);
     return offered && !m->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
            && &m->nodes[next->reads[0]] == n;
+}
+
+/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. Logits
+   may give their memory to later layers, so this comes right after the loss. */
+AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_operands* o, int* correct) {
+    const size_t classes = o->in, most = ampi_rows_at_once(classes);
+    int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
+    size_t n;
+    for (size_t i = 0; i < o->rows; i += n) {
+        const char* from = (const char*)o->x + i * classes * ampi_type_size(o->xt);
+        n = ampi_min_size(o->rows - i, most);
+        AMPI_TRY(m->backend->download(m->rows, AMP_F32, from, o->xt, n * classes, &m->exec));
+        AMPI_TRY(m->backend->copy_out(labels, (const int32_t*)o->target + i, n * sizeof *labels, &m->exec));
+        for (size_t j = 0; j < n; j++) {
+            const float* row = m->rows + j * classes;
+            size_t best = 0;
+            for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
+            *correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
+        }
+    }
+    return AMP_OK;
 }
 
 /* relu: of a matrix product, and what the ReLU behind it does in its place. */
@@ -12347,9 +12358,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&o.pool, o.x, o.xt, o.y, o.yt, e);
         case AMP_OP_BATCH_NORM:
             return f->batch_norm_forward(&o.norm, p->training, o.x, o.xt, o.w, o.b, o.wt, n->running,
-                                         n->running + o.norm.channels, o.mean, o.variance, o.y, o.yt, e);
+                                         n->running + o.norm.channels, n->stats, o.variance, o.y, o.yt, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_forward(o.x, o.xt, o.w, o.b, o.wt, n->eps, o.mean, o.variance, o.y, o.yt, o.rows,
+            return f->layer_norm_forward(o.x, o.xt, o.w, o.b, o.wt, n->eps, n->stats, o.variance, o.y, o.yt, o.rows,
                                          o.out, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
             return f->activation_forward(ampi_activation_of(n->layer.op), o.x, o.xt, o.y, o.yt, o.count, e);
@@ -12362,8 +12373,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
             return f->concat_forward(ampi_data(m, second), second->layer.storage_dtype, o.out - o.in, o.y, o.yt, o.out,
                                      o.in, o.rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
-                                                    &m->loss_values[n->index], o.rows, o.in, e);
+            AMPI_TRY(f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
+                                                      &m->loss_values[n->index], o.rows, o.in, e));
+            return p->correct ? ampi_count_correct(m, &o, p->correct) : AMP_OK;
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (n->layer.op == AMP_OP_MSE ? f->mse_forward : f->bce_with_logits_forward)(
                 o.x, o.xt, o.target, AMP_F32, &m->loss_values[n->index], o.rows * o.in, e);
@@ -12387,9 +12399,9 @@ AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on
 /* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
     for (int i = 0; i <= last; i++) {
-        const ampi_node* n = &m->nodes[m->order[i]];
+        const ampi_node* n = ampi_nth(m, i);
         if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        const int relu = i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]]);
+        const int relu = i < last && ampi_takes_relu(m, n, ampi_nth(m, i + 1));
         AMPI_TRY(ampi_forward_node(m, n, p, relu));
         AMPI_TRY(ampi_observe(m, n, p, 0));
         i += relu;
@@ -12422,10 +12434,10 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_backward(&o.pool, dy, o.yt, saved, o.xt, dx, o.xt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, o.mean, o.variance, dx, o.xt, dw, db,
+            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw, db,
                                           gt, p->accumulate, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, o.yt, saved, st, o.w, o.wt, o.mean, o.variance, dx, o.xt, dw, db, gt,
+            return f->layer_norm_backward(dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw, db, gt,
                                           p->accumulate, o.rows, o.out, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
             return f->activation_backward(ampi_activation_of(n->layer.op), dy, o.yt, saved, st, dx, o.xt, o.count, e);
@@ -12459,7 +12471,7 @@ AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const am
 
 AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
     for (int i = m->node_count - 1; i >= 0; i--) {
-        const ampi_node* n = &m->nodes[m->order[i]];
+        const ampi_node* n = ampi_nth(m, i);
         if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
         AMPI_TRY(ampi_observe(m, n, p, 1));
         AMPI_TRY(ampi_backward_node(m, n, p));
@@ -12577,7 +12589,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
     for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
         for (int j = 0; j < n->input_count; j++) if (m->nodes[n->reads[j]].wants_grad) n->wants_grad = 1;
     }
@@ -12624,7 +12636,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
     p.keep_running = 1;
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
     for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = ampi_nth(m, i);
         const int is_cast = n->layer.op == AMPI_OP_CAST;
         const size_t count = (size_t)p.n * ampi_features(n);
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
@@ -12743,7 +12755,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass*
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
-    const ampi_pass p = { n, 1, 0, (float)(1.0 / parts), m->micro > 0 };
+    const ampi_pass p = { n, 1, 0, (float)(1.0 / parts), m->micro > 0, NULL };
     return p;
 }
 
@@ -12827,14 +12839,20 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi
     return r;
 }
 
-/* Reads what the caller wants to know; of a skipped step, why. The logger hears once of weights that stay as they were,
-   and once of saturated copies. */
-AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
-    const int is_whole = m->micro == m->desc.accumulate;
+/* What the last step or micro-batch did, as the backend has it. */
+AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     AMPI_TRY(ampi_total_loss(m, &info->loss));
     AMPI_FORGET(&info->loss);      /* its bits will be tested */
     AMPI_TRY(ampi_refresh(m));
     ampi_tell_step(m, is_whole, info);
+    return AMP_OK;
+}
+
+/* The same, and of a skipped step, why. The logger hears once of weights that stay as they were, and once of saturated
+   copies. */
+AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+    const int is_whole = m->micro == m->desc.accumulate;
+    AMPI_TRY(ampi_read_step(m, is_whole, info));
     const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
@@ -12921,56 +12939,23 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "train read: info is NULL");
     AMPI_REFUSE(!m->stepped && m->micro == 0, AMP_ERR_STATE, "train read: no step was made");
     memset(&told, 0, sizeof told);
-    AMPI_TRY(ampi_total_loss(m, &told.loss));
-    AMPI_TRY(ampi_refresh(m));
     told.attempts = 1;
-    ampi_tell_step(m, m->micro == 0, &told);
+    AMPI_TRY(ampi_read_step(m, m->micro == 0, &told));
     *info = told;
     return m->micro > 0 ? AMP_OK : m->training.limit;
 }
 
 /* --- evaluation ------------------------------------------------------------------------------------ */
 
-/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. */
-AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
-    const ampi_node* x = &m->nodes[loss->reads[0]];
-    const size_t classes = ampi_features(x), size = ampi_type_size(x->layer.storage_dtype);
-    const size_t most = ampi_rows_at_once(classes);
-    float* rows = m->rows;
-    int32_t* labels = (int32_t*)(void*)(rows + most * classes);
-    size_t n;
-    for (size_t i = 0; i < (size_t)b->n; i += n) {
-        const char* from = (const char*)ampi_data(m, x) + i * classes * size;
-        const int32_t* target = (const int32_t*)m->targets[loss->index] + i;
-        n = ampi_min_size((size_t)b->n - i, most);
-        AMPI_TRY(m->backend->download(rows, AMP_F32, from, x->layer.storage_dtype, n * classes, &m->exec));
-        AMPI_TRY(m->backend->copy_out(labels, target, n * sizeof *labels, &m->exec));
-        for (size_t j = 0; j < n; j++) {
-            const float* row = rows + j * classes;
-            size_t best = 0;
-            for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            *correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
-        }
-    }
-    return AMP_OK;
-}
-
-/* Logits may give their memory to later layers, so answers are counted right after each loss. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     amp_eval_info told = { 0.0f, 0 };
     fenv_t floats;
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
     AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
-    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0 };
+    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0, &told.correct };
     feholdexcept(&floats);
     amp_result r = ampi_load_batch(m, batch);
-    for (int i = 0; i < m->node_count && r == AMP_OK; i++) {
-        const ampi_node* n = &m->nodes[m->order[i]];
-        if (ampi_is_idle(m, n)) continue;
-        r = ampi_forward_node(m, n, &p, 0);
-        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
-            r = ampi_count_correct(m, batch, n, &told.correct);
-    }
+    if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
     if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
     if (r == AMP_OK) *info = told;
@@ -12985,7 +12970,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE(i == AMPI_NONE, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     const ampi_node* n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
     AMPI_REFUSE(ampi_op_is_loss(n->layer.op), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0 };
+    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0, NULL };
     const size_t count = (size_t)p.n * ampi_features(n);
     feholdexcept(&floats);
     amp_result r = ampi_load_inputs(m, batch);
@@ -13129,7 +13114,6 @@ typedef struct ampi_fit {
     double loss_sum;               /* over `samples` */
     int64_t samples;
     int waited;                    /* epochs since the best one */
-    int over;                      /* info.end says why */
 } ampi_fit;
 
 #if !defined(AMP_NO_STDIO)
@@ -13139,11 +13123,6 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
     fflush(stdout);
 }
 #endif
-
-AMPI_FN void ampi_fit_end_with(ampi_fit* f, amp_fit_end why) {
-    f->info.end = why;
-    f->over = 1;
-}
 
 /* The bar, where a hundredth of the epoch has passed with the samples up to `to`. */
 AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
@@ -13187,8 +13166,8 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
         f->loss_sum += (double)step.loss * (double)(to - from);
         f->samples += to - from;
     }
-    if (f->d.max_steps > 0 && step.step >= f->d.max_steps) ampi_fit_end_with(f, AMP_FIT_STEPS);
-    if (f->d.on_step && f->d.on_step(f->m, &step, f->d.user_data)) ampi_fit_end_with(f, AMP_FIT_CALLBACK);
+    if (f->d.max_steps > 0 && step.step >= f->d.max_steps) f->info.end = AMP_FIT_STEPS;
+    if (f->d.on_step && f->d.on_step(f->m, &step, f->d.user_data)) f->info.end = AMP_FIT_CALLBACK;
     return AMP_OK;
 }
 
@@ -13208,7 +13187,7 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     ampi_feed_shuffle(&f->train, f->d.in_order ? NULL : &seed, f->now.epoch);
     f->loss_sum = 0.0;
     f->samples = 0;
-    for (int64_t at = 0; at < count && r == AMP_OK && (!f->over || f->m->micro); at += total) {
+    for (int64_t at = 0; at < count && r == AMP_OK && (!f->info.end || f->m->micro); at += total) {
         total = count - at < each ? count - at : each;
         r = ampi_fit_step(f, at, total);
         ampi_fit_draw(f, at, at + total);
@@ -13225,7 +13204,7 @@ AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
     f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
-    if (f->d.patience > 0 && f->waited >= f->d.patience) ampi_fit_end_with(f, AMP_FIT_PATIENCE);
+    if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
 #if !defined(AMP_NO_STDIO)
     if (f->now.best && f->d.best_path) return amp_checkpoint_save(f->m, f->d.best_path);
 #endif
@@ -13247,7 +13226,7 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     if (f->d.history) f->d.history[f->info.epochs] = f->now;
     f->info.epochs++;
     ampi_fit_print_epoch(f);
-    if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data)) ampi_fit_end_with(f, AMP_FIT_CALLBACK);
+    if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data)) f->info.end = AMP_FIT_CALLBACK;
     return AMP_OK;
 }
 
@@ -13264,7 +13243,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
 #endif
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
-        ampi_fit_end_with(f, AMP_FIT_STEPS);
+        f->info.end = AMP_FIT_STEPS;
     if (ampi_fit_samples(f) > 0) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches on %d ranks",
                            (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
@@ -13280,7 +13259,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     amp_result r = ampi_feed_open(&f.train, m, data, "fit");
     if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
     if (r == AMP_OK) r = ampi_fit_check(&f);
-    for (int i = f.d.first_epoch; i < f.d.epochs && r == AMP_OK && !f.over; i++) r = ampi_fit_epoch(&f, i);
+    for (int i = f.d.first_epoch; i < f.d.epochs && r == AMP_OK && !f.info.end; i++) r = ampi_fit_epoch(&f, i);
     ampi_feed_close(&f.evaluation);
     ampi_feed_close(&f.train);
     if (info) *info = f.info;
