@@ -11043,11 +11043,6 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
-/* A sum, of bytes or elements, that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
-AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
-    if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
-}
-
 AMPI_FN void ampi_block_free(amp_model* m, int which) {
     ampi_allocation* b = &m->blocks[which];
     if (which >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, b->raw);
@@ -11072,10 +11067,11 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     return r;
 }
 
-/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. */
+/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. A sum that does not fit
+   stays at SIZE_MAX, which no allocation can give. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at) {
     void* p = m->blocks[which].base ? m->blocks[which].base + at[which] : NULL;
-    ampi_count_bytes(&at[which], ampi_align(bytes));
+    if (!ampi_add_size(at[which], ampi_align(bytes), &at[which])) at[which] = SIZE_MAX;
     return p;
 }
 
@@ -11166,8 +11162,6 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     m->training_open = 0;
     m->node_count = m->layer_count;
-    m->exec.workspace = NULL;
-    m->exec.workspace_size = 0;
 }
 
 AMP_DEF void amp_model_destroy(amp_model* m) {
@@ -11270,21 +11264,20 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 /* Makes the draft a layer of the current region, with a name: "conv2d3" is the third convolution. */
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
-    const amp_op op = n->layer.op;
-    const char* what = amp_op_name(op);
+    amp_layer* l = &n->layer;
+    const char* what = amp_op_name(l->op);
     int same = 1;
     for (int i = 0; i < n->input_count; i++)
         AMPI_REFUSE_LAYER(ampi_op_is_loss(m->nodes[n->inputs[i]].layer.op), AMP_ERR_SHAPE,
                           "%s on a loss: nothing can be built on it", what);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, n->layer.channels, n->layer.height, n->layer.width), AMP_ERR_SHAPE,
-                      "%s after '%s': its output %dx%dx%d is too large", what, n->layer.name, n->layer.channels,
-                      n->layer.height, n->layer.width);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE, "%s after '%s': its output "
+                      "%dx%dx%d is too large", what, l->name, l->channels, l->height, l->width);
     AMPI_REFUSE_LAYER(m->node_count == AMPI_MAX_LAYERS, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", what,
                       AMPI_MAX_LAYERS);
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->tag = ampi_node_tag(m, n);
-    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == op;
-    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", what, same);
+    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == l->op;
+    snprintf(l->name, sizeof l->name, "%.21s%d", what, same);
     m->build_result = ampi_node_add(m);
     if (m->build_result != AMP_OK) return ampi_no_value();
     const amp_value v = { m->node_count, n->tag };
@@ -11402,14 +11395,9 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         ampi_or(d->groups, 1)
     };
     if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
-    size_t area = 0, weights = 0;
-    AMPI_REFUSE_LAYER(!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
-                      || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
-                      || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64,
-                      AMP_ERR_SHAPE, "conv2d after '%s': a %dx%d kernel has too many weights", n->layer.name,
-                      s.kernel_h, s.kernel_w);
     n->conv = s;
     n->layer.channels = s.out_channels;
+    const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;
     return ampi_layer_add_params(m, d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
                                  (size_t)(s.out_channels / s.groups) * area);
 }
@@ -12171,8 +12159,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         const ampi_node* n = &m->nodes[i];
         const amp_layer* l = &n->layer;
         amp_conv2d_shape conv = n->conv;
-        amp_pool2d_shape pool = n->pool;
-        uint32_t shapes[(sizeof conv + sizeof pool) / 4];     /* both are ints only */
+        amp_pool2d_shape pool = n->pool;      /* both are ints only */
         const uint32_t words[] = {
             (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
             (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
@@ -12180,10 +12167,9 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
             ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->frozen
         };
         conv.n = pool.n = 0;
-        memcpy(shapes, &conv, sizeof conv);
-        memcpy(shapes + sizeof conv / 4, &pool, sizeof pool);
         h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
-        h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
+        h = ampi_hash_words(h, (const uint32_t*)(const void*)&conv, sizeof conv / 4);
+        h = ampi_hash_words(h, (const uint32_t*)(const void*)&pool, sizeof pool / 4);
         if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
         for (size_t k = 0; n->constants && k < 2 * n->reading.channels; k++)
             h = (h ^ ampi_bits(n->constants[k])) * 1099511628211u;
@@ -12481,6 +12467,13 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
 
 /* --- data --------------------------------------------------------------------------------------- */
 
+/* An array of a batch, or of a data set, is known by a number: inputs come first, then targets. */
+enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
+#define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
+AMPI_FN int ampi_has_array(const amp_model* m, int i) {
+    return i < AMP_MAX_INPUTS ? i < m->input_count : i - AMP_MAX_INPUTS < m->loss_count;
+}
+
 AMPI_FN amp_dtype ampi_label_dtype(const amp_batch* b) { return b->label_dtype ? b->label_dtype : AMP_I32; }
 
 /* Labels on an asynchronous backend are looked at by nobody: that would wait. */
@@ -12504,15 +12497,6 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
-/* An array of a batch, which must be there and where the backend can read it. */
-AMPI_FN amp_result ampi_check_array(amp_model* m, const amp_batch* b, const char* what, const char* array, int i,
-                                    const void* data) {
-    AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i);
-    if (!b->on_device || !m->backend->reaches || m->backend->reaches(data)) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %s[%d] is not memory of the backend '%s'", what, array, i,
-                           m->backend->name);
-}
-
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
@@ -12523,10 +12507,15 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     AMPI_REFUSE(with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8,
                 AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
                 amp_dtype_name(b->label_dtype), (int)b->label_dtype);
-    for (int i = 0; i < m->input_count; i++) AMPI_TRY(ampi_check_array(m, b, what, "inputs", i, b->inputs[i]));
-    for (int i = 0; with_targets && i < m->loss_count; i++) {
-        AMPI_TRY(ampi_check_array(m, b, what, "targets", i, b->targets[i]));
-        if (ampi_has_labels(m, i)) AMPI_TRY(ampi_batch_labels(m, b, &m->nodes[m->losses[i]]));
+    for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
+        const int loss = i - AMP_MAX_INPUTS;
+        const char* array = loss < 0 ? "inputs" : "targets";
+        if (!ampi_has_array(m, i)) continue;
+        const void* data = AMPI_ARRAY(b, i);
+        AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i % AMP_MAX_INPUTS);
+        AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data), AMP_ERR_ARGUMENT,
+                    "%s: %s[%d] is not memory of the backend '%s'", what, array, i % AMP_MAX_INPUTS, m->backend->name);
+        if (loss >= 0 && ampi_has_labels(m, loss)) AMPI_TRY(ampi_batch_labels(m, b, &m->nodes[m->losses[loss]]));
     }
     return AMP_OK;
 }
@@ -12605,6 +12594,8 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
                             &m->exec);
 }
 
+#define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
+
 /* Which number of an array in the backend's memory is inf or NaN first; `count` if none is, or none can be read. */
 AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count, const char** what) {
     enum { CHUNK = 2048 };
@@ -12643,16 +12634,16 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
         if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, ampi_data(m, n), n->layer.storage_dtype, count, &what);
         if (bad == count) continue;
-        snprintf(m->trouble, sizeof m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower "
-                 "loss scale does not help", what, is_cast ? "16-bit copy" : "output",
+        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does not "
+                 "help", what, is_cast ? "16-bit copy" : "output",
                  is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)bad);
         return ampi_blame(m, n);
     }
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = &m->nodes[m->losses[i]];
         if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
-        snprintf(m->trouble, sizeof m->trouble, "the loss '%s' is %s although every layer's output is finite: look at "
-                 "the targets", n->layer.name, what);
+        AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets",
+                 n->layer.name, what);
         return ampi_blame(m, n);
     }
     return 0;
@@ -12664,23 +12655,21 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
     const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
     const double scale = (double)info->scale_before;
-    char* const message = info->message;
-    const size_t size = sizeof info->message;
     if (!ampi_scale_usable(&info->scale_before))
-        snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
+        AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
                  "max_scale keep it in range", scale);
     else if (o->unsound)
-        snprintf(message, size, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
-                 "not help", alone ? "" : ", here or on another rank");
+        AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does not "
+                 "help", alone ? "" : ", here or on another rank");
     else if (o->inf_count + o->nan_count == 0 && alone)
-        snprintf(message, size, "amp_scaler_report_overflow was called");
+        AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
     else if (o->inf_count + o->nan_count == 0)
-        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g", scale);
+        AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g", scale);
     else
-        snprintf(message, size,
-                 "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss scale %.17g%s",
-                 o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index, (ampi_ull)o->inf_count,
-                 (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", scale,
+        AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; "
+                 "loss scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
+                 (ampi_ull)o->inf_count, (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "",
+                 spread ? o->last_name : "", scale,
                  rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 
@@ -12688,13 +12677,12 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
 AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, amp_step_info* info) {
     const char* name = o->update_name[0] ? o->update_name : "?";
     if (o->update_overflows > 0)
-        snprintf(info->message, sizeof info->message, "the update overflows: %llu weights stay as they were, their "
-                 "moments too; the first of %s is element %llu of '%s'", (ampi_ull)o->update_overflows,
+        AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
+                 "%s is element %llu of '%s'", (ampi_ull)o->update_overflows,
                  o->saturated ? "them and of saturated copies" : "them", (ampi_ull)o->update_index, name);
     else if (o->saturated > 0)
-        snprintf(info->message, sizeof info->message, "%llu weights are too large for 16 bits, where they are the "
-                 "largest finite value; the first is element %llu of '%s'", (ampi_ull)o->saturated,
-                 (ampi_ull)o->update_index, name);
+        AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
+                 "first is element %llu of '%s'", (ampi_ull)o->saturated, (ampi_ull)o->update_index, name);
 }
 
 /* --- ranks ------------------------------------------------------------------------------------------ */
@@ -12772,7 +12760,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const amp
     if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
     if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
     else if (any && m->comm.size > 1)
-        snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+        AMPI_SAY(info->message, "the model produces inf or nan on another rank");
     else if (!any && m->desc.accumulate > 1)
         snprintf(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
     return r;
@@ -12982,10 +12970,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 
 /* --- data sets --------------------------------------------------------------------------------------- */
 
-/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. An array is known by a
-   number: inputs come first, then targets. */
-enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
-#define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
+/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. */
 typedef struct ampi_feed {
     amp_model* m;
     const amp_data* data;
@@ -13003,9 +12988,8 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
 /* Bytes of a sample in array i of the data; 0 where the model needs none. */
 AMPI_FN size_t ampi_sample_bytes(const amp_model* m, const amp_data* data, int i) {
     const int loss = i - AMP_MAX_INPUTS;
-    if (loss < 0)
-        return i < m->input_count ? ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype) : 0;
-    if (loss >= m->loss_count) return 0;
+    if (!ampi_has_array(m, i)) return 0;
+    if (loss < 0) return ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype);
     if (data->label_dtype && ampi_has_labels(m, loss)) return amp_dtype_size(data->label_dtype);
     return ampi_target_bytes(m, loss, 1);
 }

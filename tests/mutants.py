@@ -381,7 +381,7 @@ TABLE = [
     ("fit", "(!f->info.best.best || loss < best)", "1"),
     ("fit", "f->waited >= f->d.patience", "f->waited > f->d.patience"),
     ("fit", "if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);", "if (r != AMP_OK) return r;"),
-    ("fit", "(!f->over || f->m->micro); at += total", "!f->over; at += total"),
+    ("fit", "(!f->info.end || f->m->micro); at += total", "!f->info.end; at += total"),
     ("fit", "batches - batches % f->m->desc.accumulate;", "batches;"),
     ("fit", "int i = f.d.first_epoch; i < f.d.epochs", "int i = 0; i < f.d.epochs"),
     ("scaler", "    if (state->unsound) return hit;\n", ""),
@@ -421,7 +421,7 @@ TABLE = [
     ("model", "return b->name != NULL;", "return 1;"),
     # --- train
     ("train", "const double parts = (double)m->desc.accumulate * (double)m->comm.size;", "const double parts = (double)m->desc.accumulate;"),
-    ("train", "(float)(1.0 / parts), m->micro > 0 };", "(float)(1.0 / parts), 0 };"),
+    ("train", "(float)(1.0 / parts), m->micro > 0, NULL };", "(float)(1.0 / parts), 0, NULL };"),
     ("train hostile", "    feholdexcept(&floats);      /* an overflow is data here, not a trap */", "    fegetenv(&floats);"),
     ("train model", "if (part && part != sum)\n", "if (0)\n"),
     ("train", "&& told.attempts <= m->desc.max_replays", "&& info->attempts < m->desc.max_replays"),
