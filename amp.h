@@ -10922,8 +10922,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
    backward pass 2*steps-1-i. */
 typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
 
-/* Of a node: its value, the gradient of it, and its contributions to the gradients of its inputs, where these are not the
-   first ones: they are formed apart and then added. */
+/* Of a node: its value, the gradient of it, and its contributions to the gradients of its inputs; one that is not the
+   first there is formed apart and then added. */
 enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
 
 /* A node is a layer, or a cast that finalize has placed; its one value is known by the node's index. */
@@ -11067,8 +11067,8 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     return r;
 }
 
-/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. A sum that does not fit
-   stays at SIZE_MAX, which no allocation can give. */
+/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. A sum that does not
+   fit stays at SIZE_MAX, which no allocation can give. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at) {
     void* p = m->blocks[which].base ? m->blocks[which].base + at[which] : NULL;
     if (!ampi_add_size(at[which], ampi_align(bytes), &at[which])) at[which] = SIZE_MAX;
@@ -12420,8 +12420,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_backward(&o.pool, dy, o.yt, saved, o.xt, dx, o.xt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw, db,
-                                          gt, p->accumulate, e);
+            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw,
+                                          db, gt, p->accumulate, e);
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_backward(dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw, db, gt,
                                           p->accumulate, o.rows, o.out, e);
@@ -12634,8 +12634,8 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
         if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, ampi_data(m, n), n->layer.storage_dtype, count, &what);
         if (bad == count) continue;
-        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does not "
-                 "help", what, is_cast ? "16-bit copy" : "output",
+        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does "
+                 "not help", what, is_cast ? "16-bit copy" : "output",
                  is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)bad);
         return ampi_blame(m, n);
     }
@@ -12659,8 +12659,8 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
         AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
                  "max_scale keep it in range", scale);
     else if (o->unsound)
-        AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does not "
-                 "help", alone ? "" : ", here or on another rank");
+        AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
+                 "not help", alone ? "" : ", here or on another rank");
     else if (o->inf_count + o->nan_count == 0 && alone)
         AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
     else if (o->inf_count + o->nan_count == 0)
