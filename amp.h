@@ -3147,11 +3147,11 @@ AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
     s.q[0] = s.q[1] = _mm512_setzero_pd();
     return s;
 }
-/* s + x * x of sixteen elements. */
+/* s + x * x of sixteen elements; of bfloat16 the even ones go into q[0], the odd ones into q[1]. */
 AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
-    const __m512 x = t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)p) : _mm512_setzero_ps();
-    const __m256 x0 = t == AMP_BF16 ? _mm512_maskz_extractf32x8_ps(0xff, x, 0) : ampi_load8_avx2(p, t);
-    const __m256 x1 = t == AMP_BF16 ? _mm512_maskz_extractf32x8_ps(0xff, x, 1)
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    const __m256 x0 = t == AMP_BF16 ? _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)) : ampi_load8_avx2(p, t);
+    const __m256 x1 = t == AMP_BF16 ? _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)))
                                     : ampi_load8_avx2((const char*)p + (t == AMP_F32 ? 32 : 16), t);
     const __m512d lo = _mm512_maskz_cvtps_pd(0xff, x0), hi = _mm512_maskz_cvtps_pd(0xff, x1);
     s.q[0] = _mm512_fmadd_pd(lo, lo, s.q[0]);
@@ -4396,12 +4396,20 @@ AMPI_KERNEL_FN void AMPI_K(scale)(void* dst, amp_dtype to, const void* src, amp_
     else AMPI_K(scale_typed)(y, AMP_F32, x, AMP_F32, n, factor);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
-AMPI_LANES_FN double AMPI_K(tree)(AMPI_D16 low, AMPI_D16 high) {
+AMPI_LANES_FN double AMPI_K(tree)(amp_dtype t, AMPI_D16 low, AMPI_D16 high) {
     double a[AMPI_LANES], b[AMPI_LANES];
     int l;
     memcpy(a, &low, sizeof low);
     memcpy(b, &high, sizeof high);
     for (l = 0; l < 16; l++) a[l] += b[l];
+#ifdef AMPI_PASS_MASKS
+    if (t == AMP_BF16) {        /* the same tree over even and odd elements, see square */
+        for (l = 0; l < 16; l += 8)
+            b[l] = ((a[l] + a[l + 4]) + (a[l + 2] + a[l + 6])) + ((a[l + 1] + a[l + 5]) + (a[l + 3] + a[l + 7]));
+        return b[0] + b[8];
+    }
+#endif
+    (void)t;
     for (l = 0; l < 8; l++) a[l] += a[l + 8];
     for (l = 0; l < 4; l++) a[l] += a[l + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
@@ -4423,7 +4431,7 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         low = AMPI_K(square)(low, rest, t);
         high = AMPI_K(square)(high, (const char*)rest + AMPI_LANES * size, t);
     }
-    *sum += AMPI_K(tree)(low, high);
+    *sum += AMPI_K(tree)(t, low, high);
 }
 AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
