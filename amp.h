@@ -4841,6 +4841,10 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling.                   */
 /* ======================================================================================== */
 
+/* Ends a call that is not to be made; `logger` is a variable there. */
+#define AMPI_REFUSE_CALL(condition, code, ...) \
+    do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
+
 /* Half way between the largest float and 2^128: what rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
@@ -4889,13 +4893,11 @@ AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     return key;
 }
 
-AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
+AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     int i;
-    for (i = 0; i < t->count; i++) {
-        amp_tensor x = t->at(t->list, i);
-        if (x.count) return x.data;
-    }
-    return NULL;
+    for (i = 0; i < t->count; i++)
+        if (t->at(t->list, i).count > 0) return 1;
+    return 0;
 }
 
 /* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks
@@ -4912,35 +4914,25 @@ typedef struct ampi_chunk {
     uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
 } ampi_chunk;
 
-typedef struct ampi_cursor { int tensor; size_t offset; } ampi_cursor;
-
-/* The next chunks, at most AMPI_WAVE; returns how many, and their elements. */
-AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* wave, size_t* elements) {
-    int n = 0;
-    *elements = 0;
-    while (n < AMPI_WAVE && at->tensor < t->count) {
-        size_t left = t->at(t->list, at->tensor).count - at->offset;
-        if (left == 0) { at->tensor++; at->offset = 0; continue; }
-        memset(&wave[n], 0, sizeof wave[n]);
-        wave[n].tensor = at->tensor;
-        wave[n].offset = at->offset;
-        wave[n].n = ampi_min_size(left, AMPI_CHUNK);
-        at->offset += wave[n].n;
-        *elements += wave[n].n;
-        n++;
-    }
-    return n;
-}
-
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
 /* work(context, chunk) for every chunk; then combine(context, chunk), if there is one, in order. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
     ampi_chunk wave[AMPI_WAVE];
-    ampi_cursor at = { 0, 0 };
-    size_t elements;
+    size_t offset = 0, elements;
     int64_t i, n;
-    while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
+    int tensor = 0;
+    while (tensor < t->count) {
+        for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
+            const size_t left = t->at(t->list, tensor).count - offset;
+            if (left == 0) { tensor++; offset = 0; continue; }
+            memset(&wave[n], 0, sizeof wave[n]);
+            wave[n].tensor = tensor;
+            wave[n].offset = offset;
+            wave[n].n = ampi_min_size(left, AMPI_CHUNK);
+            offset += wave[n].n;
+            elements += wave[n++].n;
+        }
         AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (i = 0; i < n; i++) work(context, &wave[i]));
         for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
     }
@@ -5002,13 +4994,6 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
     }
 }
 
-/* n elements from `offset` as floats: where they lie if they are floats, else widened into the tile. */
-AMPI_FN const float* ampi_widen_block(const void* data, amp_dtype t, size_t offset, size_t n, float* tile) {
-    if (ampi_dtype(t) == AMP_F32) return (const float*)data + offset;
-    ampi_load_f32(tile, data, t, offset, n);
-    return tile;
-}
-
 /* Checks n elements of type t against the largest allowed magnitude, and adds their squares to c->sum. No square is
    greater than the sum, and the sum is finite if all elements are: the bits of one sum clear a whole block, and only
    a block that they do not clear is looked at element by element. `base` is the index of element 0. */
@@ -5027,33 +5012,66 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     }
 }
 
-/* A pass over lists: src is checked, or moved to dst. */
-typedef struct ampi_grad_pass {
-    const ampi_tensors* src;
-    const ampi_tensors* dst;        /* gives the types of the results; NULL = FP32 */
-    float inverse;
-    double sum;
-    amp_overflow_info* info;
-} ampi_grad_pass;
+/* --- unscale ---------------------------------------------------------------------------------- */
 
-/* The largest magnitude in a tensor of src that is no overflow: in FP32, or in the type of dst. */
-AMPI_FN uint32_t ampi_pass_limit(const ampi_grad_pass* pass, int tensor, amp_dtype from) {
-    const amp_dtype to = pass->dst ? ampi_dtype(pass->dst->at(pass->dst->list, tensor).dtype) : AMP_F32;
-    return ampi_last_finite(from, to, pass->inverse);
+/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, looks at what dst would hold, and
+   changes nothing; without `info` it stores that and does not look. */
+typedef struct ampi_list_pass {
+    const ampi_tensors *src, *dst;      /* dst NULL: the results would be FP32 */
+    float inverse;
+    int accumulate;
+    amp_overflow_info* info;
+    double sum;                         /* of squares */
+} ampi_list_pass;
+
+AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
+    size_t i = 0;
+    int l;
+    for (; n - i >= 16; i += 16)
+        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
+    for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
+}
+AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
+
+/* Elements of the block that starts at i. */
+AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
+    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
 }
 
-/* Counts inf, NaN and what would overflow in chunk c of a list of gradients, and sums its squares, see ampi_scan. */
-AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    const amp_tensor x = pass->src->at(pass->src->list, c->tensor);
-    const amp_dtype t = ampi_dtype(x.dtype);
-    ampi_scan((const char*)x.data + c->offset * ampi_type_size(t), t, c->offset, c->n,
-              ampi_pass_limit(pass, c->tensor, t), c);
+/* y + x * inverse: checked as it would be stored, or stored. */
+AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
+                                   ampi_chunk* c) {
+    const amp_dtype t = ampi_dtype(y->dtype);
+    union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
+    AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_load_f32(sum, y->data, t, i, n);
+        ampi_load_f32(tile, x->data, x->dtype, i, n);
+        ampi_axpy_f32(sum, tile, n, pass->inverse);
+        if (!pass->info) { ampi_store_f32(y->data, t, i, sum, n); continue; }
+        ampi_store_f32(&stored, t, 0, sum, n);
+        AMPI_FORGET(&stored);
+        ampi_scan(&stored, t, i, n, ampi_inf_bits(t) - 1, c);
+    }
+}
+
+AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
+    const ampi_list_pass* pass = (const ampi_list_pass*)context;
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), none = { NULL, AMP_F32, 0, NULL };
+    const amp_tensor y = pass->dst ? pass->dst->at(pass->dst->list, c->tensor) : none;
+    const amp_dtype from = ampi_dtype(x.dtype), to = ampi_dtype(y.dtype);
+    const char* src = (const char*)x.data + c->offset * ampi_type_size(from);
+    if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
+    if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
+    ampi_kernels_now()->scale((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, pass->inverse);
+    ampi_kernels_end();
 }
 
 /* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
-AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
-    ampi_grad_pass* pass = (ampi_grad_pass*)context;
+AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
+    ampi_list_pass* pass = (ampi_list_pass*)context;
     amp_overflow_info* info = pass->info;
     if (c->inf + c->nan > 0 && info->last_tensor != c->tensor) {
         const char* name = pass->src->at(pass->src->list, c->tensor).name;
@@ -5072,87 +5090,19 @@ AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
     pass->sum += c->sum;
 }
 
-/* Fills info with what one pass over src finds. */
-AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                             ampi_chunk_fn work, amp_overflow_info* info) {
-    ampi_grad_pass pass;
+/* Fills info with what is inf or NaN, or would be in dst, and the norm of the results; see ampi_list_pass. */
+AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
+                          amp_overflow_info* info) {
+    ampi_list_pass pass;
     fenv_t floats;
-    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
+    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.accumulate = accumulate; pass.info = info;
+    pass.sum = 0.0;
+    if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
     ampi_overflow_clear(info);
     feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
-    ampi_each_chunk(src, work, ampi_check_combine, &pass);
+    ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum);
-}
-
-/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
-   = FP32), and the norm of the products. */
-AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse, amp_overflow_info* info) {
-    ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
-    if (!info->found_inf) info->norm *= (double)inverse;
-}
-
-/* --- unscale ---------------------------------------------------------------------------------- */
-
-AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
-    size_t i = 0;
-    int l;
-    for (; n - i >= 16; i += 16)
-        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
-    for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
-}
-AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
-
-/* Elements of the block that starts at i. */
-AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
-    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-}
-
-/* dst = src * inverse. */
-AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
-    const amp_dtype from = ampi_dtype(x.dtype), to = ampi_dtype(y.dtype);
-    ampi_kernels_now()->scale((char*)y.data + c->offset * ampi_type_size(to), to,
-                              (const char*)x.data + c->offset * ampi_type_size(from), from, c->n, pass->inverse);
-    ampi_kernels_end();
-}
-
-/* sum[n] = dst + src * inverse, from element i on. */
-AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n,
-                                   float inverse, float* sum) {
-    AMPI_ALIGNED float tile[AMPI_BLOCK];
-    ampi_load_f32(sum, y->data, y->dtype, i, n);
-    ampi_axpy_f32(sum, ampi_widen_block(x->data, x->dtype, i, n, tile), n, inverse);
-}
-
-AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
-    AMPI_ALIGNED float sum[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
-        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
-        ampi_store_f32(y.data, y.dtype, i, sum, n);
-    }
-}
-
-/* Checks the sums as they will be stored. */
-AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
-    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
-    const amp_dtype t = ampi_dtype(y.dtype);
-    union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
-    AMPI_ALIGNED float sum[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
-        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
-        ampi_store_f32(&stored, t, 0, sum, n);
-        AMPI_FORGET(&stored);
-        ampi_scan(&stored, t, i, n, ampi_inf_bits(t) - 1, c);
-    }
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : (double)inverse);
 }
 
 /* ======================================================================================== */
@@ -9010,6 +8960,13 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
                               loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
+/* From policy to checkpoint no loop counts for speed: gcc is asked for small code. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+  #define AMPI_SMALL_CODE 1
+  #pragma GCC push_options
+  #pragma GCC optimize("Os")
+#endif
+
 /* ======================================================================================== */
 /* >>impl-policy                                                                              */
 /* ======================================================================================== */
@@ -9108,7 +9065,7 @@ AMPI_FN void ampi_style_rules(amp_policy* p) {
 }
 
 #define AMPI_REFUSE_POLICY(condition, ...) \
-    do { if (condition) return ampi_fail(logger, AMP_ERR_POLICY, "policy: " __VA_ARGS__); } while (0)
+    AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
 /* Of a desc, or of a policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
@@ -9239,33 +9196,71 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 /* >>impl-scaler                                                                              */
 /* ======================================================================================== */
 
+/* --- fields of descs, also of an optimizer's ------------------------------------------------- */
+
+/* A field of a desc and its range, in which AMP_ZERO may lie apart. kind: d double, f float, i int or enumerator. */
+typedef struct ampi_desc_field {
+    const char* name;
+    size_t at;
+    char kind;
+    int zero;               /* 1 = AMP_ZERO, too */
+    double low, high;
+    const char* range;      /* the end of a sentence */
+} ampi_desc_field;
+
+AMPI_FN double ampi_field_value(const void* desc, const ampi_desc_field* f) {
+    const void* p = (const char*)desc + f->at;
+    int whole;
+    if (f->kind == 'd') return *(const double*)p;
+    if (f->kind == 'f') return (double)*(const float*)p;
+    memcpy(&whole, p, sizeof whole);        /* an enumerator has another type */
+    return (double)whole;
+}
+AMPI_FN int ampi_field_is_unset(const void* desc, const ampi_desc_field* f) {
+    const void* p = (const char*)desc + f->at;
+    return f->kind == 'd' ? ampi_is_zero64((const double*)p)
+           : f->kind == 'f' ? ampi_is_zero((const float*)p) : ampi_field_value(desc, f) == 0.0;
+}
+
+AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fields, size_t count, const char* what,
+                                     const amp_logger* logger) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const ampi_desc_field* f = &fields[i];
+        const double value = ampi_field_value(desc, f);
+        if (ampi_is_finite64(&value) && ((value >= f->low && value <= f->high) || (f->zero && value == AMP_ZERO)))
+            continue;
+        return ampi_fail(logger, AMP_ERR_DESC, "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value,
+                         f->range);
+    }
+    return AMP_OK;
+}
+
 /* --- presets and validation ----------------------------------------------------------------- */
 
 /* Bits: 1 an overflow divides, 2 factors are doubles, 4 the scale is one. */
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
+/* A preset: what a desc has no field for, and the values of those that it has. */
 typedef struct ampi_scaler_row {
     const char* text;
-    int kind;
-    float init;
-    int interval, late, start;
-    float growth, backoff, min, max;
-    amp_scaler_guard guard;
-    int hysteresis;
-    amp_scaler_refill refill;
-    amp_scaler_limit at_min;
-    int max_skips;
+    int kind, late, start;
+    amp_scaler_desc desc;
 } ampi_scaler_row;
 
 /* The row of a preset; NULL for a value that is not one. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
-        { text, AMPI_SCALE_##kind, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,  \
-          AMP_REFILL_##refill, AMP_LIMIT_##at, n },
+#define AMPI_OR_OFF(x) ((x) > 0 ? (x) : AMP_ZERO)
+#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n)    \
+        { text, AMPI_SCALE_##kind, late, start,                                                                      \
+          { AMP_SCALER_##name, init, growth, backoff, AMPI_OR_OFF(interval), AMPI_OR_OFF(min), AMPI_OR_OFF(max),     \
+            AMP_GUARD_##guard, h, AMP_REFILL_##refill, AMP_LIMIT_##at, AMPI_OR_OFF(n), AMP_LIMIT_ERROR, 20, 0, NULL, \
+            NULL, NULL } },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
+#undef AMPI_OR_OFF
     };
     return (unsigned)p < (unsigned)AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
 }
@@ -9287,43 +9282,48 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_desc* d) {
     return (float)d->backoff_factor == (float)(1.0 / d->growth_factor);
 }
 
-AMPI_FN void ampi_scaler_fill_factors(amp_scaler_desc* d, const ampi_scaler_row* row) {
-    if (ampi_is_zero64(&d->growth_factor)) d->growth_factor = (double)row->growth;
-    if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
-    if (ampi_is_zero64(&d->backoff_factor))
-        d->backoff_factor = row->backoff > 0.0f || !(d->growth_factor > 1.0) ? (double)row->backoff
-                                                                             : 1.0 / d->growth_factor;
-    if (!(row->kind & 2)) d->backoff_factor = (double)(float)d->backoff_factor;
-}
+static const ampi_desc_field ampi_scaler_fields[] = {
+#define AMPI_X(field, ...) { #field, offsetof(amp_scaler_desc, field), __VA_ARGS__ },
+    AMPI_X(init_scale, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and greater than 2^-128")
+    AMPI_X(growth_interval, 'i', 1, 1.0, (double)INT32_MAX, "be at least 1")
+    AMPI_X(growth_factor, 'd', 0, 1.0000000000000002, 1.7976931348623157e308, "be finite and greater than 1")
+    AMPI_X(backoff_factor, 'd', 0, 1e-307, 0.99999999999999989, "lie between 0 and 1")
+    AMPI_X(min_scale, 'f', 1, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(max_scale, 'f', 1, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(guard, 'i', 0, 1.0, (double)AMP_GUARD_NONE, "be an amp_scaler_guard")
+    AMPI_X(hysteresis, 'i', 0, 1.0, (double)INT32_MAX, "be at least 1")
+    AMPI_X(refill, 'i', 0, 1.0, (double)AMP_REFILL_EVERY_H, "be an amp_scaler_refill")
+    AMPI_X(at_min, 'i', 0, 1.0, (double)AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
+    AMPI_X(max_skips, 'i', 1, 1.0, (double)INT32_MAX, "not be negative")
+    AMPI_X(at_max_skips, 'i', 0, 1.0, (double)AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
+    AMPI_X(max_unsound, 'i', 1, 1.0, (double)INT32_MAX, "not be negative")
+#undef AMPI_X
+};
+enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fields };
 
-/* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. */
+/* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. Without a preset's
+   backoff it is 1/growth. */
 AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
-    if (ampi_is_zero(&d->init_scale)) d->init_scale = row->init;
-    if (d->growth_interval == 0) d->growth_interval = row->interval ? row->interval : AMP_ZERO;
-    ampi_scaler_fill_factors(d, row);
-    if (ampi_is_zero(&d->min_scale)) d->min_scale = row->min > 0.0f ? row->min : (float)AMP_ZERO;
-    if (d->guard == AMP_GUARD_DEFAULT) d->guard = row->guard;
-    if (ampi_is_zero(&d->max_scale) && row->max > 0.0f) d->max_scale = row->max;
-    if (ampi_is_zero(&d->max_scale) || ampi_is_off(&d->max_scale))
-        d->max_scale = d->guard == AMP_GUARD_CLAMP ? AMPI_FLT_MAX : (float)AMP_ZERO;
+    int i;
+    for (i = 0; i < AMPI_SCALER_FIELDS; i++) {
+        const ampi_desc_field* f = &ampi_scaler_fields[i];
+        if (ampi_field_is_unset(d, f))
+            memcpy((char*)d + f->at, (const char*)&row->desc + f->at, f->kind == 'd' ? sizeof(double) : sizeof(int));
+    }
+    if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
+    if (ampi_is_zero64(&d->backoff_factor) && d->growth_factor > 1.0) d->backoff_factor = 1.0 / d->growth_factor;
+    if (!(row->kind & 2)) d->backoff_factor = (double)(float)d->backoff_factor;
+    if (ampi_is_off(&d->max_scale) && d->guard == AMP_GUARD_CLAMP) d->max_scale = AMPI_FLT_MAX;
     if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&d->init_scale) && d->max_scale > 0.0f
         && d->init_scale > d->max_scale) d->init_scale = d->max_scale;
-    if (d->hysteresis == 0) d->hysteresis = row->hysteresis;
-    if (d->refill == AMP_REFILL_DEFAULT) d->refill = row->refill;
-    if (d->at_min == AMP_LIMIT_DEFAULT) d->at_min = row->at_min;
-    if (d->max_skips == 0) d->max_skips = row->max_skips ? row->max_skips : AMP_ZERO;
-    if (d->at_max_skips == AMP_LIMIT_DEFAULT) d->at_max_skips = AMP_LIMIT_ERROR;
-    if (d->max_unsound == 0) d->max_unsound = 20;
 }
 
-#define AMPI_REFUSE_DESC(condition, ...) \
-    do { if (condition) return ampi_fail(logger, AMP_ERR_DESC, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 
-/* Fields that a static scale has no use for, and enumerators: looked at before the defaults are filled
-   in. */
+/* What a desc may not ask for, before the defaults are filled in. */
 AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
-    int is_static = row->interval == 0;
+    const int is_static = row->desc.growth_interval == AMP_ZERO;
     AMPI_REFUSE_DESC(is_static && d->growth_interval > 0,
                      "scaler: growth_interval %d means nothing to the static preset %s", d->growth_interval, row->text);
     AMPI_REFUSE_DESC(is_static && !(ampi_is_zero64(&d->growth_factor) && ampi_is_zero64(&d->backoff_factor)),
@@ -9331,19 +9331,11 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
                      d->growth_factor, d->backoff_factor, row->text);
     AMPI_REFUSE_DESC(is_static && d->hysteresis != 0, "scaler: hysteresis %d means nothing to the static preset %s",
                      d->hysteresis, row->text);
-    AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE,
-                     "scaler: guard %d is not an amp_scaler_guard", (int)d->guard);
-    AMPI_REFUSE_DESC((unsigned)d->refill > (unsigned)AMP_REFILL_EVERY_H,
-                     "scaler: refill %d is not an amp_scaler_refill", (int)d->refill);
-    AMPI_REFUSE_DESC((unsigned)d->at_min > (unsigned)AMP_LIMIT_CALLBACK,
-                     "scaler: at_min %d is not an amp_scaler_limit", (int)d->at_min);
-    AMPI_REFUSE_DESC((unsigned)d->at_max_skips > (unsigned)AMP_LIMIT_CALLBACK,
-                     "scaler: at_max_skips %d is not an amp_scaler_limit", (int)d->at_max_skips);
     AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
                      "scaler: ignore_overflow is for static presets, not for %s", row->text);
-    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale) && row->init <= 0.0f,
+    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale) && row->desc.init_scale <= 0.0f,
                      "scaler: init_scale 0: the preset %s has no default, give one", row->text);
     return AMP_OK;
 }
@@ -9351,54 +9343,37 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
 /* Ranges, after the defaults were filled in. */
 AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d) {
     const amp_logger* logger = d->logger;
-    double init = (double)d->init_scale, growth = d->growth_factor, backoff = d->backoff_factor;
-    int no_min = ampi_is_off(&d->min_scale), no_max = ampi_is_off(&d->max_scale);
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale),
-                     "scaler: init_scale %g must be finite and greater than 2^-128", init);
-    AMPI_REFUSE_DESC(!ampi_is_finite64(&d->growth_factor) || growth <= 1.0,
-                     "scaler: growth_factor %g must be finite and greater than 1", growth);
-    AMPI_REFUSE_DESC(!ampi_is_finite64(&d->backoff_factor) || backoff <= 0.0 || backoff >= 1.0,
-                     "scaler: backoff_factor %g must lie between 0 and 1", backoff);
+    const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
+    const amp_result r = ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger);
+    if (r != AMP_OK) return r;
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d),
                      "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow",
-                     backoff, 1.0 / growth);
-    AMPI_REFUSE_DESC(d->growth_interval < 1 && d->growth_interval != AMP_ZERO,
-                     "scaler: growth_interval %d must be at least 1", d->growth_interval);
-    AMPI_REFUSE_DESC(!no_min && (!ampi_is_finite(&d->min_scale) || d->min_scale < 0.0f),
-                     "scaler: min_scale %g must be finite and positive", (double)d->min_scale);
-    AMPI_REFUSE_DESC(!no_min && d->min_scale > d->init_scale,
-                     "scaler: min_scale %g is greater than init_scale %g", (double)d->min_scale, init);
-    AMPI_REFUSE_DESC(!no_max && (!ampi_is_finite(&d->max_scale) || d->max_scale < 0.0f),
-                     "scaler: max_scale %g must be finite and positive", (double)d->max_scale);
-    AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale,
-                     "scaler: max_scale %g is less than init_scale %g", (double)d->max_scale, init);
-    AMPI_REFUSE_DESC(!no_min && !no_max && d->min_scale > d->max_scale,
-                     "scaler: min_scale %g is greater than max_scale %g", (double)d->min_scale, (double)d->max_scale);
-    AMPI_REFUSE_DESC(d->hysteresis < 1, "scaler: hysteresis %d must be at least 1", d->hysteresis);
-    AMPI_REFUSE_DESC(d->max_skips < AMP_ZERO, "scaler: max_skips %d must not be negative", d->max_skips);
-    AMPI_REFUSE_DESC(d->max_unsound < AMP_ZERO, "scaler: max_unsound %d must not be negative", d->max_unsound);
+                     d->backoff_factor, 1.0 / d->growth_factor);
+    AMPI_REFUSE_DESC(min > init, "scaler: min_scale %g is greater than init_scale %g", min, init);
+    AMPI_REFUSE_DESC(max >= 0.0 && max < init, "scaler: max_scale %g is less than init_scale %g", max, init);
     return AMP_OK;
 }
 
 /* The machine's parameters from a complete desc. */
 AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d, const ampi_scaler_row* row) {
-    int interval = d->growth_interval == AMP_ZERO ? 0 : d->growth_interval;
+    const int interval = ampi_default_int(d->growth_interval, 0);
     memset(r, 0, sizeof *r);
     r->growth = d->growth_factor;
     r->backoff = (row->kind & 1) && ampi_scaler_undoes(d) ? 0.0 : d->backoff_factor;
-    r->min = ampi_is_off(&d->min_scale) ? 0.0f : d->min_scale;
-    r->max = ampi_is_off(&d->max_scale) ? 0.0f : d->max_scale;
+    r->min = ampi_default_at(&d->min_scale, 0.0f);
+    r->max = ampi_default_at(&d->max_scale, 0.0f);
     r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;
     r->start = row->start;
     r->hysteresis = d->hysteresis;
     r->guard = (int32_t)d->guard;
     r->refill = (int32_t)d->refill;
     r->at_min = (int32_t)d->at_min;
-    r->max_skips = d->max_skips == AMP_ZERO ? 0 : d->max_skips;
+    r->max_skips = ampi_default_int(d->max_skips, 0);
     r->at_max_skips = (int32_t)d->at_max_skips;
     r->ignore_overflow = d->ignore_overflow != 0;
-    r->is_static = row->interval == 0;
-    r->max_unsound = d->max_unsound == AMP_ZERO ? 0 : d->max_unsound;
+    r->is_static = row->desc.growth_interval == AMP_ZERO;
+    r->max_unsound = ampi_default_int(d->max_unsound, 0);
     r->is_double = (row->kind & 4) != 0;
 }
 
@@ -9418,11 +9393,9 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     row = ampi_scaler_preset(d.preset);
     if (!row)
         return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
-    r = ampi_scaler_check_given(&d, row);
-    if (r != AMP_OK) return r;
+    if ((r = ampi_scaler_check_given(&d, row)) != AMP_OK) return r;
     ampi_scaler_fill(&d, row);
-    r = ampi_scaler_check_ranges(&d);
-    if (r != AMP_OK) return r;
+    if ((r = ampi_scaler_check_ranges(&d)) != AMP_OK) return r;
     memset(s, 0, sizeof *s);
     if (d.logger) s->logger = *d.logger;
     d.logger = NULL;
@@ -9513,8 +9486,10 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
     return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
 }
 
-AMPI_FN amp_result ampi_scaler_check_closed(const amp_scaler* s, const char* place) {
-    if (!s->scaled && !s->recorded) return AMP_OK;
+/* For what is done between windows. */
+AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
+    const amp_result r = ampi_scaler_ready(s);
+    if (r != AMP_OK || (!s->scaled && !s->recorded)) return r;
     return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place);
 }
 
@@ -9538,24 +9513,12 @@ AMPI_FN int ampi_tensor_span(const ampi_tensors* t, int i, uintptr_t* from, uint
     *to = *from + x.count * ampi_type_size(x.dtype);
     return x.count > 0;
 }
-AMPI_FN void ampi_list_range(amp_scaler_list* l, const ampi_tensors* t) {
-    uintptr_t from, to;
-    int i;
-    l->from = ~(uintptr_t)0;
-    l->to = 0;
-    for (i = 0; i < t->count; i++) {
-        if (!ampi_tensor_span(t, i, &from, &to)) continue;
-        if (from < l->from) l->from = from;
-        if (to > l->to) l->to = to;
-    }
-}
 
 /* The first span that ends behind this address. */
 AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
-    int low = 0, high = s->span_count;
-    if (high > 0 && s->spans[high - 1][1] <= address) return high;      /* most lists ascend */
+    int low = 0, high = s->span_count, middle;
     while (low < high) {
-        int middle = (low + high) / 2;
+        middle = (low + high) / 2;
         if (s->spans[middle][1] > address) high = middle;
         else low = middle + 1;
     }
@@ -9566,33 +9529,15 @@ AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     uintptr_t from, to;
-    int i, k, coarse = 0;
-    if (s->list_count == 0) return 0;
-    for (k = 0; k < s->list_count; k++) coarse |= (int)s->lists[k].coarse;
-    if (s->span_count == 0 && !coarse) return 0;
-    for (i = 0; i < t->count; i++) {
+    int i, k;
+    for (i = 0; i < t->count && s->list_count > 0; i++) {
         if (!ampi_tensor_span(t, i, &from, &to)) continue;
         for (k = ampi_scaler_span(s, from); k < s->span_count && s->spans[k][0] < to; k++)
             set |= (uint64_t)1 << s->span_list[k];
-        for (k = 0; coarse && k < s->list_count; k++)
+        for (k = 0; k < s->list_count; k++)
             if (s->lists[k].coarse && from < s->lists[k].to && to > s->lists[k].from) set |= (uint64_t)1 << k;
     }
     return set;
-}
-
-/* What was done to the lists that share memory with these, and the sum of the keys of the unscaled among them: it is
-   the key of these if just they were unscaled. */
-AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, uint64_t* unscaled) {
-    const uint64_t set = ampi_scaler_sharing(s, t);
-    uint32_t done = 0;
-    int k;
-    *unscaled = 0;
-    for (k = 0; k < s->list_count; k++) {
-        if (!(set >> k & 1)) continue;
-        done |= s->lists[k].done;
-        if (s->lists[k].done & AMPI_UNSCALED) *unscaled += s->lists[k].key;
-    }
-    return done;
 }
 
 /* Adds a span of a list, together with those of the same list that it meets or touches. Returns 0 without room. */
@@ -9619,9 +9564,13 @@ AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint3
     const uint64_t set = ampi_scaler_sharing(s, t);
     uintptr_t from, to;
     int i, written = (done & AMPI_UNSCALED) != 0;
-    for (i = 0; i < t->count && set == 0 && !entry->coarse; i++)
-        if (ampi_tensor_span(t, i, &from, &to) && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists)))
+    for (i = 0; i < t->count && set == 0; i++) {
+        if (!ampi_tensor_span(t, i, &from, &to)) continue;
+        if (from < entry->from) entry->from = from;
+        if (to > entry->to) entry->to = to;
+        if (!entry->coarse && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists)))
             entry->coarse = 1;
+    }
     for (i = 0; i < s->list_count; i++) {
         amp_scaler_list* l = &s->lists[i];
         if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
@@ -9639,59 +9588,103 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
         entry->key = key;
-        ampi_list_range(entry, t);
+        entry->from = ~(uintptr_t)0;
     }
     if (done != AMPI_CHECKED) ampi_scaler_note_change(s, t, done, entry);
     entry->done |= done;
     entry->norm = norm;
 }
 
-AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
-    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_key(t)))
-        return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_STATE,
-                     "%s: more than %d lists of gradients in one window; put the tensors in one list",
-                     place, AMP_SCALER_MAX_LISTS);
-}
-
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
     int i;
-    if (t->count < 0)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
-    if (t->count > 0 && !t->list)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place, t->count);
+    AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
+    AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place,
+                     t->count);
     for (i = 0; i < t->count; i++) {
-        amp_tensor x = t->at(t->list, i);
-        if (!ampi_is_compute_dtype(x.dtype))
-            return ampi_fail(logger, AMP_ERR_DTYPE,
-                             "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
-                             ampi_name_or_none(x.name), (int)x.dtype);
-        if (x.count > SIZE_MAX / 16)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lld elements", place,
-                             i, ampi_name_or_none(x.name), ampi_shown(x.count));
-        if (x.count > 0 && !x.data)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lld",
-                             place, i, ampi_name_or_none(x.name), ampi_shown(x.count));
+        const amp_tensor x = t->at(t->list, i);
+        const char* name = ampi_name_or_none(x.name);
+        AMPI_REFUSE_CALL(!ampi_is_compute_dtype(x.dtype), AMP_ERR_DTYPE,
+                         "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name, (int)x.dtype);
+        AMPI_REFUSE_CALL(x.count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lld elements",
+                         place, i, name, ampi_shown(x.count));
+        AMPI_REFUSE_CALL(x.count > 0 && !x.data, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lld",
+                         place, i, name, ampi_shown(x.count));
     }
     return AMP_OK;
 }
 
-/* What check, unscale and step have in common: a valid list, in a window whose loss was scaled. */
-AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
-    if (!s) return AMP_ERR_ARGUMENT;
-    if (!s->scaled)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
-    return ampi_tensors_validate(t, &s->logger, place);
+/* Tensor id of dst, which is written, or, behind these, of src, which is read. */
+typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
+AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
+    const ampi_two_lists* two = (const ampi_two_lists*)lists;
+    const size_t count = (size_t)two->dst->count;
+    const ampi_tensors* t = id < count ? two->dst : two->src;
+    const amp_tensor x = t->at(t->list, (int)(id < count ? id : id - count));
+    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), id < count);
+}
+/* A tensor of dst that shares memory with another would be unscaled twice. src: NULL, or a list of equal length. */
+AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
+                                      const char* place) {
+    const size_t count = (size_t)dst->count;
+    ampi_two_lists lists;
+    size_t a, b;
+    lists.dst = dst;
+    lists.src = src;
+    if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b)) return AMP_OK;
+    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", place,
+                     (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
+                     (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
-/* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
-AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors* t, const char* place, int* all) {
-    uint64_t unscaled;
-    *all = (ampi_scaler_seen(s, t, &unscaled) & AMPI_UNSCALED) != 0;
-    if (!*all || unscaled == ampi_tensors_key(t)) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_STATE,
-                     "%s: some of these gradients were unscaled in this window, but not all, or together with others",
-                     place);
+/* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of it was unscaled, 0 if none.
+   It was if its key is the sum of the keys of the unscaled lists that share memory with it. */
+AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
+                                     int* unscaled) {
+    const amp_logger* logger = s ? &s->logger : NULL;
+    uint64_t set, key, sum = 0;
+    uint32_t done = 0;
+    amp_result r;
+    int k;
+    if (!s) return AMP_ERR_ARGUMENT;
+    AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
+    if ((r = ampi_tensors_validate(t, logger, place)) != AMP_OK) return r;
+    set = ampi_scaler_sharing(s, t);
+    key = ampi_tensors_key(t);
+    for (k = 0; k < s->list_count; k++) {
+        if (!(set >> k & 1)) continue;
+        done |= s->lists[k].done;
+        if (s->lists[k].done & AMPI_UNSCALED) sum += s->lists[k].key;
+    }
+    *unscaled = (done & AMPI_UNSCALED) != 0;
+    AMPI_REFUSE_CALL(what != AMPI_CHECKED && done & AMPI_STEPPED, AMP_ERR_STATE,
+                     "%s: these gradients were stepped already; call amp_scaler_update first", place);
+    AMPI_REFUSE_CALL(what == AMPI_UNSCALED && *unscaled, AMP_ERR_STATE,
+                     "%s: these gradients were unscaled already in this window", place);
+    AMPI_REFUSE_CALL(*unscaled && sum != key, AMP_ERR_STATE, "%s: some of these gradients were unscaled in this "
+                     "window, but not all, or together with others", place);
+    AMPI_REFUSE_CALL(what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key),
+                     AMP_ERR_STATE, "%s: more than %d lists of gradients in one window; put the tensors in one list",
+                     place, AMP_SCALER_MAX_LISTS);
+    return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL, place) : AMP_OK;
+}
+
+/* The same for dst, which src is unscaled into. */
+AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
+                                          const char* place) {
+    const amp_logger* logger = s ? &s->logger : NULL;
+    int i, src_unscaled, dst_unscaled;
+    amp_result r = ampi_scaler_enter(s, src, AMPI_CHECKED, place, &src_unscaled);
+    if (r == AMP_OK) r = ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled);
+    if (r != AMP_OK) return r;
+    AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
+    for (i = 0; i < src->count; i++) {
+        const amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
+        AMPI_REFUSE_CALL(x.count != y.count, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
+                         place, i, ampi_shown(y.count), ampi_shown(x.count));
+        AMPI_REFUSE_CALL(x.count && x.data == y.data, AMP_ERR_ARGUMENT,
+                         "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
+    }
+    return ampi_tensors_apart(s, dst, src, place);
 }
 
 /* Adds the findings of one list to the window's. */
@@ -9744,140 +9737,50 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
 }
 
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    ampi_tensors t = ampi_tensors_of(grads, count);
+    static const char place[] = "amp_scaler_check";
+    const ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
     int unscaled;
-    amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_check");
-    if (r == AMP_OK) r = ampi_scaler_unscaled(s, &t, "amp_scaler_check", &unscaled);
+    const amp_result r = ampi_scaler_enter(s, &t, AMPI_CHECKED, place, &unscaled);
     if (r != AMP_OK) return r;
-    ampi_check(&t, NULL, unscaled ? 1.0f : s->state.inverse, &found);
-    if (ampi_tensors_first(&t)) {
-        ampi_scaler_record(s, &found, "amp_scaler_check");
+    ampi_unscale(&t, NULL, unscaled ? 1.0f : s->state.inverse, 0, &found);
+    if (ampi_tensors_any(&t)) {
+        ampi_scaler_record(s, &found, place);
         ampi_scaler_note(s, &t, AMPI_CHECKED, found.norm);
     }
     if (info) *info = found;
     return AMP_OK;
 }
 
-/* Tensor id of a list, which is written. */
-AMPI_FN ampi_array ampi_tensor_array(const void* list, size_t id) {
-    const ampi_tensors* t = (const ampi_tensors*)list;
-    amp_tensor x = t->at(t->list, (int)id);
-    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), 1);
-}
-/* A tensor that shares memory with another would be unscaled twice. */
-AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* t, const char* place) {
-    size_t a, b;
-    if (t->apart || !ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &a, &b)) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d and tensor %d overlap in memory", place, (int)a,
-                     (int)b);
-}
-
-/* May this list be unscaled in this window? */
-AMPI_FN amp_result ampi_scaler_enter_unscale(amp_scaler* s, const ampi_tensors* t, const char* place) {
-    uint64_t unscaled;
-    uint32_t done = ampi_scaler_seen(s, t, &unscaled);
-    if (done & AMPI_STEPPED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "%s: these gradients were stepped already; call update first", place);
-    if (done & AMPI_UNSCALED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: these gradients were unscaled already in this window", place);
-    const amp_result r = ampi_tensors_apart(s, t, place);
-    return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
-}
-
-/* Shared by amp_scaler_unscale and amp_optimizer_unscale. */
-AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place,
-                                       amp_overflow_info* found) {
-    ampi_grad_pass pass;
-    amp_result r = ampi_scaler_enter_unscale(s, t, place);
-    if (r != AMP_OK) return r;
-    ampi_check(t, t, s->state.inverse, found);
-    if (!ampi_tensors_first(t)) return AMP_OK;
-    if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {
-        memset(&pass, 0, sizeof pass);
-        pass.src = t; pass.dst = t; pass.inverse = s->state.inverse;
-        ampi_each_chunk(t, ampi_unscale_chunk, NULL, &pass);
+/* Unscales a list that was entered; info may be NULL. */
+AMPI_FN void ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src, int accumulate,
+                                 const char* place, amp_overflow_info* info) {
+    amp_overflow_info found;
+    ampi_unscale(src, dst, s->state.inverse, accumulate, &found);
+    if (ampi_tensors_any(dst)) {
+        if (ampi_scaler_record(s, &found, place) && (src != dst || s->state.inverse != 1.0f))
+            ampi_unscale(src, dst, s->state.inverse, accumulate, NULL);
+        ampi_scaler_note(s, dst, AMPI_UNSCALED, found.norm);
     }
-    ampi_scaler_note(s, t, AMPI_UNSCALED, found->norm);
-    return AMP_OK;
+    if (info) *info = found;
 }
 
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    ampi_tensors t = ampi_tensors_of(grads, count);
-    amp_overflow_info found;
-    amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_unscale");
-    if (r == AMP_OK) r = ampi_scaler_unscale(s, &t, "amp_scaler_unscale", &found);
-    if (r == AMP_OK && info) *info = found;
+    static const char place[] = "amp_scaler_unscale";
+    const ampi_tensors t = ampi_tensors_of(grads, count);
+    int unscaled;
+    const amp_result r = ampi_scaler_enter(s, &t, AMPI_UNSCALED, place, &unscaled);
+    if (r == AMP_OK) ampi_scaler_unscale(s, &t, &t, 0, place, info);
     return r;
-}
-
-/* Array id of two lists of equal length: a tensor of dst, and then one of src, which is only read. */
-typedef struct ampi_into { const ampi_tensors *dst, *src; } ampi_into;
-AMPI_FN ampi_array ampi_into_array(const void* list, size_t id) {
-    const ampi_into* lists = (const ampi_into*)list;
-    const size_t count = (size_t)lists->dst->count;
-    ampi_array s = ampi_tensor_array(id < count ? lists->dst : lists->src, id % count);
-    s.written = id < count;
-    return s;
-}
-AMPI_FN amp_result ampi_into_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
-                                   const char* place) {
-    const size_t count = (size_t)dst->count;
-    ampi_into lists;
-    size_t a, b;
-    lists.dst = dst;
-    lists.src = src;
-    if (!ampi_arrays_meet(&lists, ampi_into_array, 2 * count, &a, &b)) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d of %s and tensor %d of %s overlap in memory", place,
-                     (int)(a % count), a < count ? "dst" : "src", (int)(b % count), b < count ? "dst" : "src");
-}
-
-AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst,
-                                             const ampi_tensors* src, const char* place) {
-    uint64_t unscaled;
-    int i, all;
-    amp_result r = ampi_scaler_enter(s, src, place);
-    if (r == AMP_OK) r = ampi_tensors_validate(dst, &s->logger, place);
-    if (r != AMP_OK) return r;
-    for (i = 0; i < src->count; i++) {
-        amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
-        if (x.count != y.count)
-            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                             "%s: tensor %d: dst has %lld elements, src has %lld", place, i,
-                             ampi_shown(y.count), ampi_shown(x.count));
-        if (x.count && x.data == y.data)
-            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                             "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
-    }
-    r = ampi_into_apart(s, dst, src, place);
-    if (r != AMP_OK) return r;
-    if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first", place);
-    if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
-    r = ampi_scaler_unscaled(s, dst, place, &all);
-    return r == AMP_OK ? ampi_scaler_need_room(s, dst, place) : r;
 }
 
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info) {
-    ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
-    ampi_grad_pass pass;
-    amp_overflow_info found;
-    amp_result r = ampi_scaler_into_validate(s, &to, &from, "amp_scaler_unscale_into");
-    if (r != AMP_OK) return r;
-    memset(&pass, 0, sizeof pass);
-    pass.src = &from; pass.dst = &to; pass.inverse = s->state.inverse;
-    if (accumulate) ampi_check_pass(&from, &to, pass.inverse, ampi_check_sums_chunk, &found);
-    else ampi_check(&from, &to, pass.inverse, &found);
-    if (ampi_tensors_first(&to)) {
-        if (ampi_scaler_record(s, &found, "amp_scaler_unscale_into"))
-            ampi_each_chunk(&from, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
-        ampi_scaler_note(s, &to, AMPI_UNSCALED, found.norm);
-    }
-    if (info) *info = found;
-    return AMP_OK;
+    static const char place[] = "amp_scaler_unscale_into";
+    const ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
+    const amp_result r = ampi_scaler_enter_into(s, &to, &from, place);
+    if (r == AMP_OK) ampi_scaler_unscale(s, &to, &from, accumulate, place, info);
+    return r;
 }
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
@@ -9934,8 +9837,8 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
 }
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
-    amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_set_scale")) != AMP_OK) return r;
+    const amp_result r = ampi_scaler_between(s, "amp_scaler_set_scale");
+    if (r != AMP_OK) return r;
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128", (double)scale);
@@ -9947,11 +9850,21 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 
 /* --- save and load ------------------------------------------------------------------------------ */
 
-/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left, skips in a
-   row, 80..95 applied and skipped, 96..119 growth, backoff and exact scale as doubles, 120..123 unsound in a row,
-   124..127 CRC-32 of all before. Version 1 has no doubles, and the unsound at 96. */
+/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. The other fields
+   of rule and state are rows of a table: runs of words, or of pairs of words, that lie side by side. Version 1 has no
+   doubles, and at 96 what version 2 has at 120. */
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
+typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
+static const struct { size_t at, size, count, field; } ampi_saved_runs[] = {
+    { 16, 4, 12, offsetof(ampi_saved, rule.min) },          /* up to is_static */
+    { 64, 4, 1, offsetof(ampi_saved, state.scale) },
+    { 68, 4, 2, offsetof(ampi_saved, state.tracker) },      /* and hysteresis_left */
+    { 76, 4, 1, offsetof(ampi_saved, state.consecutive_skips) },
+    { 80, 8, 2, offsetof(ampi_saved, state.applied) },      /* and skipped */
+    { 96, 8, 2, offsetof(ampi_saved, rule.growth) },        /* and backoff */
+    { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
+    { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
     int i;
@@ -9996,23 +9909,35 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     return ~crc;
 }
 
-/* Magic, version and rule: what must be the same on loading. */
-AMPI_FN void ampi_scaler_put_rule(const amp_scaler_rule* r, unsigned char* p) {
-    const int32_t words[] = {
-        r->interval, r->start,     r->hysteresis,   r->guard,           r->refill,
-        r->at_min,   r->max_skips, r->at_max_skips, r->ignore_overflow, r->is_static };
-    float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
-    int i;
-    memset(p, 0, AMP_SCALER_STATE_BYTES);
+/* Copies the fields of the table to the bytes, or from them. */
+AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
+    uint64_t pair;
+    uint32_t word;
+    size_t i, k;
+    for (i = 0; i < sizeof ampi_saved_runs / sizeof *ampi_saved_runs; i++)
+        for (k = 0; k < ampi_saved_runs[i].count; k++) {
+            const size_t size = ampi_saved_runs[i].size;
+            unsigned char* p = bytes + ampi_saved_runs[i].at + k * size;
+            char* field = (char*)x + ampi_saved_runs[i].field + k * size;
+            if (load && size == 4) { word = ampi_get32(p); memcpy(field, &word, size); }
+            else if (load) { pair = ampi_get64(p); memcpy(field, &pair, size); }
+            else if (size == 4) { memcpy(&word, field, size); ampi_put32(p, word); }
+            else { memcpy(&pair, field, size); ampi_put64(p, pair); }
+        }
+}
+
+AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
+    const amp_scaler_rule* r = &s->rule;
+    const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
+    ampi_saved saved;
+    saved.rule = s->rule;
+    saved.state = s->state;
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
     ampi_put32(p + 12, ampi_bits_at(&backoff));
-    ampi_put32(p + 16, ampi_bits_at(&r->min));
-    ampi_put32(p + 20, ampi_bits_at(&r->max));
-    for (i = 0; i < 10; i++) ampi_put32(p + 24 + 4 * i, (uint32_t)words[i]);
-    ampi_put64(p + 96, ampi_bits64(r->growth));
-    ampi_put64(p + 104, ampi_bits64(r->backoff));
+    ampi_scaler_move(&saved, p, 0);
+    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
 }
 
 /* The first number of two rules that differs, by name. */
@@ -10037,68 +9962,52 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
-    unsigned char* p = (unsigned char*)bytes;
-    amp_result r = ampi_scaler_ready(s);
+    const amp_result r = ampi_scaler_between(s, "amp_scaler_save");
     if (r != AMP_OK) return r;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                         "amp_scaler_save: %llu bytes are not enough, or NULL", (ampi_ull)size);
-    if ((r = ampi_scaler_check_closed(s, "amp_scaler_save")) != AMP_OK) return r;
-    ampi_scaler_put_rule(&s->rule, p);
-    ampi_put32(p + 64, ampi_bits_at(&s->state.scale));
-    ampi_put32(p + 68, (uint32_t)s->state.tracker);
-    ampi_put32(p + 72, (uint32_t)s->state.hysteresis_left);
-    ampi_put32(p + 76, (uint32_t)s->state.consecutive_skips);
-    ampi_put64(p + 80, (uint64_t)s->state.applied);
-    ampi_put64(p + 88, (uint64_t)s->state.skipped);
-    ampi_put64(p + 112, ampi_bits64(s->state.exact_scale));
-    ampi_put32(p + 120, (uint32_t)s->state.consecutive_unsound);
-    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "amp_scaler_save: %llu bytes are not enough, or NULL",
+                         (ampi_ull)size);
+    ampi_scaler_write(s, (unsigned char*)bytes);
     return AMP_OK;
 }
 
-AMPI_FN uint32_t ampi_scaler_saved_unsound(const unsigned char* p) {
-    return ampi_get32(p + (ampi_get32(p + 4) > 1 ? 120 : 96));
-}
-
 /* What every saved state fulfils: a scale from 0 to infinity, counters that can go on counting. */
-AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const unsigned char* p) {
-    int32_t tracker = (int32_t)ampi_get32(p + 68), left = (int32_t)ampi_get32(p + 72);
-    return ampi_get32(p + 64) <= 0x7f800000u && tracker >= r->start && left >= 0 && left <= r->hysteresis
-        && ampi_get32(p + 76) <= INT32_MAX && ampi_get64(p + 80) < (uint64_t)1 << 62
-        && ampi_get64(p + 88) < (uint64_t)1 << 62 && ampi_get64(p + 112) <= AMPI_INF64
-        && ampi_scaler_saved_unsound(p) <= INT32_MAX;
+AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const amp_scaler_state* x) {
+    return ampi_bits_at(&x->scale) <= 0x7f800000u && x->tracker >= r->start && x->hysteresis_left >= 0
+        && x->hysteresis_left <= r->hysteresis && x->consecutive_skips >= 0 && (uint64_t)x->applied >> 62 == 0
+        && (uint64_t)x->skipped >> 62 == 0 && ampi_bits64_at(&x->exact_scale) <= AMPI_INF64
+        && x->consecutive_unsound >= 0;
 }
 
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
-    const unsigned char* p = (const unsigned char*)bytes;
-    unsigned char rule[AMP_SCALER_STATE_BYTES];
+    unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
+    const amp_logger* logger = s ? &s->logger : NULL;
+    ampi_saved saved;
     uint32_t version;
-    amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_load")) != AMP_OK) return r;
-    if (!bytes || size != AMP_SCALER_STATE_BYTES)
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
-                         AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
-    ampi_scaler_put_rule(&s->rule, rule);
-    version = ampi_get32(p + 4);
-    if (memcmp(p, rule, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
-        ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
-    if (memcmp(p + 8, rule + 8, 56) != 0 || (version > 1 && memcmp(p + 96, rule + 96, 16) != 0))
-        return ampi_scaler_refuse_rule(s, p, rule);
-    if (!ampi_scaler_state_is_sound(&s->rule, p))
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
-                         "amp_scaler_load: the state holds a scale or a count that no scaler has");
-    s->state.scale = ampi_float(ampi_get32(p + 64));
-    s->state.exact_scale = (double)s->state.scale;
-    if (version > 1 && s->rule.is_double)
-        ampi_scaler_keep(&s->rule, &s->state, ampi_double(ampi_get64(p + 112)));
-    s->state.tracker = (int32_t)ampi_get32(p + 68);
-    s->state.hysteresis_left = (int32_t)ampi_get32(p + 72);
-    s->state.consecutive_skips = (int32_t)ampi_get32(p + 76);
-    s->state.applied = (int64_t)ampi_get64(p + 80);
-    s->state.skipped = (int64_t)ampi_get64(p + 88);
-    s->state.consecutive_unsound = (int32_t)ampi_scaler_saved_unsound(p);
+    const amp_result r = ampi_scaler_between(s, "amp_scaler_load");
+    if (r != AMP_OK) return r;
+    AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
+                     AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
+    memcpy(theirs, bytes, size);
+    ampi_scaler_write(s, ours);
+    version = ampi_get32(theirs + 4);
+    AMPI_REFUSE_CALL(memcmp(theirs, ours, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
+                         ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
+                     AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+    if (version == 1) {
+        memcpy(theirs + 120, theirs + 96, 4);
+        memcpy(theirs + 96, ours + 96, 24);
+    }
+    if (memcmp(theirs + 8, ours + 8, 56) != 0 || memcmp(theirs + 96, ours + 96, 16) != 0)
+        return ampi_scaler_refuse_rule(s, theirs, ours);
+    saved.rule = s->rule;
+    saved.state = s->state;
+    ampi_scaler_move(&saved, theirs, 1);
+    AMPI_REFUSE_CALL(!ampi_scaler_state_is_sound(&s->rule, &saved.state), AMP_ERR_FORMAT,
+                     "amp_scaler_load: the state holds a scale or a count that no scaler has");
+    s->state = saved.state;
+    ampi_scaler_keep(&s->rule, &s->state, version > 1 && s->rule.is_double ? saved.state.exact_scale
+                                                                           : (double)saved.state.scale);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
     return AMP_OK;
@@ -10637,7 +10546,7 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
-    if (ampi_tensors_first(t)) return AMP_OK;
+    if (ampi_tensors_any(t)) return AMP_OK;
     return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
 }
 
@@ -10650,30 +10559,17 @@ AMPI_FN amp_logger ampi_scaler_lend(amp_scaler* s, const amp_logger* logger) {
 
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     static const char place[] = "amp_optimizer_unscale";
-    amp_overflow_info found;
+    int unscaled;
     amp_logger own;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, s, &t, place);
     if (r != AMP_OK) return r;
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     own = ampi_scaler_lend(s, &o->logger);
-    r = ampi_scaler_enter(s, &t, place);
-    if (r == AMP_OK) r = ampi_scaler_unscale(s, &t, place, &found);
+    r = ampi_scaler_enter(s, &t, AMPI_UNSCALED, place, &unscaled);
+    if (r == AMP_OK) ampi_scaler_unscale(s, &t, &t, 0, place, NULL);
     s->logger = own;
     return r;
-}
-
-/* May these gradients be stepped in this window, and are they unscaled already? */
-AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors* t, const char* place,
-                                               int* all_unscaled) {
-    uint64_t unscaled;
-    amp_result r = ampi_scaler_enter(s, t, place);
-    if (r != AMP_OK) return r;
-    if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "%s: these gradients were stepped already; call amp_scaler_update first", place);
-    r = ampi_scaler_unscaled(s, t, place, all_unscaled);
-    return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
 }
 
 /* The check that looked at just these gradients, and was the last thing done to them; NULL if there is none. */
@@ -10701,7 +10597,7 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
         found->norm = checked->norm;
         return !s->state.found_inf;
     }
-    ampi_check(t, NULL, factor, found);
+    ampi_unscale(t, NULL, factor, 0, found);
     if (!s) return !found->found_inf;
     ampi_scaler_record(s, found, "amp_optimizer_step");
     return !s->state.found_inf;
@@ -10718,7 +10614,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     double coefficient;
     float factor;
     int unscaled = 1;
-    amp_result r = s ? ampi_optimizer_enter_window(s, t, place, &unscaled) : AMP_OK;
+    amp_result r = s ? ampi_scaler_enter(s, t, AMPI_STEPPED, place, &unscaled) : AMP_OK;
     if (r != AMP_OK) return r;
     factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
@@ -10911,13 +10807,6 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     };
     return &cpu;
 }
-
-/* No loop counts for speed in model, train and checkpoint: gcc is asked for small code. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
-  #define AMPI_SMALL_CODE 1
-  #pragma GCC push_options
-  #pragma GCC optimize("Os")
-#endif
 
 /* ======================================================================================== */
 /* >>impl-model                                                                               */

@@ -5756,6 +5756,7 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
 AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t, const amp_exec* exec,
                                        const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
+    ampi_two_lists lists;
     amp_result r;
     size_t first, second;
     int i;
@@ -5766,7 +5767,8 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: out of memory", place);
     }
     l->count = t->count;
-    l->apart = !ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &first, &second);
+    lists.dst = lists.src = t;
+    l->apart = !ampi_arrays_meet(&lists, ampi_tensor_array, (size_t)t->count, &first, &second);
     for (i = 0; i < t->count; i++) {
         l->tensors[i] = t->at(t->list, i);
         l->tensors[i].name = NULL;
@@ -6408,14 +6410,14 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
     return s ? &s->device->state : NULL;
 }
 
-/* The window of the host as amp.h's functions know it. */
-AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
-                                          const amp_exec* exec, const char* place) {
+/* A list as amp.h's functions know it. */
+AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
+                                         const amp_exec* exec, const char* place) {
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count);
     t->apart = list->apart;
-    return ampi_scaler_enter(&s->window, t, place);
+    return AMP_OK;
 }
 
 /* The number that ampi_scaler_note gives to a list, or has given; -1 if the table is full. */
@@ -6445,9 +6447,9 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     ampi_cuda_look a;
     ampi_tensors t;
     int unscaled;
-    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_unscaled(&s->window, &t, place, &unscaled);
-    if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
+    amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
+    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_CHECKED, place, &unscaled);
+    if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
     a.unscaled = unscaled;
     r = ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
@@ -6460,9 +6462,10 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
     static const char place[] = "amp_cuda_scaler_unscale";
     ampi_cuda_look a;
     ampi_tensors t;
-    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_enter_unscale(&s->window, &t, place);
-    if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
+    int unscaled;
+    amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
+    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_UNSCALED, place, &unscaled);
+    if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
     r = ampi_cuda_look_at(&a, AMPI_LOOK_UNSCALE, exec, place);
     if (r == AMP_OK) r = ampi_cuda_settle(grads, s->device, exec, place);
@@ -6476,13 +6479,13 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     static const char place[] = "amp_cuda_scaler_unscale_into";
     ampi_tensors to, from;
     ampi_cuda_look a;
-    amp_result r = ampi_cuda_scaler_enter(s, src, &from, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_scaler_enter(s, dst, &to, exec, place);
+    amp_result r = ampi_cuda_scaler_list(s, src, &from, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_scaler_list(s, dst, &to, exec, place);
     if (r == AMP_OK && to.count != from.count)
         r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
                       to.count, from.count);
-    if (r == AMP_OK) r = ampi_scaler_into_validate(&s->window, &to, &from, place);
-    if (r != AMP_OK || !ampi_tensors_first(&to)) return r;
+    if (r == AMP_OK) r = ampi_scaler_enter_into(&s->window, &to, &from, place);
+    if (r != AMP_OK || !ampi_tensors_any(&to)) return r;
     a = ampi_cuda_look_of(s, src, &to);
     a.dst = dst->list.chunks;
     r = ampi_cuda_look_at(&a, accumulate ? AMPI_LOOK_SUMS : AMPI_LOOK, exec, place);
@@ -6993,7 +6996,7 @@ AMPI_FN amp_result ampi_cuda_write_low(const amp_optimizer* o, const amp_exec* e
     amp_result r;
     masters.at = ampi_cuda_master_at;
     lows.at = ampi_cuda_low_at;
-    if (!ampi_tensors_first(&masters)) return AMP_OK;
+    if (!ampi_tensors_any(&masters)) return AMP_OK;
     r = ampi_cuda_make_list(&from, &masters, exec, place);
     if (r == AMP_OK) r = ampi_cuda_make_list(&to, &lows, exec, place);
     if (r == AMP_OK) r = ampi_cuda_move_list(to, from, NULL, 0, exec, place);
@@ -7096,7 +7099,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scal
     r = ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place);
     if (r == AMP_OK && s) {
         const amp_logger own = ampi_scaler_lend(&s->window, &o->host.logger);
-        r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);
+        r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, place, &unscaled);
         s->window.logger = own;
     }
     if (r != AMP_OK) return r;
