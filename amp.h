@@ -12060,7 +12060,8 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         const uint32_t words[] = {
             (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
             (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
-            (uint32_t)n->inputs[0], (uint32_t)n->inputs[1], ampi_bits(n->p), ampi_bits(n->eps),
+            (uint32_t)(n->input_count > 0 ? n->inputs[0] : AMPI_NONE),
+            (uint32_t)(n->input_count > 1 ? n->inputs[1] : AMPI_NONE), ampi_bits(n->p), ampi_bits(n->eps),
             ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->frozen
         };
         conv.n = pool.n = 0;
@@ -13175,6 +13176,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
    nothing recurses, and the work is at most n log n in the size of the header. */
 #define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
 #define AMPI_FILE_MAX_RANK 4
+#define AMPI_FILE_CHUNK ((size_t)1 << 18)
 #define AMPI_CRC_KEY "amp.crc32."
 #define AMPI_CRC_KEY_LENGTH (sizeof AMPI_CRC_KEY - 1)
 
@@ -13209,8 +13211,8 @@ typedef struct ampi_file {
     amp_model* model;                   /* NULL = the tensors lie in memory of the host */
     const char* owner;                  /* of the tensors, as a sentence has it */
     FILE* stream;
-    char* data;                         /* what was read of all tensors; of one that is written, NULL = as it lies */
-    uint32_t* crcs;                     /* of those written; 0 until they are */
+    char* data;                         /* of the tensors that are read, or a chunk of one that is written */
+    uint32_t* crcs;                     /* of what is written */
     uint64_t bytes;                     /* of data in the file that is read, and */
     ampi_file_entry* entries;           /* its tensors, by name, once they are read by place; in the same block */
     amp_file_text* found;               /* its texts, sorted by key, and its header */
@@ -13286,6 +13288,14 @@ AMPI_FN void* ampi_file_alloc(const ampi_file* f, size_t bytes) {
     void* p = ampi_alloc(&f->desc.allocator, bytes);
     if (!p) ampi_fail(f->desc.logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes", (ampi_ull)bytes);
     return p;
+}
+
+/* Gives everything back, also of a file that was refused half way. */
+AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
+    if (f->stream) fclose(f->stream);
+    ampi_free(&f->desc.allocator, f->data);
+    ampi_free(&f->desc.allocator, f->entries);
+    return r;
 }
 
 /* A byte of UTF-8 that no character begins with. */
@@ -13520,11 +13530,15 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
 }
 
 /* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...},"name":{"dtype":"F32",...},..., and spaces up to a
-   multiple of 8 bytes. Tensors with larger elements come first, so that each is aligned. Returns the length. */
-AMPI_FN uint64_t ampi_put_header(const ampi_file* f) {
+   multiple of 8 bytes; all that behind its length, which is returned. Tensors with larger elements come first, so that
+   each is aligned. */
+AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN_SHAPE];
+    unsigned char eight[8];
     uint64_t begin = 0, at;
+    ampi_put64(eight, length);
+    fwrite(eight, 1, sizeof eight, out);
     for (int i = 0; i < f->text_count + f->count; i++) {
         const int k = i - f->text_count;
         fputs(i ? "," : "{\"__metadata__\":{", out);
@@ -13551,44 +13565,36 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f) {
     return at / 8 * 8;                                   /* eight bytes less than the file now has */
 }
 
-/* The byte order of this machine; compilers fold this to a constant. */
-AMPI_FN int ampi_is_little_endian(void) {
-    const uint16_t one = 1;
-    return *(const unsigned char*)&one == 1;
-}
-
 /* Between the file's byte order and the host's: nothing to do on most machines. */
 AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
-    if (ampi_is_little_endian()) return;
+    const uint16_t one = 1;
+    if (*(const unsigned char*)&one == 1) return;
     for (size_t i = 0; i < bytes; i += element)
         for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* The length of the header, the header and data; then the first two again, because now the CRCs are known, which make
-   the header no longer. */
+/* The header, data in chunks, and the header again, because now the CRCs are known, which make it no longer. */
 AMPI_FN amp_result ampi_put_file(ampi_file* f) {
-    unsigned char length[8] = { 0 };
-    uint64_t header;
-    fwrite(length, 1, 8, f->stream);
-    header = ampi_put_header(f);
+    const uint64_t header = ampi_put_header(f, 0);
     if (header > AMPI_FILE_MAX_HEADER)
         return AMPI_BAD_CALL(f, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)header,
                              AMPI_FILE_MAX_HEADER);
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count && !ferror(f->stream); i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
-            const size_t bytes = ampi_file_bytes(&f->tensors[i]);
-            if (ampi_type_size(t->dtype) != element || bytes == 0) continue;
-            if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, t->data, bytes, &f->model->exec));
-            else if (f->data) memcpy(f->data, t->data, bytes);
-            if (f->data) ampi_swap_endian((unsigned char*)f->data, bytes, element);
-            fwrite(f->data ? f->data : t->data, 1, bytes, f->stream);
-            f->crcs[i] = ampi_crc32(0, f->data ? f->data : t->data, bytes);
+            const size_t bytes = ampi_type_size(t->dtype) == element ? ampi_file_bytes(&f->tensors[i]) : 0;
+            for (size_t at = 0, n; at < bytes; at += n) {
+                const char* from = (const char*)t->data + at;
+                n = ampi_min_size(bytes - at, AMPI_FILE_CHUNK);
+                if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
+                else memcpy(f->data, from, n);
+                ampi_swap_endian((unsigned char*)f->data, n, element);
+                fwrite(f->data, 1, n, f->stream);
+                f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
+            }
         }
     if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
-    ampi_put64(length, header);
-    fwrite(length, 1, 8, f->stream);
-    ampi_put_header(f);
+    ampi_put_header(f, header);
     /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
     if (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)) return ampi_file_cannot(f, "write");
     return AMP_OK;
@@ -13602,40 +13608,30 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
     if (!f->stream) return ampi_file_cannot(f, "save");
     r = ampi_put_file(f);
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
+    f->stream = NULL;
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
     if (r != AMP_OK) remove(temporary);
     else if (!ampi_flush_directory(temporary)) r = ampi_file_cannot(f, "flush the directory of");
     return r;
 }
 
-/* A block holds a copy of the largest tensor, where tensors are not written as they lie, a list of names, whose place
-   the checksums take, and the name of the temporary file. */
+/* A block holds a chunk of data, a list of names, whose place the checksums take, and the temporary file's name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
-    const int copied = f->model || !ampi_is_little_endian();
     const char *twice, **names;
-    size_t largest = 0;
-    char* block;
-    amp_result r;
     f->texts = texts;
     f->text_count = text_count;
-    for (int i = 0; i < f->count && copied; i++)
-        if (ampi_file_bytes(&f->tensors[i]) > largest) largest = ampi_file_bytes(&f->tensors[i]);
-    largest = ampi_round_up(largest, 8);
-    block = (char*)ampi_file_alloc(f, largest + most * sizeof *names + strlen(path) + AMPI_SUFFIX);
-    if (!block) return AMP_ERR_MEMORY;
-    names = (const char**)(void*)(block + largest);
+    f->data = (char*)ampi_file_alloc(f, AMPI_FILE_CHUNK + most * sizeof *names + strlen(path) + AMPI_SUFFIX);
+    if (!f->data) return AMP_ERR_MEMORY;
+    names = (const char**)(void*)(f->data + AMPI_FILE_CHUNK);
     for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
     twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
     for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
     if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
-    f->data = copied ? block : NULL;
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
-    r = twice ? AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice))
-              : ampi_file_write(f, path, (char*)(names + most));
-    ampi_free(&f->desc.allocator, block);
-    return r;
+    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
+    return ampi_file_write(f, path, (char*)(names + most));
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
@@ -13644,7 +13640,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
     AMPI_TRY(ampi_file_begin(&f, path, desc));
     AMPI_TRY(ampi_file_take(&f, tensors, count));
     AMPI_TRY(ampi_file_check_texts(&f, texts, text_count));
-    return ampi_file_save(&f, path, texts, text_count);
+    return ampi_file_close(&f, ampi_file_save(&f, path, texts, text_count));
 }
 
 /* --- JSON, as much as a header may hold --------------------------------------------------- */
@@ -13701,11 +13697,12 @@ AMPI_FN void ampi_json_escape(ampi_json* j, char** w) {
     j->at++;
     c = ampi_json_hex4(j);
     if (c == 0) ampi_json_fail(j, "a text holds a zero character");
-    if (c >= 0xd800 && c <= 0xdfff) {
-        if (c <= 0xdbff && strncmp(j->at, "\\u", 2) == 0) { j->at += 2; low = ampi_json_hex4(j); }
-        if (low < 0xdc00 || low > 0xdfff) ampi_json_fail(j, "an escape is half of a surrogate pair");
-        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+    if (c >> 10 == 0x36 && strncmp(j->at, "\\u", 2) == 0) {
+        j->at += 2;
+        low = ampi_json_hex4(j);
+        if (low >> 10 == 0x37) c = 0x10000 + ((c & 0x3ff) << 10 | (low & 0x3ff));
     }
+    if (c >> 11 == 0x1b) ampi_json_fail(j, "an escape is half of a surrogate pair");
     if (j->error) return;
     more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     *(*w)++ = (char)(heads[more] | c >> 6 * more);
@@ -13918,46 +13915,42 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Gives everything back, also of a file that was refused half way. */
-AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
-    if (f->stream) fclose(f->stream);
-    ampi_free(&f->desc.allocator, f->data);
-    ampi_free(&f->desc.allocator, f->entries);
-    return r;
-}
-
-/* Compares a tensor of the caller with the file's, and gives that one a place in the *total bytes to read, aligned for
-   any type. With any_type the file's may have another of our types. */
-AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, int any_type, size_t* total) {
-    ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
-    const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
-    const char* name = ampi_show(f, t->tensor.name);
-    char theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
-    if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
-    if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
-    if (e->dtype != dtype)
-        return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name, e->dtype
-                             ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
-    ampi_show_shape(e->rank, e->shape, theirs);
-    ampi_show_shape((size_t)t->rank, t->shape, ours);
-    if (strcmp(theirs, ours) != 0)
-        return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours, f->owner);
-    e->wanted = &t->tensor;
-    e->place = ampi_round_up(*total, 8);
-    if (*total < SIZE_MAX - 8 && ampi_add_size(e->place, (size_t)(e->end - e->begin), total)) return AMP_OK;
-    return AMPI_BAD_CALL(f, "the tensors are larger than the memory");
-}
-
-/* Reads the wanted tensors into new memory, in the order in which they are in the file; their bytes must be those that
-   were written. */
-AMPI_FN amp_result ampi_file_read(ampi_file* f, int any_type) {
+/* Compares the tensors of the caller with the file's, and gives these places in new memory, aligned for any type. With
+   any_type the file's may have another of our types. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
     size_t total = 0;
-    for (int i = 0; i < f->count; i++) AMPI_TRY(ampi_file_want(f, &f->tensors[i], any_type, &total));
+    for (const amp_file_tensor* t = f->tensors; t < f->tensors + f->count; t++) {
+        ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
+        const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
+        const char* name = ampi_show(f, t->tensor.name);
+        char theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
+        if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
+        if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
+        if (e->dtype != dtype)
+            return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name,
+                                 e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type],
+                                 amp_dtype_name(dtype), f->owner);
+        ampi_show_shape(e->rank, e->shape, theirs);
+        ampi_show_shape((size_t)t->rank, t->shape, ours);
+        if (strcmp(theirs, ours) != 0)
+            return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours,
+                                 f->owner);
+        e->wanted = &t->tensor;
+        e->place = ampi_round_up(total, 8);
+        if (total > SIZE_MAX - 8 || !ampi_add_size(e->place, (size_t)(e->end - e->begin), &total))
+            return AMPI_BAD_CALL(f, "the tensors are larger than the memory");
+    }
     f->data = (char*)ampi_file_alloc(f, total);
-    if (!f->data) return AMP_ERR_MEMORY;
+    return f->data ? AMP_OK : AMP_ERR_MEMORY;
+}
+
+/* Reads the wanted tensors, in the order in which they are in the file; their bytes must be those that were written.
+   When all are there they go where the caller or the model has them. */
+AMPI_FN amp_result ampi_file_read(ampi_file* f) {
+    const ampi_file_entry *e, *end = f->entries + f->entry_count;
+    const amp_backend* b = f->model ? f->model->backend : NULL;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
-    for (size_t i = 0; i < f->entry_count; i++) {
-        const ampi_file_entry* e = &f->entries[i];
+    for (e = f->entries; e < end; e++) {
         const size_t bytes = (size_t)(e->end - e->begin);
         char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;
         AMPI_TRY(ampi_file_get(f, data, e->end - e->begin));
@@ -13967,85 +13960,64 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f, int any_type) {
                                  ampi_show(f, e->name), crc, e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
-    return AMP_OK;
-}
-
-/* What was read, to where the caller or the model has it. */
-AMPI_FN amp_result ampi_file_deliver(const ampi_file* f) {
-    for (size_t i = 0; i < f->entry_count; i++) {
-        const ampi_file_entry* e = &f->entries[i];
+    for (e = f->entries; e < end; e++) {
         const amp_tensor* to = e->wanted;
-        const char* from = f->data + e->place;
+        const char* data = f->data + e->place;
         const size_t bytes = (size_t)(e->end - e->begin);
-        const amp_backend* b = f->model ? f->model->backend : NULL;
         if (!to || bytes == 0) continue;
-        if (!b) memcpy(to->data, from, bytes);
-        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(b->copy_in(to->data, from, bytes, &f->model->exec));
-        else AMPI_TRY(b->upload(to->data, to->dtype, from, e->dtype, to->count, &f->model->exec));
+        if (!b) memcpy(to->data, data, bytes);
+        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(b->copy_in(to->data, data, bytes, &f->model->exec));
+        else AMPI_TRY(b->upload(to->data, to->dtype, data, e->dtype, to->count, &f->model->exec));
     }
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_file_load(ampi_file* f, const char* path) {
-    AMPI_TRY(ampi_file_open(f, path));
-    AMPI_TRY(ampi_file_read(f, 0));
-    return ampi_file_deliver(f);
-}
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_desc* desc) {
     ampi_file f;
+    amp_result r;
     AMPI_TRY(ampi_file_begin(&f, path, desc));
     AMPI_TRY(ampi_file_take(&f, tensors, count));
-    return ampi_file_close(&f, ampi_file_load(&f, path));
+    r = ampi_file_open(&f, path);
+    if (r == AMP_OK) r = ampi_file_want(&f, 0);
+    if (r == AMP_OK) r = ampi_file_read(&f);
+    return ampi_file_close(&f, r);
 }
 
-AMPI_FN amp_result ampi_file_text(ampi_file* f, const char* path, const char* key, char* out, size_t size) {
-    const char* text;
-    AMPI_TRY(ampi_file_open(f, path));
-    text = ampi_file_text_at(f, key);
-    ampi_show(f, key);
-    if (!text) return AMPI_BAD_FILE(f, "'%s' has no text '%s'", f->path, f->name);
-    if (strlen(text) >= size)
-        return AMPI_BAD_FILE(f, "text '%s' of '%s' needs %llu bytes; there is room for %llu", f->name, f->path,
-                             (ampi_ull)strlen(text) + 1, (ampi_ull)size);
-    strcpy(out, text);
-    return AMP_OK;
-}
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc) {
+    const char* text;
     ampi_file f;
+    amp_result r;
     AMPI_TRY(ampi_file_begin(&f, path, desc));
     if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
-    return ampi_file_close(&f, ampi_file_text(&f, path, key, out, size));
+    r = ampi_file_open(&f, path);
+    text = r == AMP_OK ? ampi_file_text_at(&f, key) : NULL;
+    if (r == AMP_OK && !text) r = AMPI_BAD_FILE(&f, "'%s' has no text '%s'", f.path, ampi_show(&f, key));
+    if (text && strlen(text) >= size)
+        r = AMPI_BAD_FILE(&f, "text '%s' of '%s' needs %llu bytes; there is room for %llu", ampi_show(&f, key), f.path,
+                          (ampi_ull)strlen(text) + 1, (ampi_ull)size);
+    else if (text) strcpy(out, text);
+    return ampi_file_close(&f, r);
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's ------------------------------- */
 
-/* Beside tensors a checkpoint holds numbers as texts "amp.<key>", and "amp.group<i>.<key>" for each group. A row says
-   where an ampi_checkpoint has such a number. */
-typedef struct ampi_state_row {
-    const char* key;
-    size_t offset, bytes;
-    size_t stride;           /* from one group to the next; 0 = no group's */
-    int of, kind, role;
-} ampi_state_row;
-enum { AMPI_OF_BOTH, AMPI_OF_MODEL, AMPI_OF_LOOP };
-enum { AMPI_INT, AMPI_STEPS, AMPI_FLOAT };
+/* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
+enum { AMPI_INT, AMPI_LONG, AMPI_STEPS, AMPI_FLOAT };    /* of 4, 8, 8 and 4 bytes */
 enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
        AMPI_LOADED,      /* state, which loading sets */
        AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
        AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
-
-/* One number of a checkpoint. */
-typedef struct ampi_field {
-    const ampi_state_row* row;
+typedef struct ampi_number {
     void* at;
+    int kind, role, of_group;
+    int optional;            /* left out of the file where it is 0 */
     uint64_t value;          /* after loading the file's */
     const char* theirs;      /* the file's text */
-    int optional;            /* left out of the file where it is 0 */
     char key[40], text[AMPI_NUMBER];
-} ampi_field;
-#define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
+} ampi_number;
+#define AMPI_MAX_NUMBERS (32 + 3 * AMP_MAX_GROUPS)
 typedef char ampi_state_name[80];
 
 /* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
@@ -14054,107 +14026,97 @@ typedef struct ampi_checkpoint {
     amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
     amp_scaler *scaler, s;         /* likewise; NULL = there is none */
     const char* saver;             /* for sentences */
-    int32_t format, level, low_dtype, accumulate, grad_dtype;
-    uint64_t seed, passes;
-    uint64_t fingerprint;          /* of a graph, or of which parameter is in which group */
-    ampi_field fields[AMPI_MAX_FIELDS];
-    int field_count;
+    int32_t format, grad_dtype;
+    uint64_t passes, fingerprint;  /* of a graph, or of which parameter is in which group */
+    ampi_number numbers[AMPI_MAX_NUMBERS];
+    int number_count;
     amp_file_tensor* tensors;      /* in this block are also */
     ampi_state_name* names;        /* the names of those that the caller does not name */
 } ampi_checkpoint;
 
-#define AMPI_ROW(member) offsetof(ampi_checkpoint, member), sizeof ((ampi_checkpoint*)NULL)->member
-#define AMPI_GROUP(member, type) AMPI_ROW(o.member), sizeof(type), AMPI_OF_BOTH
-#define AMPI_SETTING(member, kind) { #member, AMPI_ROW(o.desc.member), 0, AMPI_OF_BOTH, kind, AMPI_KEPT }
-static const ampi_state_row ampi_state_rows[] = {
-    { "step", AMPI_ROW(o.state.step), 0, AMPI_OF_BOTH, AMPI_STEPS, AMPI_LOADED },
-    { "lr", AMPI_ROW(o.state.lr), 0, AMPI_OF_BOTH, AMPI_FLOAT, AMPI_LOADED },
-    { "pass", AMPI_ROW(passes), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_LOADED },
-    { "format", AMPI_ROW(format), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
-    { "level", AMPI_ROW(level), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
-    { "low_dtype", AMPI_ROW(low_dtype), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
-    { "seed", AMPI_ROW(seed), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
-    { "accumulate", AMPI_ROW(accumulate), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
-    { "grad_dtype", AMPI_ROW(grad_dtype), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_AGREES },
-    { "optimizer", AMPI_ROW(o.desc.kind), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
-    { "maximize", AMPI_ROW(o.desc.maximize), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
-    AMPI_SETTING(momentum, AMPI_FLOAT), AMPI_SETTING(dampening, AMPI_FLOAT), AMPI_SETTING(nesterov, AMPI_INT),
-    AMPI_SETTING(beta1, AMPI_FLOAT), AMPI_SETTING(beta2, AMPI_FLOAT), AMPI_SETTING(eps, AMPI_FLOAT),
-    AMPI_SETTING(weight_decay, AMPI_FLOAT), AMPI_SETTING(clip_norm, AMPI_FLOAT),
-    { "schedule", AMPI_ROW(o.desc.schedule.kind), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_KEPT },
-    AMPI_SETTING(schedule.warmup_steps, AMPI_INT), AMPI_SETTING(schedule.total_steps, AMPI_INT),
-    AMPI_SETTING(schedule.step_size, AMPI_INT), AMPI_SETTING(schedule.gamma, AMPI_FLOAT),
-    AMPI_SETTING(schedule.floor, AMPI_FLOAT),
-    { "groups", AMPI_ROW(o.desc.group_count), 0, AMPI_OF_BOTH, AMPI_INT, AMPI_AGREES },
-    { "lr", AMPI_GROUP(groups[0].lr, amp_param_group), AMPI_FLOAT, AMPI_LOADED },
-    { "weight_decay", AMPI_GROUP(groups[0].weight_decay, amp_param_group), AMPI_FLOAT, AMPI_KEPT },
-    { "frozen_steps", AMPI_GROUP(state.frozen_steps[0], int64_t), AMPI_STEPS, AMPI_LOADED },
-    { "graph", AMPI_ROW(fingerprint), 0, AMPI_OF_MODEL, AMPI_INT, AMPI_GRAPH },
-    { "grouping", AMPI_ROW(fingerprint), 0, AMPI_OF_LOOP, AMPI_INT, AMPI_GRAPH }
-};
-enum { AMPI_STATE_ROWS = sizeof ampi_state_rows / sizeof ampi_state_rows[0], AMPI_GROUP_END = AMPI_STATE_ROWS - 2,
-       AMPI_GROUP_ROW = AMPI_GROUP_END - 3 };
+/* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
+   numbers are optional then; that of frozen steps always is. */
+AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
+    ampi_number* x = &c->numbers[c->number_count++];
+    int32_t n;
+    memcpy(&n, at, sizeof n);
+    if (kind == AMPI_LONG || kind == AMPI_STEPS) memcpy(&x->value, at, sizeof x->value);
+    else x->value = kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
+    x->at = at;
+    x->kind = kind;
+    x->role = role;
+    x->of_group = group >= 0;
+    x->optional = x->of_group && (kind == AMPI_STEPS || c->o.desc.group_count == 0);
+    if (x->of_group) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, name);
+    else snprintf(x->key, sizeof x->key, "amp.%s", name);
+    ampi_show_number(x->value, kind == AMPI_FLOAT, x->text);
+}
 
-/* Lists the numbers, the rows of a group for one group after the other. Without groups in the desc the caller may have
-   written group 0, so that its numbers are optional; that of frozen steps always is. */
-AMPI_FN void ampi_checkpoint_list(ampi_checkpoint* c) {
-    const int groups = ampi_group_count(&c->o) < AMP_MAX_GROUPS ? ampi_group_count(&c->o) : AMP_MAX_GROUPS;
-    int group = 0;
-    for (int i = 0; i < AMPI_STATE_ROWS; i++) {
-        const ampi_state_row* row = &ampi_state_rows[i];
-        ampi_field* x = &c->fields[c->field_count];
-        int32_t n;
-        if (row->of == (c->file.model ? AMPI_OF_LOOP : AMPI_OF_MODEL)) continue;
-        c->field_count++;
-        x->row = row;
-        x->at = (unsigned char*)c + row->offset + (size_t)group * row->stride;
-        memcpy(&n, x->at, sizeof n);
-        if (row->bytes == sizeof x->value) memcpy(&x->value, x->at, sizeof x->value);
-        else x->value = row->kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
-        x->optional = row->stride && (row->kind == AMPI_STEPS || c->o.desc.group_count == 0);
-        if (row->stride) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, row->key);
-        else snprintf(x->key, sizeof x->key, "amp.%s", row->key);
-        ampi_show_number(x->value, row->kind == AMPI_FLOAT, x->text);
-        if (i == AMPI_GROUP_END - 1 && ++group < groups) i = AMPI_GROUP_ROW - 1;
+/* Lists all numbers, steps first; a loop lacks some of a model's. */
+AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
+    amp_model* m = c->file.model;
+    amp_optimizer* o = &c->o;
+    amp_optimizer_desc* d = &o->desc;
+    amp_schedule* s = &d->schedule;
+    const struct { const char* name; void* at; int kind, role; } rows[] = {
+        { "step", &o->state.step, AMPI_STEPS, AMPI_LOADED }, { "lr", &o->state.lr, AMPI_FLOAT, AMPI_LOADED },
+        { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &c->format, AMPI_INT, AMPI_AGREES },
+        { "level", m ? &m->policy.level : NULL, AMPI_INT, AMPI_AGREES },
+        { "low_dtype", m ? &m->policy.low_dtype : NULL, AMPI_INT, AMPI_AGREES },
+        { "seed", m ? &m->desc.seed : NULL, AMPI_LONG, AMPI_AGREES },
+        { "accumulate", m ? &m->desc.accumulate : NULL, AMPI_INT, AMPI_AGREES },
+        { "grad_dtype", m ? &c->grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
+        { "optimizer", &d->kind, AMPI_INT, AMPI_AGREES }, { "maximize", &d->maximize, AMPI_INT, AMPI_AGREES },
+        { "momentum", &d->momentum, AMPI_FLOAT, AMPI_KEPT }, { "dampening", &d->dampening, AMPI_FLOAT, AMPI_KEPT },
+        { "nesterov", &d->nesterov, AMPI_INT, AMPI_KEPT }, { "beta1", &d->beta1, AMPI_FLOAT, AMPI_KEPT },
+        { "beta2", &d->beta2, AMPI_FLOAT, AMPI_KEPT }, { "eps", &d->eps, AMPI_FLOAT, AMPI_KEPT },
+        { "weight_decay", &d->weight_decay, AMPI_FLOAT, AMPI_KEPT },
+        { "clip_norm", &d->clip_norm, AMPI_FLOAT, AMPI_KEPT }, { "schedule", &s->kind, AMPI_INT, AMPI_KEPT },
+        { "schedule.warmup_steps", &s->warmup_steps, AMPI_LONG, AMPI_KEPT },
+        { "schedule.total_steps", &s->total_steps, AMPI_LONG, AMPI_KEPT },
+        { "schedule.step_size", &s->step_size, AMPI_LONG, AMPI_KEPT },
+        { "schedule.gamma", &s->gamma, AMPI_FLOAT, AMPI_KEPT }, { "schedule.floor", &s->floor, AMPI_FLOAT, AMPI_KEPT },
+        { "groups", &d->group_count, AMPI_INT, AMPI_AGREES }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].at) ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
+    for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
+        ampi_number_add(c, i, "lr", &o->groups[i].lr, AMPI_FLOAT, AMPI_LOADED);
+        ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, AMPI_FLOAT, AMPI_KEPT);
+        ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], AMPI_STEPS, AMPI_LOADED);
     }
+    ampi_number_add(c, -1, m ? "graph" : "grouping", &c->fingerprint, AMPI_LONG, AMPI_GRAPH);
 }
 
 /* The state of a model, or with m = NULL of a loop. */
 AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimizer* o, amp_scaler* s) {
-    static const amp_logger silent = { NULL, NULL };
-    const amp_logger* logger = c->file.desc.logger ? c->file.desc.logger : &silent;
+    amp_logger logger = { NULL, NULL };
+    if (c->file.desc.logger) logger = *c->file.desc.logger;
     c->file.model = m;
     c->file.owner = m ? "the model" : "the optimizer";
     c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
     c->optimizer = o;
     c->o = *o;
-    c->o.logger = *logger;
+    c->o.logger = logger;
     c->o.desc.maximize = o->desc.maximize != 0;
     c->o.desc.nesterov = o->desc.nesterov != 0;
     c->scaler = s;
-    if (s) { c->s = *s; c->s.logger = *logger; }
+    if (s) c->s = *s;
+    c->s.logger = logger;
     c->format = 1;
+    c->passes = m ? m->training.passes : 0;
+    c->grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
     c->fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     for (int i = 0; !m && i < o->count; i++) {
         const uint32_t group = (uint32_t)o->params[i].group;
         c->fingerprint = ampi_hash_words(c->fingerprint, &group, 1);
     }
-    if (m) {
-        c->level = (int32_t)m->policy.level;
-        c->low_dtype = (int32_t)m->policy.low_dtype;
-        c->seed = m->desc.seed;
-        c->accumulate = m->desc.accumulate;
-        c->grad_dtype = (int32_t)ampi_dtype(m->desc.grad_dtype);
-        c->passes = m->training.passes;
-    }
-    ampi_checkpoint_list(c);
+    ampi_numbers_list(c);
 }
 
 /* What both directions need: a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char* path) {
     amp_file_desc desc;
-    if (!m) return AMP_ERR_ARGUMENT;
-    memset(c, 0, sizeof *c);
     desc.allocator = m->desc.allocator;
     desc.logger = &m->op_logger;
     AMPI_TRY(ampi_file_begin(&c->file, path, &desc));
@@ -14169,7 +14131,6 @@ AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char
    with ".m" behind. */
 AMPI_FN amp_result ampi_loop_ready(ampi_checkpoint* c, amp_optimizer* o, amp_scaler* s, const char* path,
                                    const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    memset(c, 0, sizeof *c);
     AMPI_TRY(ampi_file_begin(&c->file, path, desc));
     AMPI_TRY(ampi_file_take(&c->file, more, count));
     if (!o || !o->params) return AMPI_BAD_CALL(&c->file, "there is no optimizer");
@@ -14206,8 +14167,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     const amp_optimizer* o = c->optimizer;
     const amp_model* m = c->file.model;
     const amp_file_tensor* more = c->file.tensors;
-    const int more_count = c->file.count;
-    const size_t most = 3 * (size_t)o->count + (size_t)more_count + (m ? 2 * (size_t)m->layer_count : 0);
+    const size_t more_count = (size_t)c->file.count;
+    const size_t most = 3 * (size_t)o->count + more_count + (m ? 2 * (size_t)m->layer_count : 0);
     const size_t bytes = most * (sizeof *c->tensors + sizeof *c->names);
     c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, bytes);
     if (!c->tensors) return AMP_ERR_MEMORY;
@@ -14231,12 +14192,13 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, n->running, channels);
         ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
     }
-    if (more_count) memcpy(c->tensors + c->file.count, more, (size_t)more_count * sizeof *more);
-    return ampi_file_take(&c->file, c->tensors, c->file.count + more_count);
+    if (more_count) memcpy(c->tensors + c->file.count, more, more_count * sizeof *more);
+    return ampi_file_take(&c->file, c->tensors, c->file.count + (int)more_count);
 }
 
 /* The scaler's bytes as a text. */
-AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, char out[2 * AMP_SCALER_STATE_BYTES + 1]) {
+typedef char ampi_scaler_text[2 * AMP_SCALER_STATE_BYTES + 1];
+AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, ampi_scaler_text out) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     return out;
 }
@@ -14244,77 +14206,72 @@ AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, char out[2 * AMP
 /* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. State and rates
    that loading would refuse must not take the place of a good file. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
-    amp_file_text texts[AMPI_MAX_FIELDS + 2];
+    amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    char scaler[2 * AMP_SCALER_STATE_BYTES + 1], crc_text[AMPI_NUMBER];
+    ampi_scaler_text scaler;
+    char crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     int n = 0;
     AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
     AMPI_TRY(ampi_state_list(c, 0));
-    for (int i = 0; i < c->field_count; i++) {
-        const ampi_field* x = &c->fields[i];
+    for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
         if (x->optional && x->value == 0) continue;
         texts[n].key = x->key;
         texts[n++].value = x->text;
-        if (x->row->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
+        if (x->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
-    texts[n].key = "amp.scaler";
-    texts[n].value = ampi_show_bytes(bytes, scaler);
-    n += c->scaler != NULL;
+    if (c->scaler) {
+        texts[n].key = "amp.scaler";
+        texts[n++].value = ampi_show_bytes(bytes, scaler);
+    }
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 1, crc_text);
     return ampi_file_save(&c->file, path, texts, n);
 }
-AMPI_FN amp_result ampi_checkpoint_save(ampi_checkpoint* c, const char* path) {
-    const amp_result r = ampi_state_save(c, path);
-    ampi_free(&c->file.desc.allocator, c->tensors);
-    return r;
-}
 
 /* How a number differs, and what that means; a float's text as a person would write it. */
-AMPI_FN amp_result ampi_field_tell(ampi_checkpoint* c, const ampi_field* x, amp_result code, const char* outcome) {
+AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code, const char* outcome) {
     const char* texts[] = { x->theirs, x->text };
     char shown[2][AMPI_SHOWN];
     uint64_t bits;
     for (int i = 0; i < 2; i++)
-        if (x->row->kind == AMPI_FLOAT && ampi_read_number(texts[i], 1, &bits))
+        if (x->kind == AMPI_FLOAT && ampi_read_number(texts[i], 1, &bits))
             snprintf(shown[i], AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
                      shown[1], c->file.owner, outcome);
 }
 
-/* A number that loading sets: a rate that an optimizer or a group can have, or at most so many steps. */
-AMPI_FN int ampi_field_read(ampi_field* x, uint64_t most) {
-    const int is_rate = x->row->kind == AMPI_FLOAT;
-    uint32_t bits;
-    if (!ampi_read_number(x->theirs, is_rate, &x->value)) return 0;
-    bits = (uint32_t)x->value;
-    memcpy(x->at, x->row->bytes == sizeof bits ? (const void*)&bits : &x->value, x->row->bytes);
-    return is_rate ? ampi_lr_is_valid((const float*)x->at, x->row->stride != 0)
-                   : x->row->kind != AMPI_STEPS || x->value <= most;
+/* Takes a number of the file that loading sets: a rate that an optimizer or a group can have, or at most so many
+   steps. */
+AMPI_FN int ampi_number_read(ampi_number* x, uint64_t most) {
+    const int is_rate = x->kind == AMPI_FLOAT, sound = ampi_read_number(x->theirs, is_rate, &x->value);
+    const uint32_t bits = (uint32_t)x->value;
+    if (is_rate) memcpy(x->at, &bits, sizeof bits);
+    else memcpy(x->at, &x->value, sizeof x->value);
+    return sound && (is_rate ? ampi_lr_is_valid((const float*)x->at, x->of_group)
+                             : x->kind != AMPI_STEPS || x->value <= most);
 }
 
-/* The numbers of the file. Where they must agree texts are compared: a number has one text. Steps come first, and no
-   group was frozen in more of them. */
-AMPI_FN amp_result ampi_fields_read(ampi_checkpoint* c) {
+/* The numbers of the file. Where they must agree texts are compared: a number has one text. No group was frozen in more
+   steps than there were. */
+AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_file_text_at(f, "amp.crc32");
     char computed[AMPI_NUMBER];
+    uint64_t most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     memset(c->o.state.frozen_steps, 0, sizeof c->o.state.frozen_steps);
-    for (int i = 0; i < c->field_count; i++) {
-        ampi_field* x = &c->fields[i];
+    for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++, most = c->numbers->value) {
         x->theirs = ampi_file_text_at(f, x->key);
-        if (!x->theirs && x->optional) x->theirs = x->row->kind == AMPI_FLOAT ? "00000000" : "0";
+        if (!x->theirs && x->optional) x->theirs = x->kind == AMPI_FLOAT ? "00000000" : "0";
         if (!x->theirs)
             return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
-        if (x->row->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
-            return ampi_field_tell(c, x, AMP_ERR_FORMAT, "");
-        if (x->row->role != AMPI_LOADED) continue;
-        if (!ampi_field_read(x, i ? c->fields->value : ((uint64_t)1 << 62) - 1))
-            return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
+        if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
+            return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
+        if (x->role != AMPI_LOADED) continue;
+        if (!ampi_number_read(x, most)) return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
         if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
@@ -14325,45 +14282,28 @@ AMPI_FN amp_result ampi_fields_read(ampi_checkpoint* c) {
 /* Loads the scaler's bytes into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
-    char again[2 * AMP_SCALER_STATE_BYTES + 1];
+    ampi_scaler_text again;
     const char* text = ampi_file_text_at(&c->file, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
     if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
-    if (text && strlen(text) == 2 * sizeof bytes)
-        for (size_t i = 0; i < sizeof bytes; i++) {
-            const char two[] = { text[2 * i], text[2 * i + 1], '\0' };
-            bytes[i] = (unsigned char)strtoul(two, NULL, 16);
-        }
+    for (size_t i = 0; text && i < sizeof bytes && 2 * i + 1 < strlen(text); i++) {
+        const char two[] = { text[2 * i], text[2 * i + 1], '\0' };
+        bytes[i] = (unsigned char)strtoul(two, NULL, 16);
+    }
     if (!text || strcmp(ampi_show_bytes(bytes, again), text) != 0)
         return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Everything was checked: from here on only a model's backend could fail. */
-AMPI_FN amp_result ampi_state_apply(ampi_checkpoint* c) {
-    amp_optimizer* o = c->optimizer;
-    AMPI_TRY(ampi_file_deliver(&c->file));
-    if (c->scaler) {
-        c->s.logger = c->scaler->logger;
-        *c->scaler = c->s;
-    }
-    o->state = c->o.state;
-    memcpy(o->groups, c->o.groups, sizeof o->groups);
-    if (!c->file.model) {
-        ampi_params_write_low(o->params, o->count);
-        return AMP_OK;
-    }
-    c->file.model->training.passes = c->passes;
-    return amp_model_sync_params(c->file.model);
-}
-
-/* Checks in the order in which a person would want to hear of differences: numbers, scaler, tensors, graph. */
-AMPI_FN amp_result ampi_state_read(ampi_checkpoint* c) {
+/* Checks in the order in which a person would want to hear of differences: numbers, scaler, tensors, graph. Then only
+   damaged data or a model's backend can fail, and after these nothing. */
+AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
-    const ampi_field *graph = &c->fields[c->field_count - 1], *x;
-    AMPI_TRY(ampi_fields_read(c));
+    amp_optimizer* o = c->optimizer;
+    const ampi_number *graph = &c->numbers[c->number_count - 1], *x;
+    AMPI_TRY(ampi_numbers_read(c));
     AMPI_TRY(ampi_scaler_read(c));
-    AMPI_TRY(ampi_file_read(f, 0));
+    AMPI_TRY(ampi_file_want(f, 0));
     for (size_t i = 0; i < f->entry_count; i++)
         if (!f->entries[i].wanted)
             return AMPI_BAD_FILE(f, "tensor '%s' is in the file, but not in %s", ampi_show(f, f->entries[i].name),
@@ -14371,17 +14311,26 @@ AMPI_FN amp_result ampi_state_read(ampi_checkpoint* c) {
     if (strcmp(graph->theirs, graph->text) != 0)
         return AMPI_BAD_FILE(f, "'%s' was saved by %s", f->path, f->model ? "a model with other layers, types or "
                              "settings of layers" : "an optimizer with its parameters in other groups");
-    AMPI_TRY(ampi_state_apply(c));
-    for (x = c->fields; x < graph; x++) {
-        const int is_rate = x->row->role == AMPI_LOADED && x->row->kind == AMPI_FLOAT;
-        if ((x->row->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
-            ampi_field_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
+    AMPI_TRY(ampi_file_read(f));
+    o->state = c->o.state;
+    memcpy(o->groups, c->o.groups, sizeof o->groups);
+    if (c->scaler) {
+        c->s.logger = c->scaler->logger;
+        *c->scaler = c->s;
+    }
+    if (f->model) f->model->training.passes = c->passes;
+    else ampi_params_write_low(o->params, o->count);
+    if (f->model) AMPI_TRY(amp_model_sync_params(f->model));
+    for (x = c->numbers; x < graph; x++) {
+        const int is_rate = x->role == AMPI_LOADED && x->kind == AMPI_FLOAT;
+        if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
+            ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
     }
     return AMP_OK;
 }
 
 /* Takes those of a model's weights that the file has. The others are counted, and the first three named. */
-AMPI_FN amp_result ampi_weights_read(ampi_checkpoint* c, int* count) {
+AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     char missing[4 * 64] = "";
     const int all = f->count;
@@ -14396,8 +14345,8 @@ AMPI_FN amp_result ampi_weights_read(ampi_checkpoint* c, int* count) {
     if (f->count == 0)
         return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s", f->path, f->owner,
                              f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, missing);
-    AMPI_TRY(ampi_file_read(f, 1));
-    AMPI_TRY(ampi_file_deliver(f));
+    AMPI_TRY(ampi_file_want(f, 1));
+    AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->count < all)
         ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is "
@@ -14406,44 +14355,46 @@ AMPI_FN amp_result ampi_weights_read(ampi_checkpoint* c, int* count) {
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_checkpoint_load(ampi_checkpoint* c, const char* path, int weights_alone, int* count) {
-    amp_result r = ampi_state_list(c, weights_alone);
-    if (r == AMP_OK) r = ampi_file_open(&c->file, path);
-    if (r == AMP_OK) r = weights_alone ? ampi_weights_read(c, count) : ampi_state_read(c);
+enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
+AMPI_FN amp_result ampi_checkpoint_do(ampi_checkpoint* c, int what, const char* path, int* count) {
+    amp_result r = what == AMPI_SAVE ? ampi_state_save(c, path) : ampi_state_list(c, what == AMPI_LOAD_WEIGHTS);
+    if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c->file, path);
+    if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(c);
+    if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(c, count);
     ampi_free(&c->file.desc.allocator, c->tensors);
     return ampi_file_close(&c->file, r);
 }
 
+AMPI_FN amp_result ampi_checkpoint_of_model(amp_model* m, int what, const char* path, int* count) {
+    ampi_checkpoint c;
+    memset(&c, 0, sizeof c);
+    if (!m) return AMP_ERR_ARGUMENT;
+    AMPI_TRY(ampi_model_ready(&c, m, path));
+    return ampi_checkpoint_do(&c, what, path, count);
+}
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
-    ampi_checkpoint c;
-    AMPI_TRY(ampi_model_ready(&c, m, path));
-    return ampi_checkpoint_save(&c, path);
+    return ampi_checkpoint_of_model(m, AMPI_SAVE, path, NULL);
 }
-
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
-    ampi_checkpoint c;
-    AMPI_TRY(ampi_model_ready(&c, m, path));
-    return ampi_checkpoint_load(&c, path, 0, NULL);
+    return ampi_checkpoint_of_model(m, AMPI_LOAD, path, NULL);
 }
-
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
-    ampi_checkpoint c;
-    AMPI_TRY(ampi_model_ready(&c, m, path));
-    return ampi_checkpoint_load(&c, path, 1, count);
+    return ampi_checkpoint_of_model(m, AMPI_LOAD_WEIGHTS, path, count);
 }
 
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
     ampi_checkpoint c;
+    memset(&c, 0, sizeof c);
     AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
-    return ampi_checkpoint_save(&c, path);
+    return ampi_checkpoint_do(&c, AMPI_SAVE, path, NULL);
 }
-
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
     ampi_checkpoint c;
+    memset(&c, 0, sizeof c);
     AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
-    return ampi_checkpoint_load(&c, path, 0, NULL);
+    return ampi_checkpoint_do(&c, AMPI_LOAD, path, NULL);
 }
 
 #endif /* AMP_NO_STDIO */

@@ -1099,6 +1099,17 @@ static void test_resume(void) {
     check_resume(&o, "accumulate");
 }
 
+/* A graph's number is for good: checkpoints of earlier versions go on. */
+static void test_known_graph(void) {
+    const char* path = in_folder("model.safetensors");
+    amp_model* m = make_model(&usual);
+    char text[24] = "";
+    CHECK(m && amp_checkpoint_save(m, path) == AMP_OK);
+    CHECK(amp_file_text_of(path, "amp.graph", text, sizeof text, NULL) == AMP_OK);
+    CHECK_MSG(strcmp(text, "6405490425643470313") == 0, "%s", text);
+    amp_model_destroy(m);
+}
+
 /* Files of models that differ in one thing, each with a piece of the sentence. */
 static void test_foreign_models(void) {
     const char* path = in_folder("model.safetensors");
@@ -1927,6 +1938,7 @@ int main(int argc, char** argv) {
     TEST(test_arguments);
 #if !defined(TEST_FILES_ONLY)
     TEST(test_resume);
+    TEST(test_known_graph);
     TEST(test_foreign_models);
     TEST(test_foreign_settings);
     TEST(test_wrong_lengths);
