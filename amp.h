@@ -10899,7 +10899,6 @@ struct amp_model {
     int told_update;              /* a sum of 1, the logger knows of overflows of the update, 2, of saturated copies */
     int saved;                    /* the running statistics from before this step can be put back */
     char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
-    amp_layer_stats* observed;    /* while amp_model_stats runs */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -12121,10 +12120,11 @@ AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
 typedef struct ampi_pass {
     int n;                     /* samples */
     int training;
-    int keep_running;          /* leave batch norm's running statistics alone: looking, not training */
     float grad_factor;         /* 1 / (micro-batches * ranks) */
     int accumulate;            /* add to the weight gradients */
+    int looking;               /* leave batch norm's running statistics alone */
     int* correct;              /* counts rows of logits with the largest at the label; NULL = nobody asks */
+    amp_layer_stats* observed; /* statistics of each layer; NULL = nobody asks */
 } ampi_pass;
 
 /* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
@@ -12150,7 +12150,7 @@ typedef struct ampi_operands {
 AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
     const ampi_node* x = &m->nodes[n->reads[j]];
     const amp_batch_norm_shape norm = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
-                                        p->keep_running ? (float)AMP_ZERO : n->momentum, n->frozen };
+                                        p->looking ? (float)AMP_ZERO : n->momentum, n->frozen };
     ampi_operands o;
     memset(&o, 0, sizeof o);
     if (n->input_count) o.x = ampi_data(m, x);
@@ -12196,10 +12196,10 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
 
 /* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
    has to be seen. */
-AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_node* next) {
+AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_pass* p, const ampi_node* next) {
     const int offered = (n->layer.op == AMP_OP_LINEAR && m->backend->linear_relu_forward)
                         || (n->layer.op == AMP_OP_CONV2D && m->backend->conv2d_relu_forward);
-    return offered && !m->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
+    return offered && !p->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
            && &m->nodes[next->reads[0]] == n;
 }
 
@@ -12270,7 +12270,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
 /* Statistics of what a layer makes, losses aside, while amp_model_stats runs. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, const ampi_pass* p, int is_gradient) {
-    amp_layer_stats* to = m->observed ? &m->observed[n - m->nodes] : NULL;
+    amp_layer_stats* to = p->observed ? &p->observed[n - m->nodes] : NULL;
     if (!to || n->layer.op == AMPI_OP_CAST || ampi_op_is_loss(n->layer.op)) return AMP_OK;
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output,
                         is_gradient ? ampi_grad(m, n) : ampi_data(m, n), n->layer.storage_dtype,
@@ -12278,14 +12278,14 @@ AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, const ampi_pas
 }
 
 /* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
-AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->observed; }
+AMPI_FN int ampi_is_idle(const ampi_node* n, const ampi_pass* p) { return !n->on_loss_path && !p->observed; }
 
 /* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
     for (int i = 0; i <= last; i++) {
         const ampi_node* n = ampi_nth(m, i);
-        if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        const int relu = i < last && ampi_takes_relu(m, n, ampi_nth(m, i + 1));
+        if (with_losses ? ampi_is_idle(n, p) : ampi_op_is_loss(n->layer.op)) continue;
+        const int relu = i < last && ampi_takes_relu(m, n, p, ampi_nth(m, i + 1));
         AMPI_TRY(ampi_forward_node(m, n, p, relu));
         AMPI_TRY(ampi_observe(m, n, p, 0));
         i += relu;
@@ -12522,13 +12522,13 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
 AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
     ampi_pass p = *pass;
     const char* what = "";
-    p.keep_running = 1;
+    p.looking = 1;
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
     for (int i = 0; i < m->node_count; i++) {
         ampi_node* n = ampi_nth(m, i);
         const int is_cast = n->layer.op == AMPI_OP_CAST;
         const size_t count = (size_t)p.n * ampi_features(n);
-        if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
+        if (ampi_is_idle(n, &p) || ampi_op_is_loss(n->layer.op)) continue;
         if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, ampi_data(m, n), n->layer.storage_dtype, count, &what);
         if (bad == count) continue;
@@ -12641,7 +12641,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass*
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
-    const ampi_pass p = { n, 1, 0, (float)(1.0 / parts), m->micro > 0, NULL };
+    const ampi_pass p = { n, 1, (float)(1.0 / parts), m->micro > 0, 0, NULL, NULL };
     return p;
 }
 
@@ -12838,7 +12838,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     fenv_t floats;
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
     AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
-    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0, &told.correct };
+    const ampi_pass p = { batch->n, 0, 0.0f, 0, 0, &told.correct, NULL };
     feholdexcept(&floats);
     amp_result r = ampi_load_batch(m, batch);
     if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
@@ -12856,7 +12856,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE(i == AMPI_NONE, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     const ampi_node* n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
     AMPI_REFUSE(ampi_op_is_loss(n->layer.op), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    const ampi_pass p = { batch->n, 0, 0, 0.0f, 0, NULL };
+    const ampi_pass p = { batch->n, 0, 0.0f, 0, 0, NULL, NULL };
     const size_t count = (size_t)p.n * ampi_features(n);
     feholdexcept(&floats);
     amp_result r = ampi_load_inputs(m, batch);
@@ -14430,9 +14430,9 @@ AMPI_FN int ampi_exponent(uint64_t magnitude) {
 
 /* The magnitude after rounding to the target: what decides over underflow and overflow. */
 AMPI_FN uint64_t ampi_rounded_magnitude(double x, amp_dtype target) {
-    if (target == AMP_F16) return ampi_magnitude64(amp_half_to_double(amp_half_from_double(x)));
-    if (target == AMP_BF16) return ampi_magnitude64(amp_bfloat16_to_double(amp_bfloat16_from_double(x)));
-    return ampi_magnitude64((double)(float)x);
+    return ampi_magnitude64(target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
+                            : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x))
+                                                 : (double)(float)x);
 }
 
 /* |x| as a float, within the range of finite floats that are not zero. */
@@ -14445,21 +14445,18 @@ AMPI_FN float ampi_clamped_float(uint64_t magnitude) {
 
 /* Counts one element: own is the range of its type, range that of the target. */
 AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range, amp_dtype target) {
-    uint64_t a = ampi_magnitude64(x), rounded;
-    float f;
-    int e;
+    const uint64_t a = ampi_magnitude64(x);
     if (a == 0) { s->zeros++; return; }
     if (a > AMPI_INF64) { s->nans++; return; }
     if (a == AMPI_INF64) { s->infs++; return; }
-    e = ampi_exponent(a);
+    const uint64_t rounded = ampi_rounded_magnitude(x, target);
+    const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
+    const float f = ampi_clamped_float(a);
     if (e < own->min_exponent) s->subnormals++;
-    rounded = ampi_rounded_magnitude(x, target);
     if (rounded == 0) s->would_underflow++;
     else if (rounded == AMPI_INF64) s->would_overflow++;
     else if (ampi_exponent(rounded) < range->min_exponent) s->would_be_subnormal++;
-    e -= AMP_STATS_MIN_EXPONENT;
-    s->histogram[e < 0 ? 0 : e >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;
-    f = ampi_clamped_float(a);
+    s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
     if (s->largest == 0.0f || f > s->largest) s->largest = f;
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
 }
@@ -14467,35 +14464,30 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const
 /* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's
    largest number unless f exceeds that number's own fraction, 2 - 2^-fraction. */
 AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
-    uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
-    double largest = (double)s->largest;
-    int e;
+    const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
+    const uint64_t largest = ampi_bits64((double)s->largest);
     s->suggested_scale = 0.0f;
     if (s->largest == 0.0f) return;
-    e = range->max_exponent - 1 - ampi_exponent(ampi_bits64(largest));
-    if (((ampi_bits64(largest) >> 29) & 0x007fffffu) > last) e--;
+    const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
     s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
 }
 
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
                                      int add) {
     enum { CHUNK = 256 };
-    ampi_range own, range;
     double tile[CHUNK];
     fenv_t floats;
-    size_t at, i;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
     if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
-    own = ampi_range_of(ampi_dtype(dtype));
-    range = ampi_range_of(target);
+    const ampi_range own = ampi_range_of(ampi_dtype(dtype)), range = ampi_range_of(target);
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
     feholdexcept(&floats);
-    for (at = 0; at < n; at += CHUNK) {
-        size_t k = ampi_min_size(n - at, CHUNK);
+    for (size_t at = 0; at < n; at += CHUNK) {
+        const size_t k = ampi_min_size(n - at, CHUNK);
         amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
-        for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
+        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
     }
     ampi_suggest_scale(out, &range);
     fesetenv(&floats);
@@ -14506,43 +14498,34 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
     enum { CHUNK = 512 };
     float tile[CHUNK];
-    size_t at, size = ampi_type_size(dtype);
-    for (at = 0; at < n; at += CHUNK) {
-        size_t k = ampi_min_size(n - at, CHUNK);
-        amp_result r = m->backend->download(tile, dtype, (const char*)data + at * size, dtype, k, &m->exec);
-        if (r != AMP_OK) return r;
+    for (size_t at = 0; at < n; at += CHUNK) {
+        const size_t k = ampi_min_size(n - at, CHUNK);
+        const char* from = (const char*)data + at * ampi_type_size(dtype);
+        AMPI_TRY(m->backend->download(tile, dtype, from, dtype, k, &m->exec));
         amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
     }
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
-    ampi_pass p;
     fenv_t floats;
-    amp_result r;
-    int i;
-    if (!m) return AMP_ERR_ARGUMENT;
-    if ((r = ampi_check_batch(m, batch, "model stats", 1)) != AMP_OK) return r;
-    if ((r = ampi_check_training(m, batch, "model stats")) != AMP_OK) return r;
-    if (m->micro)
-        return ampi_model_fail(m, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
-    if (!stats || capacity < m->layer_count)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
-                               stats ? capacity : 0, m->layer_count);
+    AMPI_TRY(ampi_check_batch(m, batch, "model stats", 1));
+    AMPI_TRY(ampi_check_training(m, batch, "model stats"));
+    AMPI_REFUSE(m->micro, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
+    AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
+                stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
-    p = ampi_training_pass(m, batch->n);
-    p.keep_running = 1;
+    ampi_pass p = ampi_training_pass(m, batch->n);
+    p.looking = 1;
+    p.observed = stats;
     ampi_freeze(m);
     feholdexcept(&floats);
-    r = m->backend->training_begin(&m->training, 0, &m->exec);
+    amp_result r = m->backend->training_begin(&m->training, 0, &m->exec);
     if (r == AMP_OK) r = ampi_load_batch(m, batch);
-    m->observed = stats;
     if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
     if (r == AMP_OK) r = ampi_backward(m, &p);
-    m->observed = NULL;
-    for (i = 0; i < 2 * m->layer_count && r == AMP_OK; i++) {
-        const ampi_node* n = &m->nodes[i / 2];
-        const int param = i % 2 ? n->bias : n->weight;
+    for (int i = 0; i < 2 * m->layer_count && r == AMP_OK; i++) {
+        const int param = i % 2 ? m->nodes[i / 2].bias : m->nodes[i / 2].weight;
         const amp_param* w = ampi_weight_grad(m, param) ? &m->params[param] : NULL;
         if (w) r = ampi_collect(m, &stats[i / 2].weight_gradient, w->grad, w->grad_dtype, w->count);
     }
@@ -14567,17 +14550,16 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
-    int i;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_print: out is NULL");
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_print: the model is not finalized");
+    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "amp_model_print: out is NULL");
+    AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
     fprintf(out, "%s", amp_level_name(m->policy.level));
     if (m->policy.level != AMP_O0)
         fprintf(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
     fprintf(out, ", batch %d\n", m->desc.batch);
     fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
             "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
-    for (i = 0; i < m->layer_count; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
         char shape[48];
         snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
@@ -14590,14 +14572,11 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
         parameters += l->parameters;
     }
-    memset(&mem, 0, sizeof mem);
-    amp_model_memory(m, &mem);
-    fprintf(out,
-            "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
-            "moments %llu, workspace %llu\n",
-            (ampi_ull)parameters, (ampi_ull)mem.activation_bytes, (ampi_ull)mem.parameter_bytes,
-            (ampi_ull)mem.low_parameter_bytes, (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
-            (ampi_ull)mem.workspace_bytes);
+    AMPI_TRY(amp_model_memory(m, &mem));
+    fprintf(out, "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
+            "moments %llu, workspace %llu\n", (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
+            (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes, (ampi_ull)mem.gradient_bytes,
+            (ampi_ull)mem.optimizer_bytes, (ampi_ull)mem.workspace_bytes);
     if (m->param_count > 0) ampi_optimizer_print(&m->training.optimizer, out);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
@@ -14605,7 +14584,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     static const char bar[] = "##################################################";
     uint64_t most = 1;
-    int i, first = AMP_STATS_BINS, last = -1;
+    int first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
     fprintf(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
             (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
@@ -14613,12 +14592,12 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     fprintf(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
             (double)s->suggested_scale);
-    for (i = 0; i < AMP_STATS_BINS; i++) {
+    for (int i = 0; i < AMP_STATS_BINS; i++) {
         if (s->histogram[i]) last = i;
         if (i < first && s->histogram[i]) first = i;
         if (s->histogram[i] > most) most = s->histogram[i];
     }
-    for (i = first; i <= last; i++)
+    for (int i = first; i <= last; i++)
         fprintf(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
                 (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;

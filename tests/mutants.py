@@ -362,7 +362,7 @@ TABLE = [
     ("optim", "        else if (p->low)\n            ampi_store_f32(p->low, p->low_dtype, i, w, n);\n", ""),
     ("optim", "return ampi_optimizer_validate(&d) == AMP_OK ?", "return ampi_optimizer_ranges(&d) == AMP_OK ?"),
     ("checkpoint", "while (head > 0 && ampi_is_inside(text[head])) head--;", ""),
-    ("hostile", "    feholdexcept(&floats);\n    for (at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (at = 0; at < n; at += CHUNK) {"),
+    ("hostile", "    feholdexcept(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {"),
     ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));\n", ""),
     ("checkpoint", "    AMPI_TRY(ampi_params_validate(&c->o, o->params, o->count));\n", ""),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
@@ -393,7 +393,7 @@ TABLE = [
     ("scaler", "{ 120, 4, 1, offsetof", "{ 120, 4, 0, offsetof"),
     ("train", "t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;", ""),
     # --- model
-    ("model", "return offered && !m->observed && next", "return offered && next"),
+    ("model", "return offered && !p->observed && next", "return offered && next"),
     ("model", "next->layer.op == AMP_OP_RELU && next->layer.in_place\n", "next->layer.op == AMP_OP_RELU\n"),
     ("model", "           && &m->nodes[next->reads[0]] == n;", "           ;"),
     ("model", "AMPI_TRY(ampi_forward_node(m, n, p, relu));", "AMPI_TRY(ampi_forward_node(m, n, p, 0));"),
@@ -421,7 +421,7 @@ TABLE = [
     ("model", "return b->name != NULL;", "return 1;"),
     # --- train
     ("train", "const double parts = (double)m->desc.accumulate * (double)m->comm.size;", "const double parts = (double)m->desc.accumulate;"),
-    ("train", "(float)(1.0 / parts), m->micro > 0, NULL };", "(float)(1.0 / parts), 0, NULL };"),
+    ("train", "(float)(1.0 / parts), m->micro > 0, 0, NULL, NULL };", "(float)(1.0 / parts), 0, 0, NULL, NULL };"),
     ("train hostile", "    feholdexcept(&floats);      /* an overflow is data here, not a trap */", "    fegetenv(&floats);"),
     ("train model", "if (part && part != sum)\n", "if (0)\n"),
     ("train", "&& told.attempts <= m->desc.max_replays", "&& info->attempts < m->desc.max_replays"),
@@ -527,9 +527,9 @@ TABLE = [
     # --- report
     ("report", "if (e < own->min_exponent) s->subnormals++;", "if (e <= own->min_exponent) s->subnormals++;"),
     ("report", "if (a > AMPI_INF64) { s->nans++; return; }", ""),
-    ("report", "s->histogram[e < 0 ? 0 : e >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;",
-     "s->histogram[e < 0 ? 0 : e > AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;"),
-    ("report", "& 0x007fffffu) > last) e--;", "& 0x007fffffu) >= last) e--;"),
+    ("report", "s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;",
+     "s->histogram[bin < 0 ? 0 : bin > AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;"),
+    ("report", "& 0x007fffffu) > last);", "& 0x007fffffu) >= last);"),
     ("report", "if (!add) memset(out, 0, sizeof *out);", ""),
 ]
 
