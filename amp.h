@@ -2778,7 +2778,6 @@ AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
 AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
 enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
-       AMPI_FEW_ROWS = 16,             /* so few rows of A that B is not packed for them */
        AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
        AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
 
@@ -2902,7 +2901,6 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_NV 1
 #define AMPI_PASS_NC 256
-#define AMPI_PASS_EXACT 0
 #define AMPI_PASS_WIDTH 8         /* lanes of one register */
 #define AMPI_PASS_PAIRS 0
 typedef struct { __m256 lo, hi; } AMPI_V16;
@@ -3033,7 +3031,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
-#undef AMPI_PASS_EXACT
 #undef AMPI_PASS_WIDTH
 #undef AMPI_PASS_PAIRS
 #endif
@@ -3049,10 +3046,9 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_PAIRS 0
 #endif
 #define AMPI_PASS_MR 12
-#define AMPI_PASS_NV 3
-#define AMPI_PASS_NC 528
+#define AMPI_PASS_NV 2
+#define AMPI_PASS_NC 512
 #define AMPI_PASS_MASKS 1
-#define AMPI_PASS_EXACT 0
 #define AMPI_PASS_WIDTH 16
 typedef __m512 AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return _mm512_setzero_ps(); }
@@ -3070,23 +3066,25 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
     const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
     return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
 }
-/* exact 2: lanes are pairs of bfloat16. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-  #if AMPI_PAIRS
-    if (exact == 2) return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
-  #endif
     (void)exact;
     return _mm512_fmadd_ps(x, y, z);
 }
 #if AMPI_PAIRS
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma_pairs)(AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
+}
 /* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(AMPI_V16 even, AMPI_V16 odd) {
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even),
                                                _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16)));
 }
-/* Words of 32 neighbours in memory, the first of each two in the high half. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const uint16_t* p) {
-    return _mm512_castsi512_ps(_mm512_maskz_rol_epi32(AMPI_ALL16, _mm512_loadu_si512(p), 16));
+/* Words of 32 neighbours. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+    return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
 /* The least of `least` and 32 magnitudes less 1: subtracting 1 turns a zero into 0xffff, which is never the least. */
 AMPI_LANES_FN __m512i AMPI_K(lesser)(__m512i least, __m512i x) {
@@ -3219,7 +3217,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #undef AMPI_PASS_MR
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
-#undef AMPI_PASS_EXACT
 #undef AMPI_PASS_WIDTH
 #undef AMPI_PASS_MASKS
 #undef AMPI_PASS_PAIRS
@@ -3234,7 +3231,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #if AMPI_NEON
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_WIDTH 4
-#define AMPI_PASS_EXACT 0
 typedef struct { float32x4_t q[4]; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
     AMPI_V16 r;
@@ -3280,7 +3276,6 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
   #define AMPI_LANES_FN AMPI_FN
 #endif
 #define AMPI_PASS_MR 4
-#define AMPI_PASS_EXACT 1
 typedef struct { float v[16]; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { AMPI_V16 r; int l; for (l = 0; l < 16; l++) r.v[l] = x; return r; }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { AMPI_V16 r; memcpy(r.v, p, sizeof r.v); return r; }
@@ -3426,104 +3421,73 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 
 /* --- the micro-kernel -------------------------------------------------------------------------- */
 
-/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j], for vectors * 16 j.
-   Every sum takes p in ascending order, one fused multiply-add for each. Where b[p] lies: */
-enum { AMPI_K(PANEL),      /* in a packed panel [k][vectors * 16] */
-       AMPI_K(TABLE),      /* at b + at[p], each further vector b_next floats on: a direct convolution */
-       AMPI_K(ROWS) };     /* in row p of a stored matrix of any type, b_next elements from row to row */
+/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Every sum takes p
+   in ascending order, one fused multiply-add for each. Row p of b is that of a packed panel [k][nr]; or, in a direct
+   convolution, begins at b + at[p], and each further vector of it lies b_next floats on. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
-    const void* b; const uint32_t* at; size_t b_next;
+    const float* b; const uint32_t* at; size_t b_next;
     float* sums; size_t ld;
-    int first;
+    int first, exact;
 } AMPI_K(micro_args);
-enum { AMPI_K(sums) = AMPI_PASS_MR * (AMPI_PASS_NV > 1 ? 2 : 1) };      /* vectors of sums in registers */
-/* rows, vectors, place, type (of b, if it is in ROWS) and exact are constants where it is called. */
-AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int place, amp_dtype type, int exact,
-                                       const AMPI_K(micro_args)* u) {
-    AMPI_V16 acc[AMPI_K(sums)];
-    const float *a = u->a, *floats = (const float*)u->b;
-    const char* b = (const char*)u->b;
-    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, b_next = u->b_next;
-    const size_t size = type == AMP_F32 ? 4 : 2;
+/* A micro-tile. rows, vectors, pairs (elements of a and b are words of two) are constants where it is called. */
+AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
+    AMPI_V16 acc[AMPI_PASS_MR][AMPI_PASS_NV], x[AMPI_PASS_NV];
+    const float* a[(AMPI_PASS_MR + 3) / 4] = { 0 };    /* every fourth row: more pointers take too many registers */
+    const uint32_t* at = u->at;
+    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = at ? u->b_next : (size_t)AMPI_LANES;
     size_t p;
     int i, j;
+    (void)pairs;
+    AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step;
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            acc[i * vectors + j] = u->first ? AMPI_K(zero)()
-                                            : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
-    for (p = 0; p < k; p++, a += k_step, b += b_next * size, floats += AMPI_LANES * vectors) {
-        const float* row = place == AMPI_K(TABLE) ? (const float*)u->b + u->at[p] : floats;
-        AMPI_V16 x[AMPI_K(sums)];
-        if (place != AMPI_K(ROWS))
-            AMPI_UNROLL for (j = 0; j < vectors; j++)
-                x[j] = AMPI_K(load)(row + (size_t)j * (place == AMPI_K(TABLE) ? b_next : (size_t)AMPI_LANES));
-        else if (rows > 1)
-            AMPI_UNROLL for (j = 0; j < vectors; j++)
-                x[j] = AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type);
+            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
+    for (p = 0; p < k; p++) {
+        const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
+        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + (size_t)j * next);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
-            const AMPI_V16 y = AMPI_K(set1)(a[(size_t)i * row_step]);
+            const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
-                acc[i * vectors + j] =
-                    AMPI_K(fma)(exact, y, place == AMPI_K(ROWS) && rows == 1
-                                              ? AMPI_K(load_typed)(b + (size_t)(AMPI_LANES * j) * size, type) : x[j],
-                                acc[i * vectors + j]);
+#if AMPI_PASS_PAIRS
+                acc[i][j] = pairs ? AMPI_K(fma_pairs)(y, x[j], acc[i][j]) : AMPI_K(fma)(0, y, x[j], acc[i][j]);
+#else
+                acc[i][j] = AMPI_K(fma)(u->exact, y, x[j], acc[i][j]);
+#endif
         }
+        AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] += k_step;
     }
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i * vectors + j]);
+            AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i][j]);
 }
-#define AMPI_ROWS(r) case r: AMPI_K(micro_tile)(r, vectors, place, AMP_F32, exact, u); break;
-/* As many rows as a micro-tile has: an even number, or one. */
-AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int place, int exact, const AMPI_K(micro_args)* u) {
-    switch (rows) {
-        AMPI_ROWS(1) AMPI_ROWS(2) AMPI_ROWS(4)
-#if AMPI_PASS_MR > 4
-        AMPI_ROWS(6)
-#endif
-#if AMPI_PASS_MR > 6
-        AMPI_ROWS(8)
-        case 12: if (vectors < 3) AMPI_K(micro_tile)(12, vectors, place, AMP_F32, exact, u); break;
-#endif
-        default: break;
+/* The same for any number of rows: micro-tiles one below the other, whole ones first. */
+AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
+    size_t i, here;
+    for (i = 0; i < rows; i += here) {
+        const size_t left = rows - i;
+        AMPI_K(micro_args) u = *args;
+        u.a += i * u.row_step;
+        u.sums += i * u.ld;
+        here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        if (here == AMPI_PASS_MR) AMPI_K(micro_tile)(AMPI_PASS_MR, vectors, pairs, &u);
+        else if (here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
+        else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
+        else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
 }
-#undef AMPI_ROWS
-/* The same for any number of rows: tiles one below the other, of about the same height, for which there is code of 1,
-   2, 4, 6, 8 and 12 rows (see micro_rows); the last ones hold what is left. */
-AMPI_LANES_FN void AMPI_K(micro_all)(size_t rows, int vectors, int place, int exact, AMPI_K(micro_args) u) {
-    const size_t most = ampi_min_size((size_t)AMPI_K(sums) / (size_t)vectors, AMPI_PASS_MR);
-    const size_t each = ampi_round_up(ampi_div_up(rows, ampi_div_up(rows, most)), 2);
-    size_t here;
-    for (; rows > 0; rows -= here, u.a += here * u.row_step, u.sums += here * u.ld) {
-        here = rows == 1 ? 1 : ampi_min_size(rows, each) & ~(size_t)1;
-        if (here == 10) here = 8;
-        AMPI_K(micro_rows)(here, vectors, place, exact, &u);
-    }
+/* The first of nr columns, in whole vectors. */
+AMPI_LANES_FN void AMPI_K(micro_columns)(size_t rows, size_t columns, int pairs, const AMPI_K(micro_args)* u) {
+    if (columns > AMPI_LANES) AMPI_K(micro_rows)(rows, AMPI_PASS_NV, pairs, u);
+    else AMPI_K(micro_rows)(rows, 1, pairs, u);
 }
-/* min(columns, nr) columns, rounded up to whole vectors, whose number becomes a constant here. */
-AMPI_LANES_FN void AMPI_K(micro)(size_t rows, size_t columns, int place, int exact, const AMPI_K(micro_args)* u) {
-#if AMPI_PASS_NV == 3
-    if (columns > 2 * AMPI_LANES) { AMPI_K(micro_all)(rows, 3, place, exact, *u); return; }
-    if (columns > AMPI_LANES) { AMPI_K(micro_all)(rows, 2, place, exact, *u); return; }
-#endif
-    (void)columns;
-    AMPI_K(micro_all)(rows, 1, place, exact, *u);
-}
-/* B from packed panels, B through a table, and, where k, a and b count words, B from panels of pairs. */
-AMPI_KERNEL_FN void AMPI_K(micro_panel)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
-    if (AMPI_PASS_EXACT && exact) AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 1, u);
-    else AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 0, u);
-}
-AMPI_KERNEL_FN void AMPI_K(micro_table)(size_t rows, size_t columns, int exact, const AMPI_K(micro_args)* u) {
-    if (AMPI_PASS_EXACT && exact) AMPI_K(micro)(rows, columns, AMPI_K(TABLE), 1, u);
-    else AMPI_K(micro)(rows, columns, AMPI_K(TABLE), 0, u);
+AMPI_KERNEL_FN void AMPI_K(micro)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+    AMPI_K(micro_columns)(rows, columns, 0, u);
 }
 #if AMPI_PASS_PAIRS
 AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    AMPI_K(micro)(rows, columns, AMPI_K(PANEL), 2, u);
+    AMPI_K(micro_columns)(rows, columns, 1, u);
 }
 #endif
 #if AMPI_PASS_PAIRS && AMPI_AMX
@@ -3531,31 +3495,28 @@ AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_
    of B. Its order (Intel SDM): the products of low halves in one chain of fma from +0, those of high halves in
    another; the two are added, and that is added to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are
    sums, 2 is A, 3 and 4 are B. */
-#define AMPI_AMX_TILES(two)                                                                             \
-    for (p = 0; p < u->k; p += AMPI_LANES) {                                                            \
-        _tile_loadd(2, a + p, (ptrdiff_t)(u->row_step * sizeof(float)));                                \
-        _tile_loadd(3, b + p * width, (ptrdiff_t)(width * sizeof(float)));                              \
-        if (two) _tile_loadd(4, b + p * width + AMPI_LANES, (ptrdiff_t)(width * sizeof(float)));        \
-        _tile_dpbf16ps(0, 2, 3);                                                                        \
-        if (two) _tile_dpbf16ps(1, 2, 4);                                                               \
-    }
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    const size_t width = columns >= AMPI_K(nr) ? (size_t)AMPI_K(nr) : ampi_round_up(columns, AMPI_LANES);
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
-    size_t i, j, p;
+    const int two = columns > AMPI_LANES;
+    size_t i, p;
     AMPI_FORGET(u->a);                                 /* gcc's tile loads do not tell it that they read memory */
-    for (i = 0; i < rows; i += AMPI_LANES)
-        for (j = 0; j < width; j += 2 * AMPI_LANES) {
-            const int two = width - j > AMPI_LANES;
-            const float *a = u->a + i * u->row_step, *b = (const float*)u->b + j;
-            float* sums = u->sums + i * u->ld + j;
-            _tile_zero(0); _tile_zero(1);
-            if (!u->first) _tile_loadd(0, sums, ld);
-            if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
-            if (two) { AMPI_AMX_TILES(1) } else { AMPI_AMX_TILES(0) }
-            _tile_stored(0, sums, ld);
-            if (two) _tile_stored(1, sums + AMPI_LANES, ld);
+    for (i = 0; i < rows; i += AMPI_LANES) {
+        const float *a = u->a + i * u->row_step, *b = u->b;
+        float* sums = u->sums + i * u->ld;
+        _tile_zero(0); _tile_zero(1);
+        if (!u->first) _tile_loadd(0, sums, ld);
+        if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
+        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES, b += AMPI_LANES * AMPI_K(nr)) {
+            _tile_loadd(2, a, (ptrdiff_t)(u->row_step * sizeof(float)));
+            _tile_loadd(3, b, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
+            _tile_dpbf16ps(0, 2, 3);
+            if (!two) continue;
+            _tile_loadd(4, b + AMPI_LANES, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
+            _tile_dpbf16ps(1, 2, 4);
         }
+        _tile_stored(0, sums, ld);
+        if (two) _tile_stored(1, sums + AMPI_LANES, ld);
+    }
 }
 /* Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64 bytes. Each thread has one. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
@@ -3564,23 +3525,6 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
     _tile_loadconfig(&c);
 }
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
-#endif
-#if AMPI_PASS_MR > 4
-/* Few rows of A (1, 2 or 4) do not pay for packing B. Rows times vectors of a row of B fill the sums in registers;
-   `narrow` takes a quarter of the vectors, for columns that a wide tile would overrun. Four rows are always narrow. */
-AMPI_LANES_FN void AMPI_K(micro_few)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
-    enum { most = AMPI_K(sums), least = AMPI_K(sums) / 4 };
-    if (rows == 4) AMPI_K(micro_tile)(4, least, AMPI_K(ROWS), t, 0, u);
-    else if (rows == 2 && narrow) AMPI_K(micro_tile)(2, least, AMPI_K(ROWS), t, 0, u);
-    else if (rows == 2) AMPI_K(micro_tile)(2, most / 2, AMPI_K(ROWS), t, 0, u);
-    else if (narrow) AMPI_K(micro_tile)(1, least, AMPI_K(ROWS), t, 0, u);
-    else AMPI_K(micro_tile)(1, most, AMPI_K(ROWS), t, 0, u);
-}
-AMPI_KERNEL_FN void AMPI_K(micro_stored)(size_t rows, int narrow, amp_dtype t, const AMPI_K(micro_args)* u) {
-    if (t == AMP_F32) AMPI_K(micro_few)(rows, narrow, AMP_F32, u);
-    else if (t == AMP_F16) AMPI_K(micro_few)(rows, narrow, AMP_F16, u);
-    else AMPI_K(micro_few)(rows, narrow, AMP_BF16, u);
-}
 #endif
 
 /* --- runs of operands ------------------------------------------------------------------------------ */
@@ -3658,52 +3602,31 @@ AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype 
 
 /* --- packing -------------------------------------------------------------------------------------------- */
 
-/* Columns of a panel where `left` are left. */
-AMPI_LANES_FN size_t AMPI_K(panel_width)(size_t left) {
-    return left >= AMPI_K(nr) ? (size_t)AMPI_K(nr) : ampi_round_up(left, AMPI_LANES);
-}
-/* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart. */
+/* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart; k is rounded up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k) {
-    const size_t size = t == AMP_F32 ? 4 : 2;
-    float tail[AMPI_LANES][AMPI_LANES], turned[AMPI_LANES][AMPI_LANES];
+    const size_t size = ampi_type_size(t);
+    float tail[AMPI_LANES][AMPI_LANES];
     size_t p, i;
     for (p = 0; p + AMPI_LANES <= k; p += AMPI_LANES)
         AMPI_K(transpose)(dst + p * ldd, ldd, (const char*)src + p * size, step, t);
     if (p == k) return;
     for (i = 0; i < AMPI_LANES; i++)
         AMPI_K(store)(tail[i], AMPI_K(load_part)((const char*)src + i * step + p * size, t, k - p));
-    AMPI_K(transpose)(turned[0], AMPI_LANES, tail, sizeof tail[0], AMP_F32);
-    for (i = 0; p < k; p++, i++) AMPI_K(store)(dst + p * ldd, AMPI_K(load)(turned[i]));
+    AMPI_K(transpose)(dst + p * ldd, ldd, tail, sizeof tail[0], AMP_F32);
 }
-/* Columns [j, j + columns) of op(B), columns <= 16, whose runs go along k: k of them from k0 on, as dst[k][width]. */
-AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, size_t width, const ampi_operand* b, size_t j, size_t columns,
-                                         size_t k0, size_t k, float* line) {
-    const size_t ld = k + AMPI_PAD, size = ampi_type_size(b->dtype);
-    size_t i;
-    if (columns == AMPI_LANES && !b->image) {
-        AMPI_K(turn)(dst, width, (const char*)b->data + (j * b->ld + k0) * size, b->ld * size, b->dtype, k);
-        return;
-    }
-    for (i = 0; i < AMPI_LANES; i++)
-        if (i < columns) AMPI_K(run)(line + i * ld, b, j + i, k0, k);
-        else AMPI_K(clear)(line + i * ld, k);
-    AMPI_K(turn)(dst, width, line, ld * sizeof(float), AMP_F32, k);
-}
-/* `count` floats of row p of a block, columns from j on, into panels [n / nr][k][nr]; what is past column n is 0. */
-AMPI_LANES_FN void AMPI_K(spread_row)(float* dst, size_t k, size_t p, const void* src, amp_dtype t, size_t n) {
-    const size_t size = t == AMP_F32 ? 4 : 2;
+/* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
+AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
+    const size_t size = ampi_type_size(t);
     size_t j, i;
-    for (j = 0; j < n; j += AMPI_K(nr)) {
-        const size_t width = AMPI_K(panel_width)(n - j);
-        for (i = 0; i < width; i += AMPI_LANES)
-            AMPI_K(store)(dst + j * k + p * width + i,
+    for (j = 0; j < n; j += AMPI_K(nr))
+        for (i = 0; i < AMPI_K(nr) && j + i < n; i += AMPI_LANES)
+            AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i,
                           AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
-    }
 }
 /* Rows [k0, k0 + k) of an unfolded image, columns [j0, j0 + n): channel by channel and image by image, the lines that
    the columns meet are staged in FP32 with their margins, from where all kernel positions are copied. */
-AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, const ampi_operand* b, size_t k0, size_t k, size_t j0,
-                                       size_t n, float* line) {
+AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, size_t deep, const ampi_operand* b, size_t k0, size_t k,
+                                       size_t j0, size_t n, float* line) {
     const ampi_unfold* g = b->image;
     const ampi_stage d = ampi_stage_of(g);
     const size_t ld = n + 2 * AMPI_PAD, most = ampi_min_size(k, g->taps);
@@ -3733,88 +3656,35 @@ AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, const ampi_operand* b, size_t
                 }
             }
         }
-        for (t = p; t < end; t++) AMPI_K(spread_row)(dst, k, t - k0, line + (t - p) * ld, AMP_F32, n);
+        for (t = p; t < end; t++) AMPI_K(spread_row)(dst, deep, t - k0, line + (t - p) * ld, AMP_F32, n);
     }
 }
-/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][k][nr], the last one of as few vectors as hold
-   it; what is past the last column is 0. */
-AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, int staged, size_t k0, size_t k,
+/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][kc][nr]; the last vector is filled up with 0. */
+AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, const ampi_blocks* blocks, size_t k0, size_t k,
                                    size_t j0, size_t n, float* line) {
-    size_t j, p;
+    const size_t size = ampi_type_size(b->dtype), deep = blocks->kc, ld = k + AMPI_PAD;
+    size_t j, p, i;
     if (k == 0) return;                                     /* B may be NULL then */
-    if (staged) { AMPI_K(pack_image)(dst, b, k0, k, j0, n, line); return; }
+    if (blocks->staged) { AMPI_K(pack_image)(dst, deep, b, k0, k, j0, n, line); return; }
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
-        const size_t panel = j / AMPI_K(nr) * AMPI_K(nr), width = AMPI_K(panel_width)(n - panel);
-        AMPI_K(pack_columns)(dst + panel * k + (j - panel), width, b, j0 + j, ampi_min_size(n - j, AMPI_LANES), k0, k,
-                             line);
+        float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
+        if (n - j >= AMPI_LANES && !b->image) {
+            const char* from = (const char*)b->data + ((j0 + j) * b->ld + k0) * size;
+            AMPI_K(turn)(to, AMPI_K(nr), from, b->ld * size, b->dtype, k);
+            continue;
+        }
+        for (i = 0; i < AMPI_LANES; i++)
+            if (j + i < n) AMPI_K(run)(line + i * ld, b, j0 + j + i, k0, k);
+            else AMPI_K(clear)(line + i * ld, k);
+        AMPI_K(turn)(to, AMPI_K(nr), line, ld * sizeof(float), AMP_F32, k);
     }
     for (p = 0; p < k && !b->along_k; p++) {
-        const size_t at = ((k0 + p) * b->ld + j0) * ampi_type_size(b->dtype);
-        if (b->image) {
-            AMPI_K(unfold)(line, b, k0 + p, j0, n);
-            AMPI_K(spread_row)(dst, k, p, line, AMP_F32, n);
-        } else AMPI_K(spread_row)(dst, k, p, (const char*)b->data + at, b->dtype, n);
+        if (b->image) AMPI_K(unfold)(line, b, k0 + p, j0, n);
+        AMPI_K(spread_row)(dst, deep, p, b->image ? (const char*)line
+                                                  : (const char*)b->data + ((k0 + p) * b->ld + j0) * size,
+                           b->image ? AMP_F32 : b->dtype, n);
     }
 }
-#if AMPI_PASS_PAIRS
-/* The same as words of pairs: panels [words][nr], where k is padded with zeros to whole vectors of words. */
-AMPI_KERNEL_FN void AMPI_K(pack_b_pairs)(float* dst, const ampi_operand* b, int staged, size_t k0, size_t k, size_t j0,
-                                         size_t n, float* line) {
-    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES);
-    size_t j, p, i;
-    for (j = 0; j < n; j += AMPI_K(nr)) {
-        const size_t width = AMPI_K(panel_width)(n - j);
-        float* const panel = dst + j * words;
-        AMPI_K(pack_b)(line, b, staged, k0, k, j0 + j, ampi_min_size(n - j, AMPI_K(nr)), line + 2 * words * AMPI_K(nr));
-        for (p = k; p < 2 * words; p++) AMPI_K(clear)(line + p * width, width);
-        for (p = 0; p < words; p++)
-            for (i = 0; i < width; i += AMPI_LANES)
-                AMPI_K(store)(panel + p * width + i, AMPI_K(pair)(AMPI_K(load)(line + 2 * p * width + i),
-                                                                  AMPI_K(load)(line + (2 * p + 1) * width + i)));
-    }
-}
-/* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as words; row_step apart, each padded to whole vectors. */
-AMPI_KERNEL_FN const float* AMPI_K(pack_a_pairs)(float* room, const ampi_operand* a, size_t i0, size_t m,
-                                                 size_t k0, size_t k, size_t* row_step, float* line) {
-    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = words + AMPI_PAD;
-    size_t i, p, l;
-    *row_step = ld;
-    for (i = 0; i < m && a->along_k && !a->image && !a->taps; i++) {
-        const uint16_t* row = (const uint16_t*)a->data + (i0 + i) * a->ld + k0;
-        for (p = 0; p < words; p += AMPI_LANES) {
-            uint16_t some[2 * AMPI_LANES] = { 0 };
-            if (k >= 2 * p + 2 * AMPI_LANES) {
-                AMPI_K(store)(room + i * ld + p, AMPI_K(load_pairs)(row + 2 * p));
-                continue;
-            }
-            if (k > 2 * p) memcpy(some, row + 2 * p, (k - 2 * p) * sizeof *some);
-            AMPI_K(store)(room + i * ld + p, AMPI_K(load_pairs)(some));
-        }
-    }
-    for (; i < m && a->along_k; i++) {                      /* widened first */
-        AMPI_K(run)(line, a, i0 + i, k0, k);
-        for (p = k; p < 2 * words; p++) line[p] = 0.0f;
-        for (p = 0; p < words; p++)
-            room[i * ld + p] = ampi_float(ampi_bits(line[2 * p]) | ampi_bits(line[2 * p + 1]) >> 16);
-    }
-    for (i = 0; i < m && !a->along_k; i += AMPI_LANES) {    /* two runs of rows make a run of words, which is turned */
-        const size_t rows = ampi_min_size(m - i, AMPI_LANES);
-        for (p = 0; p < words; p += AMPI_LANES) {
-            float some[AMPI_LANES][AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) {
-                const size_t q = 2 * (p + l);
-                const uint16_t* run = (const uint16_t*)a->data + (k0 + q) * a->ld + i0 + i;
-                AMPI_V16 even = AMPI_K(zero)(), odd = even;
-                if (q < k) even = AMPI_K(load_any)(run, AMP_BF16, rows);
-                if (q + 1 < k) odd = AMPI_K(load_any)(run + a->ld, AMP_BF16, rows);
-                AMPI_K(store)(some[l], AMPI_K(pair)(even, odd));
-            }
-            AMPI_K(transpose)(room + i * ld + p, ld, some, sizeof some[0], AMP_F32);
-        }
-    }
-    return room;
-}
-#endif
 /* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
    are read `once`, else in room, whose rows share no cache sets. Element
    (i, p) lies at i * *row_step + p * *k_step. */
@@ -3831,6 +3701,37 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, s
     for (r = 0; r < runs; r++) AMPI_K(run)(room + r * ld, a, run0 + r, at, length);
     return room;
 }
+#if AMPI_PASS_PAIRS
+/* Packed rows become words in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of words. */
+AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
+    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES);
+    size_t p, i;
+    for (p = k; p < 2 * words; p++) AMPI_K(clear)(x + p * ld, width);
+    for (p = 0; p < words; p++, x += ld)
+        for (i = 0; i < width; i += AMPI_LANES)
+            AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i), AMPI_K(load)(x + (p + 1) * ld + i)));
+}
+/* A packed panel of A, m rows, as words: rows along k in place, others as pair_rows does, and for the matrix unit they
+   are transposed then. */
+AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
+    const size_t k = u->k, words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
+    size_t p, i;
+    u->k = words;
+    if (u->k_step == 1)
+        for (i = 0; i < m; i++, x += u->row_step) {
+            memset(x + k, 0, (2 * words - k) * sizeof *x);
+            for (p = 0; p < words; p += AMPI_LANES) AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
+        }
+    else AMPI_K(pair_rows)(x, ld, m, k);
+    if (u->k_step == 1 || form != AMPI_AMX_PAIRS) return;
+    u->k_step = 1; u->row_step = words + AMPI_PAD;
+    u->a = x + words * ld;
+    for (i = 0; i < m; i += AMPI_LANES)
+        for (p = 0; p < words; p += AMPI_LANES)
+            AMPI_K(transpose)(x + words * ld + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x,
+                              AMP_F32);
+}
+#endif
 
 /* --- the epilogue ------------------------------------------------------------------------------------------ */
 
@@ -3908,30 +3809,6 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
 
 /* --- the product ------------------------------------------------------------------------------------------ */
 
-#if AMPI_PASS_MR > 4
-/* Few rows of op(A), a, times columns [j, j + n) of a stored op(B), where it lies; returns how many columns are done:
-   all but the last few. */
-AMPI_KERNEL_FN size_t AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
-                                       const AMPI_K(micro_args)* args) {
-    enum { narrow = AMPI_K(sums) / 4 * AMPI_LANES };
-    const size_t size = ampi_type_size(b->dtype), all = n / narrow * narrow;
-    size_t i, j, here, wide;
-    for (i = 0; i < rows; i += here) {
-        here = rows - i >= 4 ? 4 : rows - i >= 2 ? 2 : 1;
-        for (j = 0; j < all; j += wide) {
-            AMPI_K(micro_args) u = *args;
-            wide = (size_t)AMPI_K(sums) / here * AMPI_LANES;
-            if (all - j < wide) wide = narrow;
-            u.a += i * u.row_step;
-            u.b = (const char*)b->data + (k0 * b->ld + j0 + j) * size;
-            u.b_next = b->ld;
-            u.sums += i * u.ld + j;
-            AMPI_K(micro_stored)(here, wide == narrow, b->dtype, &u);
-        }
-    }
-    return all;
-}
-#endif
 /* The micro-kernel of the product's form. */
 AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
 #if AMPI_PASS_PAIRS
@@ -3940,7 +3817,8 @@ AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t
 #if AMPI_PASS_PAIRS && AMPI_AMX
     if (s->form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
 #endif
-    AMPI_K(micro_panel)(rows, columns, s->exact, u);
+    (void)s;
+    AMPI_K(micro)(rows, columns, u);
 }
 /* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: ampi_blocks_floats. */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
@@ -3950,43 +3828,31 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
     float* const sums = line + b->line;
     const size_t ld = b->nc + AMPI_PAD;
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
-    const int pairs = AMPI_PASS_PAIRS && s->form != AMPI_FP32;
-    const int few = AMPI_PASS_MR > 4 && !pairs && m <= AMPI_FEW_ROWS && !s->b.along_k && !s->b.image;
-    size_t top, jn, k0, im, j, done = 0;
+    size_t top, jn, k0, im, j;
     for (top = 0; top < m; top += b->tall)
         for (jn = 0; jn < n; jn += b->nc) {
             const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, b->nc);
             k0 = 0;
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
+                AMPI_K(pack_b)(b_block, &s->b, b, k0, kc, j0 + jn, nc, line);
 #if AMPI_PASS_PAIRS
-                if (pairs) AMPI_K(pack_b_pairs)(b_block, &s->b, b->staged, k0, kc, j0 + jn, nc, line);
-                else
+                for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
+                    AMPI_K(pair_rows)(b_block + j * b->kc, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
 #endif
-                if (!few) AMPI_K(pack_b)(b_block, &s->b, b->staged, k0, kc, j0 + jn, nc, line);
                 for (im = 0; im < rows; im += b->mc) {
                     const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
                     AMPI_K(micro_args) u;
-                    u.k = kc; u.first = k0 == 0;
-                    u.at = NULL; u.b_next = 0; u.ld = ld;
+                    memset(&u, 0, sizeof u);
+                    u.k = kc; u.first = k0 == 0; u.exact = s->exact;
+                    u.ld = ld;
                     u.sums = sums + (kept ? im : 0) * ld;
-#if AMPI_PASS_PAIRS
-                    if (pairs) {
-                        u.k = ampi_round_up((kc + 1) / 2, AMPI_LANES);
-                        u.k_step = 1;
-                        u.a = AMPI_K(pack_a_pairs)(scratch, &s->a, i, mc, k0, kc, &u.row_step, line);
-                    } else
-#endif
                     u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &u.row_step, &u.k_step);
-#if AMPI_PASS_MR > 4
-                    if (few) {
-                        done = AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
-                        AMPI_K(pack_b)(b_block, &s->b, 0, k0, kc, j0 + jn + done, nc - done, line);
-                        u.sums += done;
-                    }
+#if AMPI_PASS_PAIRS
+                    if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
-                    for (j = done; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
-                        u.b = b_block + (j - done) * u.k;
+                    for (j = 0; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
+                        u.b = b_block + j * b->kc;
                         AMPI_K(micro_form)(s, mc, nc - j, &u);
                     }
                     if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
@@ -4022,7 +3888,7 @@ AMPI_KERNEL_FN void AMPI_K(direct_image)(const ampi_product* s, size_t image, fl
     ampi_stage_table(g, &d, at);
     for (i = 0; i < g->channels; i++)
         AMPI_K(stage_lines)(&s->b, &d, image * g->image + i * g->plane, 0, d.rows, stage + i * d.rows * d.pitch, line);
-    u.k = s->k; u.first = 1;
+    u.k = s->k; u.first = 1; u.exact = s->exact;
     u.a = (const float*)s->a.data; u.row_step = s->a.ld; u.k_step = 1;
     u.at = at; u.b_next = high > 1 ? (size_t)g->step_h * d.pitch : (size_t)AMPI_LANES;
     u.sums = sums; u.ld = AMPI_K(nr);
@@ -4030,7 +3896,7 @@ AMPI_KERNEL_FN void AMPI_K(direct_image)(const ampi_product* s, size_t image, fl
         for (x = 0; x < g->cols; x += wide) {
             const size_t columns = ampi_min_size(g->cols - x, wide), lines = ampi_min_size(g->rows - y, high);
             u.b = stage + y * (size_t)g->step_h * d.pitch + x;
-            AMPI_K(micro_table)(s->m, high > 1 ? lines * AMPI_LANES : columns, s->exact, &u);
+            AMPI_K(micro)(s->m, high > 1 ? lines * AMPI_LANES : columns, &u);
             for (i = 0; i < s->m; i++) {
                 const AMPI_V16 bias = AMPI_K(row_bias)(c, i);
                 for (h = 0; h < lines; h++)
@@ -4088,7 +3954,7 @@ AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channe
             AMPI_K(micro_args) u;
             rows = ampi_min_size(g->rows - y, d.rows);
             many = ampi_min_size(images - n, d.images);
-            u.k = many * rows * g->cols; u.first = 0;
+            u.k = many * rows * g->cols; u.first = 0; u.exact = s->exact;
             u.k_step = 1; u.row_step = packed ? d.images * d.rows * g->cols + AMPI_PAD : out->plane;
             u.a = packed ? dy : (const float*)s->a.data + n * out->image + y * g->cols;
             for (i = 0; i < many; i++) {
@@ -4103,7 +3969,7 @@ AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channe
             for (j = 0; j < lanes; j += AMPI_K(nr)) {
                 u.b = stage + j;
                 u.sums = sums + j;
-                AMPI_K(micro_table)(outputs, lanes - j, s->exact, &u);
+                AMPI_K(micro)(outputs, lanes - j, &u);
             }
         }
     for (n = 0, i = 0; n < channels; n++)                  /* sorted by channel, kernel row, kernel column */
@@ -5149,7 +5015,6 @@ AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, size_t m, size_t n, si
     b.line = ampi_max_size(AMPI_LANES * (b.kc + 2 * AMPI_PAD), b.nc + 2 * AMPI_PAD);
     b.staged = image && image->taps > 1 && ampi_image_floats(image, b.kc, b.nc) <= (size_t)AMPI_STAGED >> 2 * cut;
     if (b.staged) b.line = ampi_max_size(b.line, ampi_image_floats(image, b.kc, b.nc));
-    if (g->least_exponent) b.line += (b.kc + 2 * AMPI_LANES) * g->nr;      /* FP32 that becomes pairs */
     return b;
 }
 /* Floats of scratch memory: a panel of A, a block of B, a line, the sums. */
