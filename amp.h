@@ -1803,6 +1803,12 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     return code;
 }
 
+/* Both return from the function: REFUSE_CALL with a sentence for `logger`, a variable there, where its condition holds,
+   TRY with the result of a call that failed. */
+#define AMPI_REFUSE_CALL(condition, code, ...) \
+    do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
+#define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
+
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
 
@@ -4706,10 +4712,6 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
 /* ======================================================================================== */
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling.                   */
 /* ======================================================================================== */
-
-/* Ends a call that is not to be made; `logger` is a variable there. */
-#define AMPI_REFUSE_CALL(condition, code, ...) \
-    do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 
 /* Half way between the largest float and 2^128: what rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
@@ -9954,15 +9956,52 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
 }
 
-/* Refuses a field of *d outside its range; `range` is the end of a sentence. */
-#define AMPI_REFUSE_RANGE(field, low, high, range)                  \
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->field, low, high), "optimizer: " #field " %g must " range, (double)d->field)
+static const ampi_desc_field ampi_optimizer_fields[] = {
+#define AMPI_X(field, ...) { #field, offsetof(amp_optimizer_desc, field), __VA_ARGS__ },
+    AMPI_X(kind, 'i', 0, 0.0, (double)AMP_LAMB, "be an amp_optimizer_kind")
+    AMPI_X(lr, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and not negative")
+    AMPI_X(momentum, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(dampening, 'f', 0, 0.0, 1.0, "lie in [0,1]")
+    AMPI_X(beta1, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(beta2, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(eps, 'f', 0, (double)AMPI_FLT_MIN, (double)AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(weight_decay, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and not negative")
+    AMPI_X(clip_norm, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(schedule.kind, 'i', 0, 0.0, (double)AMP_SCHEDULE_COSINE, "be an amp_schedule_kind")
+    AMPI_X(schedule.gamma, 'f', 0, 0.0, 1.0, "lie in (0,1]")
+    AMPI_X(schedule.floor, 'f', 0, 0.0, 1.0, "lie in [0,1]")
+    AMPI_X(group_count, 'i', 0, 0.0, (double)AMP_MAX_GROUPS, "lie in 0..AMP_MAX_GROUPS")
+#undef AMPI_X
+};
 
-AMPI_FN amp_result ampi_schedule_validate(const amp_optimizer_desc* d, const amp_logger* logger) {
+/* A rate or a weight decay; of a group AMP_ZERO, too. */
+AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
+    return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
+}
+
+AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code, const char* place,
+                                     const amp_logger* logger) {
+    int i;
+    for (i = 0; i < 2 * count; i++) {
+        const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
+        AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code,
+                         "%s: %s%d%s%s %g must be finite and not negative, or AMP_ZERO", place,
+                         code == AMP_ERR_DESC ? "group " : "groups[", i / 2, code == AMP_ERR_DESC ? ": " : "].",
+                         i % 2 ? "weight_decay" : "lr", (double)*value);
+    }
+    return AMP_OK;
+}
+
+/* The whole desc, after the defaults were filled in. */
+AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
+    const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
     const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
-    AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE,
-                     "optimizer: schedule.kind %d is not an amp_schedule_kind", (int)s->kind);
+    AMPI_TRY(ampi_check_fields(d, ampi_optimizer_fields, sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields,
+                               "optimizer", logger));
+    AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
+                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g",
+                     (double)d->momentum, (double)d->dampening);
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
                      (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
@@ -9970,57 +10009,9 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_optimizer_desc* d, const amp
                      (long long)s->total_steps, (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
                      "optimizer: schedule.step_size %lld must be at least 1", (long long)s->step_size);
-    AMPI_REFUSE_RANGE(schedule.gamma, 0.0f, 1.0f, "lie in (0,1]");
-    AMPI_REFUSE_RANGE(schedule.floor, 0.0f, 1.0f, "lie in [0,1]");
-    return AMP_OK;
-}
-
-/* Finite and not negative; for a group AMP_ZERO too. Weight decay has the same range. */
-AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
-    return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
-}
-
-AMPI_FN amp_result ampi_optimizer_ranges(const amp_optimizer_desc* d) {
-    const amp_logger* logger = d->logger;
-    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB, "optimizer: kind %d is not an amp_optimizer_kind",
-                     (int)d->kind);
-    AMPI_REFUSE_RANGE(lr, 0.0f, AMPI_FLT_MAX, "be finite and not negative");
-    AMPI_REFUSE_RANGE(momentum, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
-    AMPI_REFUSE_RANGE(dampening, 0.0f, 1.0f, "lie in [0,1]");
-    AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
-                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g",
-                     (double)d->momentum, (double)d->dampening);
-    AMPI_REFUSE_RANGE(beta1, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
-    AMPI_REFUSE_RANGE(beta2, 0.0f, AMPI_BELOW_ONE, "lie in [0,1)");
-    AMPI_REFUSE_RANGE(eps, AMPI_FLT_MIN, AMPI_FLT_MAX, "be finite and positive");
-    AMPI_REFUSE_RANGE(weight_decay, 0.0f, AMPI_FLT_MAX, "be finite and not negative");
-    AMPI_REFUSE_RANGE(clip_norm, 0.0f, AMPI_FLT_MAX, "be finite and positive");
-    AMPI_REFUSE_DESC(d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
-                     "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
-    return ampi_schedule_validate(d, logger);
-}
-
-/* The first setting of `count` groups that no group can have; NULL if there is none. */
-AMPI_FN const float* ampi_groups_fault(const amp_param_group* groups, int count, int* group, const char** field) {
-    for (*group = 0; *group < count; ++*group) {
-        const amp_param_group* g = &groups[*group];
-        *field = "lr";
-        if (!ampi_lr_is_valid(&g->lr, 1)) return &g->lr;
-        *field = "weight_decay";
-        if (!ampi_lr_is_valid(&g->weight_decay, 1)) return &g->weight_decay;
-    }
-    return NULL;
-}
-
-/* The whole desc, after the defaults were filled in. */
-AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
-    const char* field;
-    int group;
-    const amp_result r = ampi_optimizer_ranges(d);
-    const float* fault = r == AMP_OK ? ampi_groups_fault(d->groups, d->group_count, &group, &field) : NULL;
-    if (!fault) return r;
-    return ampi_fail(d->logger, AMP_ERR_DESC, "optimizer: group %d: %s %g must be finite and not negative", group,
-                     field, (double)*fault);
+    AMPI_REFUSE_DESC(d->group_count > 0 && !d->groups, "optimizer: group_count is %d, but groups is NULL",
+                     d->group_count);
+    return ampi_groups_check(d->groups, d->group_count, AMP_ERR_DESC, "optimizer", logger);
 }
 
 /* How many groups are in use: one, with the desc's settings, where the desc has none. */
@@ -10044,13 +10035,11 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     return ampi_is_off(&o->groups[p->group].lr);
 }
 
-#define AMPI_REFUSE_PARAM(condition, code, what)                                                                      \
-    do {                                                                                                              \
-        if (condition)                                                                                                \
-            return ampi_fail(&o->logger, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name)); \
-    } while (0)
+#define AMPI_REFUSE_PARAM(condition, code, what) \
+    AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name))
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
+    const amp_logger* logger = &o->logger;
     const int moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
@@ -10072,12 +10061,11 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
     const amp_logger* logger = &o->logger;
-    amp_result r = AMP_OK;
     int i;
-    if (!params) return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
-    if (count < 1) return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
-    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
-    return r;
+    AMPI_REFUSE_CALL(!params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    AMPI_REFUSE_CALL(count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
+    for (i = 0; i < count; i++) AMPI_TRY(ampi_param_validate(o, &params[i], i));
+    return AMP_OK;
 }
 
 /* Array `id` of the parameters. Moments that are not used now, a frozen parameter's too, may lie anywhere. */
@@ -10115,22 +10103,20 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                        int count, const char* place) {
     amp_optimizer made;
-    amp_result r;
     int i;
     memset(&made, 0, sizeof made);
     if (desc) made.desc = *desc;
     if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(&made.desc);
-    if ((r = ampi_optimizer_validate(&made.desc)) != AMP_OK) return r;
+    AMPI_TRY(ampi_optimizer_validate(&made.desc));
     for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.groups = NULL;
     made.desc.logger = NULL;
     made.params = params;
     made.count = count;
-    r = ampi_params_validate(&made, params, count);
-    if (r == AMP_OK) r = ampi_params_apart(&made);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_params_validate(&made, params, count));
+    AMPI_TRY(ampi_params_apart(&made));
     made.state.lr = made.desc.lr;
     *o = made;
     return AMP_OK;
@@ -10180,13 +10166,6 @@ typedef struct ampi_step {
     double w_sum, direction_sum;    /* LAMB: sums of squares */
 } ampi_step;
 
-/* Weights of a block as floats: the master's, or the low ones widened. */
-AMPI_FN float* ampi_weights(const amp_param* p, size_t i, size_t n, float* tile) {
-    if (p->master) return p->master + i;
-    ampi_load_f32(tile, p->low, p->low_dtype, i, n);
-    return tile;
-}
-
 /* Without a master a weight must fit its 16 bits; otherwise its copy saturates. */
 AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
     memset(over, 0, sizeof *over);
@@ -10213,26 +10192,32 @@ AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v,
     ampi_kernels_end();
 }
 
+/* Updates a chunk, or finds the sums of squares of its weights and of LAMB's direction. */
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
+    const int direction = step->kind == AMPI_LAMB_DIRECTION;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     ampi_update_overflow over;
     size_t i, n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
-        float *w, *g = g_tile;
+        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
         n = ampi_block_size(c, i);
-        w = ampi_weights(p, i, n, w_tile);
-        if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
-        else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
+        if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
+        if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
+        else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
         over.base = i;
         ampi_update_block(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
-        if (p->master && p->low && over.held + over.saturated > 0)
+        if (direction) {
+            ampi_kernels_now()->add_squares(&c->sum, w, AMP_F32, n);
+            ampi_kernels_now()->add_squares(&c->sum2, g, AMP_F32, n);
+        } else if (p->master && p->low && over.held + over.saturated > 0) {
             ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
-        else if (p->low)
+        } else if (p->low) {
             ampi_store_f32(p->low, p->low_dtype, i, w, n);
+        }
     }
     c->inf = over.held;
     c->nan = over.saturated;
@@ -10241,8 +10226,10 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
 
 /* Chunks arrive in order. */
 AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
-    const ampi_step* step = (const ampi_step*)context;
+    ampi_step* step = (ampi_step*)context;
     amp_optimizer_info* info = step->info;
+    step->w_sum += c->sum;
+    step->direction_sum += c->sum2;
     if (c->inf + c->nan > 0 && info->update_tensor < 0) {
         const char* name = step->params[c->tensor].name;
         info->update_tensor = step->first + c->tensor;
@@ -10253,35 +10240,11 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     info->saturated += c->nan;
 }
 
-/* LAMB, first pass: the norms of weights and direction. */
-AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
-    const ampi_step* step = (const ampi_step*)context;
-    const amp_param* p = &step->params[c->tensor];
-    AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
-    ampi_update_overflow over;
-    size_t i, n;
-    ampi_update_limits(&over, 1, 0, AMP_F32);
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        float* w;
-        n = ampi_block_size(c, i);
-        w = ampi_weights(p, i, n, w_tile);
-        ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_block(AMPI_LAMB_DIRECTION, w, g, p->m + i, p->v + i, n, &step->updates[p->group], &over);
-        ampi_kernels_now()->add_squares(&c->sum, w, AMP_F32, n);
-        ampi_kernels_now()->add_squares(&c->sum2, g, AMP_F32, n);
-    }
-}
-AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
-    ampi_step* step = (ampi_step*)context;
-    step->w_sum += c->sum;
-    step->direction_sum += c->sum2;
-}
-
-/* The second pass moves all: its step is -lr times the ratio of the norms. */
+/* LAMB takes a first pass for the norms of weights and direction; the second one's step is -lr times their ratio. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     int i;
     for (i = 0; i < o->count; i++) {
-        ampi_tensors t = ampi_grads_of(&o->params[i], 1);
+        const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
         ampi_update* u = &updates[o->params[i].group];
         const float rate = u->step;
         double ratio = 1.0;
@@ -10289,10 +10252,12 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
         step->params = &o->params[i];
         step->first = i;
         step->w_sum = step->direction_sum = 0.0;
-        ampi_each_chunk(&t, ampi_lamb_norms_chunk, ampi_lamb_combine, step);
+        step->kind = AMPI_LAMB_DIRECTION;
+        ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
         u->step = (float)ampi_mul64((double)rate, ratio);
+        step->kind = AMPI_UPDATE_LAMB;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         u->step = rate;
     }
@@ -10365,8 +10330,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     step.params = o->params;
     step.updates = updates;
     step.info = info;
-    step.kind = o->desc.kind == AMP_LAMB  ? AMPI_UPDATE_LAMB
-                : o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
+    step.kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
                 : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
@@ -10377,42 +10341,33 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
                                               const char* place) {
     int i;
-    if (!ampi_lr_is_valid(&s->lr, 0))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
-                         (double)s->lr);
-    if (s->step < 0 || s->step >> 62)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
-                         (long long)s->step);
+    AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
+                     "%s: state.lr %g must be finite and not negative", place, (double)s->lr);
+    AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
+                     (long long)s->step);
     for (i = 0; i < AMP_MAX_GROUPS; i++)
-        if (s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps",
-                             place, i, (long long)s->frozen_steps[i], (long long)s->step);
+        AMPI_REFUSE_CALL(s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step, AMP_ERR_ARGUMENT,
+                         "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
+                         (long long)s->frozen_steps[i], (long long)s->step);
     return AMP_OK;
 }
 
 /* The state, and the groups' rates and weight decay. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
-    const char* field;
-    int i;
-    const amp_result r = ampi_optimizer_check_state(&o->state, &o->logger, place);
-    const float* fault = r == AMP_OK ? ampi_groups_fault(o->groups, ampi_group_count(o), &i, &field) : NULL;
-    if (!fault) return r;
-    return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: groups[%d].%s %g must be finite and not negative, or AMP_ZERO",
-                     place, i, field, (double)*fault);
+    AMPI_TRY(ampi_optimizer_check_state(&o->state, &o->logger, place));
+    return ampi_groups_check(o->groups, ampi_group_count(o), AMP_ERR_ARGUMENT, place, &o->logger);
 }
 
 /* The parameters may have changed since init: they are the caller's. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s, ampi_tensors* t,
                                         const char* place) {
-    amp_result r;
-    if (!o || !o->params)
-        return ampi_fail(s ? &s->logger : NULL, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
-    r = ampi_optimizer_check_rates(o, place);
-    if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
-    if (r != AMP_OK) return r;
+    const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
+    AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
+    AMPI_TRY(ampi_optimizer_check_rates(o, place));
+    AMPI_TRY(ampi_params_validate(o, o->params, o->count));
     *t = ampi_grads_of(o->params, o->count);
-    if (ampi_tensors_any(t)) return AMP_OK;
-    return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+    AMPI_REFUSE_CALL(!ampi_tensors_any(t), AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+    return AMP_OK;
 }
 
 /* A silent scaler tells the optimizer's logger while it works for one. Returns its own, to be put back. */
@@ -10427,8 +10382,8 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     int unscaled;
     amp_logger own;
     ampi_tensors t;
-    amp_result r = ampi_optimizer_enter(o, s, &t, place);
-    if (r != AMP_OK) return r;
+    amp_result r;
+    AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     own = ampi_scaler_lend(s, &o->logger);
     r = ampi_scaler_enter(s, &t, AMPI_UNSCALED, place, &unscaled);
@@ -10503,8 +10458,8 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
     static const char place[] = "amp_optimizer_step";
     amp_logger own;
     ampi_tensors t;
-    amp_result r = ampi_optimizer_enter(o, s, &t, place);
-    if (r != AMP_OK) return r;
+    amp_result r;
+    AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s) return ampi_optimizer_step(o, NULL, &t, place, info);
     own = ampi_scaler_lend(s, &o->logger);
     r = ampi_optimizer_step(o, s, &t, place, info);
@@ -10774,11 +10729,9 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
-/* Each of these macros returns from the function: REFUSE with a sentence where its condition holds, TRY with the result
-   of a call that failed. */
+/* As AMPI_REFUSE_CALL, to the logger of model m. */
 #define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
 #define AMPI_REFUSE_LAYER(condition, ...) do { if (condition) return ampi_build_fail(m, __VA_ARGS__); } while (0)
-#define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
