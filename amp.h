@@ -10789,6 +10789,9 @@ AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at)
     return p;
 }
 
+/* A field that is 0 stands for another value. */
+AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
+
 /* --- life ------------------------------------------------------------------------------ */
 
 /* A name, and every function that the CPU's table has: from `open` on there is nothing else in it. */
@@ -10822,21 +10825,16 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     return AMP_OK;
 }
 
-/* Whatever the desc points at may be gone after create: from here on it points at copies. */
+/* Whatever the desc points at may be gone after create: what is needed later is copied. */
 AMPI_FN void ampi_model_take_desc(amp_model* m) {
     amp_model_desc* d = &m->desc;
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) m->scaler_desc = *d->scaler;
+    if (d->scaler) d->scaler = &m->scaler_desc;
     for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
-    d->comm = &m->comm;
-    d->scaler = d->scaler ? &m->scaler_desc : NULL;
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
-    d->policy = &m->policy;
-    d->backend_desc = NULL;
-    d->precision.white = d->precision.black = NULL;
-    d->precision.white_count = d->precision.black_count = 0;
-    if (d->accumulate == 0) d->accumulate = 1;
+    d->accumulate = ampi_or(d->accumulate, 1);
 }
 
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
@@ -11092,9 +11090,6 @@ AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
     const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
     return amp_linear_with(m, x, &d);
 }
-
-/* A field that is 0 stands for another value. */
-AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
 
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
     ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x);
@@ -11600,15 +11595,14 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
     const amp_param* p = &m->params[index];
     const amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
     char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
-    amp_result r = AMP_OK;
     float values[CHUNK];
     size_t count;
-    for (size_t at = 0; at < p->count && r == AMP_OK; at += count) {
+    for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, CHUNK);
         for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
-        r = m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec);
+        AMPI_TRY(m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
 /* --- finalize, 5: the rest ------------------------------------------------------------------ */
@@ -11677,18 +11671,17 @@ AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
 
 AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     const float one = 1.0f;
-    amp_result r = AMP_OK;
-    for (int i = 0; i < m->layer_count && r == AMP_OK; i++) {
+    for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
+        const size_t constants = 2 * n->reading.channels * sizeof *n->constants;
         if (n->constants)
-            r = m->backend->copy_in((float*)n->reading.constants, n->constants,
-                                    2 * n->reading.channels * sizeof *n->constants, &m->exec);
-        if (r == AMP_OK && n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
-        if (r == AMP_OK && n->bias != AMPI_NONE) r = ampi_init_param(m, n, n->bias, 1);
-        for (int c = 0; n->running && r == AMP_OK && c < n->layer.channels; c++)
-            r = m->backend->copy_in(n->running + n->layer.channels + c, &one, sizeof one, &m->exec);
+            AMPI_TRY(m->backend->copy_in((float*)n->reading.constants, n->constants, constants, &m->exec));
+        if (n->weight != AMPI_NONE) AMPI_TRY(ampi_init_param(m, n, n->weight, 0));
+        if (n->bias != AMPI_NONE) AMPI_TRY(ampi_init_param(m, n, n->bias, 1));
+        for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
+            AMPI_TRY(m->backend->copy_in(n->running + c, &one, sizeof one, &m->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
 /* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise scale 1. */
@@ -11720,10 +11713,7 @@ AMPI_FN amp_result ampi_check_graph(amp_model* m) {
 /* Everything that finalize does; on failure the caller takes it all back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
     amp_optimizer_desc od = m->desc.optimizer;
-    size_t bytes[AMPI_BLOCK_COUNT], at[AMPI_BLOCK_COUNT];
-    amp_result r;
-    memset(bytes, 0, sizeof bytes);
-    memset(at, 0, sizeof at);
+    size_t bytes[AMPI_BLOCK_COUNT] = { 0 }, at[AMPI_BLOCK_COUNT] = { 0 };
     od.logger = &m->op_logger;
     int moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
@@ -11737,10 +11727,11 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_place_all(m, moments, bytes);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
     ampi_place_all(m, moments, at);
-    if ((r = ampi_init_weights(m)) != AMP_OK || m->param_count == 0) return r;
-    r = m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec);
-    m->training_open = r == AMP_OK;
-    return r;
+    AMPI_TRY(ampi_init_weights(m));
+    if (m->param_count == 0) return AMP_OK;
+    AMPI_TRY(m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec));
+    m->training_open = 1;
+    return AMP_OK;
 }
 
 /* Tells what is allowed and rarely meant. */
@@ -11820,16 +11811,15 @@ AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float*
 AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, const float* values) {
     float tile[4 * AMPI_BLOCK];
     uint16_t low[4 * AMPI_BLOCK];
-    amp_result r = AMP_OK;
     size_t n;
-    for (size_t i = 0; i < p->count && r == AMP_OK; i += n) {
+    for (size_t i = 0; i < p->count; i += n) {
         n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
         if (values) memcpy(tile, values + i, n * sizeof *tile);
-        else r = m->backend->copy_out(tile, p->master + i, n * sizeof *tile, &m->exec);
+        else AMPI_TRY(m->backend->copy_out(tile, p->master + i, n * sizeof *tile, &m->exec));
         ampi_store_saturated(low, p->low_dtype, tile, n);
-        if (r == AMP_OK) r = m->backend->copy_in((uint16_t*)p->low + i, low, n * sizeof *low, &m->exec);
+        AMPI_TRY(m->backend->copy_in((uint16_t*)p->low + i, low, n * sizeof *low, &m->exec));
     }
-    return r;
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
@@ -12882,19 +12872,18 @@ AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
 AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
     const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
-    amp_result r = AMP_OK;
     int64_t total;
     ampi_feed_shuffle(&f->train, f->d.in_order ? NULL : &seed, f->now.epoch);
     f->loss_sum = 0.0;
     f->samples = 0;
-    for (int64_t at = 0; at < count && r == AMP_OK && (!f->info.end || f->m->micro); at += total) {
+    for (int64_t at = 0; at < count && (!f->info.end || f->m->micro); at += total) {
         total = count - at < each ? count - at : each;
-        r = ampi_fit_step(f, at, total);
+        AMPI_TRY(ampi_fit_step(f, at, total));
         ampi_fit_draw(f, at, at + total);
     }
     f->now.loss = f->samples ? (float)(f->loss_sum / (double)f->samples) : ampi_float(0x7fc00000u);
     f->now.scale = f->m->training.scaler.state.scale;
-    return r;
+    return AMP_OK;
 }
 
 /* Is the epoch the best so far? Then its weights are saved. */
@@ -12944,9 +12933,9 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 #endif
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
-    if (ampi_fit_samples(f) > 0) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches on %d ranks",
-                           (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+    AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches on "
+                "%d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
