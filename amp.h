@@ -12933,8 +12933,8 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 #endif
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
-    AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches on "
-                "%d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+    AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches "
+                "on %d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
     return AMP_OK;
 }
 
