@@ -2743,14 +2743,6 @@ AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
-/* What a norm does to elements, by lanes. gamma and beta: those of element i lie at i, if each element has its own, or
-   at its lane. add: dx is added to what is there. */
-typedef struct ampi_norm_args {
-    float mean[16], scale[16], a[16], b[16];
-    const float *gamma, *beta;
-    int each, add;
-} ampi_norm_args;
-
 /* What a pass offers. mr x nr: the micro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
@@ -2770,9 +2762,6 @@ typedef struct ampi_kernels {
     void (*widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n);       /* t: AMP_F16 or AMP_BF16 */
     void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
-    void (*norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt, size_t n);
-    void (*norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt, const void* x,
-                    amp_dtype xt, size_t n);
     void (*scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor);
 } ampi_kernels;
 
@@ -4311,76 +4300,6 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
-/* --- norms -------------------------------------------------------------------------------- */
-
-/* Elements [i, i + 16) of an operand, or as many as there are before n; results with one kind of NaN. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_at)(const void* p, amp_dtype t, size_t i, size_t n) {
-    return AMPI_K(load_any)((const char*)p + i * (t == AMP_F32 ? 4 : 2), t, n - i);
-}
-AMPI_LANES_FN void AMPI_K(store_at)(void* p, amp_dtype t, size_t i, size_t n, AMPI_V16 x) {
-    char* to = (char*)p + i * (t == AMP_F32 ? 4 : 2);
-    x = AMPI_K(clean_lanes)(x);
-    if (n - i >= AMPI_LANES) AMPI_K(store_typed)(to, t, x);
-    else AMPI_K(store_part)(to, t, x, n - i);
-}
-/* Where a group of lanes begins. Without masks a last one that is not full takes in elements before it, which are
-   formed `twice`, if that does not change them and there are so many. */
-AMPI_LANES_FN size_t AMPI_K(group_at)(size_t i, size_t n, int twice) {
-#ifndef AMPI_PASS_MASKS
-    if (twice && n >= AMPI_LANES) return ampi_min_size(i, n - AMPI_LANES);
-#endif
-    (void)n; (void)twice;
-    return i;
-}
-/* y = (x - mean) * scale * gamma + beta, for elements [i, i + 16). */
-AMPI_LANES_FN void AMPI_K(norm_at)(const ampi_norm_args* q, AMPI_V16 minus_mean, AMPI_V16 scale, void* y, amp_dtype yt,
-                                   const void* x, amp_dtype xt, size_t i, size_t n) {
-    const size_t j = q->each ? i : 0;
-    const AMPI_V16 v = AMPI_K(mul)(AMPI_K(add)(AMPI_K(load_at)(x, xt, i, n), minus_mean), scale);
-    AMPI_K(store_at)(y, yt, i, n, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + j), AMPI_K(load)(q->beta + j)));
-}
-/* The same for n of them: whole groups of one type with the type as a constant, then what is left. */
-AMPI_KERNEL_FN void AMPI_K(norm)(const ampi_norm_args* q, void* y, amp_dtype yt, const void* x, amp_dtype xt,
-                                 size_t n) {
-    const AMPI_V16 m = AMPI_K(mul)(AMPI_K(load)(q->mean), AMPI_K(set1)(-1.0f)), s = AMPI_K(load)(q->scale);
-    const size_t whole = yt == xt ? n / AMPI_LANES * AMPI_LANES : 0;
-    size_t i = 0;
-    if (xt == AMP_F32) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_F32, x, AMP_F32, i, i + 16);
-    if (xt == AMP_F16) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_F16, x, AMP_F16, i, i + 16);
-    if (xt == AMP_BF16) for (; i < whole; i += 16) AMPI_K(norm_at)(q, m, s, y, AMP_BF16, x, AMP_BF16, i, i + 16);
-    for (; i < n; i += AMPI_LANES) AMPI_K(norm_at)(q, m, s, y, yt, x, xt, AMPI_K(group_at)(i, n, 1), n);
-}
-/* dx = (dy * gamma - a - (x - mean) * b) * scale, or without x, whose statistics are constants, dy * scale. */
-AMPI_LANES_FN void AMPI_K(norm_dx_at)(const ampi_norm_args* q, AMPI_V16 mean, AMPI_V16 minus_a, AMPI_V16 b,
-                                      AMPI_V16 scale, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt,
-                                      const void* x, amp_dtype xt, size_t i, size_t n) {
-    AMPI_V16 v = AMPI_K(load_at)(dy, dyt, i, n);
-    if (x) {
-        const AMPI_V16 less = AMPI_K(fma)(1, AMPI_K(load_at)(x, xt, i, n), AMPI_K(set1)(-1.0f), mean);   /* mean - x */
-        v = AMPI_K(fma)(0, less, b, AMPI_K(fma)(0, v, AMPI_K(load)(q->gamma + (q->each ? i : 0)), minus_a));
-    }
-    v = AMPI_K(mul)(v, scale);
-    if (q->add) v = AMPI_K(add)(AMPI_K(load_at)(dx, dxt, i, n), v);
-    AMPI_K(store_at)(dx, dxt, i, n, v);
-}
-AMPI_KERNEL_FN void AMPI_K(norm_dx)(const ampi_norm_args* q, void* dx, amp_dtype dxt, const void* dy, amp_dtype dyt,
-                                    const void* x, amp_dtype xt, size_t n) {
-    const AMPI_V16 m = AMPI_K(load)(q->mean), a = AMPI_K(mul)(AMPI_K(load)(q->a), AMPI_K(set1)(-1.0f));
-    const AMPI_V16 b = AMPI_K(load)(q->b), s = AMPI_K(load)(q->scale);
-    const amp_dtype t = dxt;
-    const size_t whole = dyt == t && xt == t ? n / AMPI_LANES * AMPI_LANES : 0;
-    size_t i = 0;
-    if (t == AMP_F32)
-        for (; i < whole; i += 16) AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_F32, dy, AMP_F32, x, AMP_F32, i, i + 16);
-    if (t == AMP_F16)
-        for (; i < whole; i += 16) AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_F16, dy, AMP_F16, x, AMP_F16, i, i + 16);
-    if (t == AMP_BF16)
-        for (; i < whole; i += 16)
-            AMPI_K(norm_dx_at)(q, m, a, b, s, dx, AMP_BF16, dy, AMP_BF16, x, AMP_BF16, i, i + 16);
-    for (; i < n; i += AMPI_LANES)
-        AMPI_K(norm_dx_at)(q, m, a, b, s, dx, dxt, dy, dyt, x, xt, AMPI_K(group_at)(i, n, dx != dy && !q->add), n);
-}
-
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
@@ -4402,8 +4321,6 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(widen_low),
                                               AMPI_K(narrow_low),
                                               AMPI_K(add_squares),
-                                              AMPI_K(norm),
-                                              AMPI_K(norm_dx),
                                               AMPI_K(scale) };
 #endif /* AMPI_PASS */
 
@@ -6295,10 +6212,13 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     } while (0)
   #define AMPI_IN_REGISTERS
 #endif
-/* a in the first n lanes, b in the others: for the end of a row. */
-AMPI_INLINE float ampi_if_lane(uint32_t lane, size_t n, float a, float b) {
-    return ampi_select(ampi_mask((int32_t)lane < (int32_t)n), a, b);
+/* Sixteen masks for a group of lanes, of which n are in its row: all ones, then all zeros. */
+AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
+    static const uint32_t masks[2 * AMPI_LANES] = { ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u,
+                                                    ~0u, ~0u, ~0u };
+    return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);
 }
+AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
 
 /* Product of two sizes for a check; SIZE_MAX, which the check above refuses, if it overflows. */
 AMPI_FN size_t ampi_area(size_t a, size_t b) {
@@ -6312,60 +6232,37 @@ AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LA
 AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
-/* Whether kernels may run on the operand itself: it holds floats, and whole groups of them. */
+/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
+   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
+   writes behind its end is overwritten by the next row. */
+enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
+AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
+
+/* Whether kernels may run on an operand itself, in rows of n elements: it holds floats, and whole groups of them. */
 AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
 
-/* Elements [i, i+n) of an operand as floats to read, in place or widened into `tile`. */
+/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
+   elements the operand has, or 0 where a result is written over it. */
+AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
+                                    float* tile) {
+    if (n == 0 || ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all))
+        return (const float*)data + at;
+    ampi_load_f32(tile, data, t, at, n);
+    memset(tile + n, 0, (d < n ? (size_t)AMPI_LANES : ampi_padded(n) - n) * sizeof *tile);
+    return tile;
+}
 AMPI_FN const float* ampi_view(const void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    if (n == 0 || ampi_direct(t, n)) return (const float*)data + i;
-    ampi_load_f32(tile, data, t, i, n);
-    memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
-    return tile;
+    return ampi_view_rows(data, t, i, n, n, 0, tile);
 }
-/* The same where the operand may be missing: every element is `missing` then. */
-AMPI_FN const float* ampi_view_or(const void* data, amp_dtype t, size_t i, size_t n, float* tile,
-                                  float missing) {
-    size_t l;
-    if (data) return ampi_view(data, t, i, n, tile);
-    for (l = 0; l < ampi_padded(n); l++) tile[l] = missing;
-    return tile;
+/* Where to form such elements of a result, which ampi_store then stores: in place or in `tile`. */
+AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t d, float* tile) {
+    return ampi_direct(t, d) ? (float*)data + i : tile;
 }
-/* Every NaN of a result is 0x7fc00000, rounded to the result's type: which sign and payload an operation gives differs
-   between processors, and between orders of operands. */
-AMPI_INLINE void ampi_clean_body(int hw, float* v, size_t n) {
-    uint32_t nan[AMPI_LANES] = { 0 }, any = 0;    /* the sign bit: beyond infinity */
-    size_t i = 0, l;
-    (void)hw;
-    AMPI_FORGET(v);
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) nan[l] |= 0x7f800000u - (ampi_bits(v[i + l]) & 0x7fffffffu);
-    for (; i < n; i++) any |= 0x7f800000u - (ampi_bits(v[i]) & 0x7fffffffu);
-    for (l = 0; l < AMPI_LANES; l++) any |= nan[l];
-    for (i = 0; any >> 31 && i < n; i++) v[i] = ampi_clean_nan(v[i]);
-}
-AMPI_KERNEL(ampi_clean, (float* v, size_t n), v, n)
-/* Elements [i, i+n) of a result from v. */
+/* Elements [i, i+n) of a result from v, which may lie there. Every NaN of a result is 0x7fc00000, rounded to the
+   result's type: which one an operation gives differs between processors, and between orders of operands. */
 AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
     ampi_kernels_now()->store_results((char*)data + i * ampi_type_size(t), ampi_dtype(t), v, n);
     ampi_kernels_end();
-}
-/* Where to form elements [i, i+n) of a result: in place or in `tile`, from which ampi_close stores them. */
-AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    return ampi_direct(t, n) ? (float*)data + i : tile;
-}
-AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    if (ampi_direct(t, n)) ampi_clean(tile, n);
-    else ampi_store(data, t, i, tile, n);
-}
-/* One element of a result that may not be wanted. */
-AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int accumulate) {
-    float old = 0.0f;
-    if (!data) return;
-    if (accumulate) {
-        ampi_load_f32(&old, data, t, i, 1);
-        value = old + value;
-    }
-    ampi_store(data, t, i, &value, 1);
 }
 AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missing) {
     if (data) ampi_load_f32(&missing, data, t, i, 1);
@@ -6392,71 +6289,6 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Sums in double by lanes: a[i % AMPI_LANES] += x[i], and += x[i] * y[i]. */
-AMPI_INLINE void ampi_sum_lanes(double* a, const float* x, size_t n) {
-    size_t i = 0;
-    uint32_t l;
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
-    if (i < n)
-        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)ampi_if_lane(l, n - i, x[i + l], 0.0f);
-}
-AMPI_INLINE double ampi_product_in(int hw, uint32_t l, size_t n, const float* x, const float* y, double sum) {
-    return ampi_add_product(hw, ampi_if_lane(l, n, x[l], 0.0f), ampi_if_lane(l, n, y[l], 0.0f), sum);
-}
-AMPI_INLINE void ampi_dot_lanes(int hw, double* a, const float* x, const float* y, size_t n) {
-    size_t i = 0;
-    uint32_t l;
-    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_product(hw, x[i + l], y[i + l], a[l]);
-    if (i < n)
-        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, n - i, x + i, y + i, a[l]);
-}
-/* Both of a whole row. The first group of lanes is the start, since gcc would clear an array slowly. */
-AMPI_INLINE double ampi_row_sum(const float* x, size_t n) {
-    const size_t first = ampi_min_size(n, AMPI_LANES);
-    double a[AMPI_LANES];
-    uint32_t l;
-    for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0 + (double)ampi_if_lane(l, first, x[l], 0.0f);
-    ampi_sum_lanes(a, x + first, n - first);
-    return ampi_lane_total(a);
-}
-AMPI_INLINE double ampi_row_dot(int hw, const float* x, const float* y, size_t n) {
-    const size_t first = ampi_min_size(n, AMPI_LANES);
-    double a[AMPI_LANES];
-    uint32_t l;
-    for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_product_in(hw, l, first, x, y, 0.0);
-    ampi_dot_lanes(hw, a, x + first, y + first, n - first);
-    return ampi_lane_total(a);
-}
-/* Both of n elements more of a row that is longer than a tile. */
-AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
-    double a[AMPI_LANES];
-    (void)hw;
-    memcpy(a, acc, sizeof a);
-    ampi_sum_lanes(a, x, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
-AMPI_INLINE void ampi_add_dot_body(int hw, double* acc, const float* x, const float* y, size_t n) {
-    double a[AMPI_LANES];
-    memcpy(a, acc, sizeof a);
-    ampi_dot_lanes(hw, a, x, y, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_add_dot, (double* acc, const float* x, const float* y, size_t n), acc, x, y, n)
-
-/* dst[start...] = sums, or dst + sums, n <= AMPI_TILE of them; dst may be NULL. */
-AMPI_FN void ampi_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* sums, int accumulate) {
-    float v[AMPI_TILE], old[AMPI_TILE];
-    size_t i;
-    if (!dst) return;
-    for (i = 0; i < n; i++) v[i] = (float)sums[i];
-    if (accumulate) ampi_load_f32(old, dst, t, start, n);
-    for (i = 0; accumulate && i < n; i++) v[i] = old[i] + v[i];
-    ampi_store(dst, t, start, v, n);
-}
-
 /* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
 enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
@@ -6467,30 +6299,6 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     int i;
     for (i = 0; i < AMPI_PARTS; i++) total += parts[i];
     return total;
-}
-
-/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
-   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
-   writes behind its end is overwritten by the next row. */
-enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
-AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
-
-/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
-   elements the operand has, or 0 where a result is written over it. */
-AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
-                                    float* tile) {
-    if (ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all)) return (const float*)data + at;
-    ampi_load_f32(tile, data, t, at, n);
-    memset(tile + n, 0, AMPI_LANES * sizeof *tile);
-    return tile;
-}
-/* Where to form such elements of a result; ampi_close_rows stores them. */
-AMPI_FN float* ampi_open_rows(void* data, amp_dtype t, size_t at, size_t d, float* tile) {
-    return ampi_direct(t, d) ? (float*)data + at : tile;
-}
-AMPI_FN void ampi_close_rows(void* data, amp_dtype t, size_t at, size_t n, size_t d, float* tile) {
-    if (ampi_direct(t, d)) ampi_clean(tile, n);
-    else ampi_store(data, t, at, tile, n);
 }
 
 /* --- pooling ----------------------------------------------------------------------------- */
@@ -7261,7 +7069,7 @@ AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, 
     const size_t n = (size_t)(p->h * p->w);
     float tile[AMPI_POOL_BAND], *v = ampi_open(dx, dxt, plane * n, n, tile);
     ampi_pool_fill(v, 0.0f + ampi_load_one(dy, dyt, plane, 0.0f) / ampi_pool_count(p, 0, 0), ampi_padded(n));
-    ampi_close(dx, dxt, plane * n, n, v);
+    ampi_store(dx, dxt, plane * n, v, n);
 }
 
 /* Maxima of 2 x 2 windows side by side in tensors of one type, sixteen at a time. A number is compared as it is stored,
@@ -7454,694 +7262,6 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     return AMP_OK;
 }
 
-/* --- batch norm -------------------------------------------------------------------------- */
-
-/* A group of channels shares the 16 lanes: one channel, whose pixels they take in turn, or, where a channel has one
-   pixel, 16 channels side by side. Either way lane l has its statistics at l of arrays of 16. A step fills a tile: 64
-   rows of 16 channels, or as many planes of the channel as fit, or a part of one plane. A plane of 128 pixels or more,
-   in whole groups of lanes, is a step of its own: its pixels are on the same lanes then, and it is read in place. */
-typedef struct ampi_bn_plan {
-    size_t n, channels, spatial;
-    size_t groups, per_group;        /* groups of channels, channels in one */
-    size_t planes, parts, steps;     /* planes in a tile, tiles in a plane, tiles in a group */
-    float eps, momentum;
-} ampi_bn_plan;
-
-/* Frozen statistics are nobody's function: both passes are those of evaluation. */
-AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
-
-AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
-                                     const amp_logger* log) {
-    memset(p, 0, sizeof *p);
-    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
-    if (s->n < 1 || s->channels < 1 || s->spatial < 1)
-        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n,
-                         s->channels, s->spatial);
-    if (ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "batch norm: training needs more than one value per channel, not 1x%dx1",
-                         s->channels);
-    p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
-    p->momentum = ampi_default_at(&s->momentum, 0.1f);
-    if (!ampi_is_finite(&p->eps) || p->eps <= 0.0f)
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
-    if (!ampi_in_range(&p->momentum, 0.0f, 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
-    p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
-    p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
-    p->groups = ampi_div_up(p->channels, p->per_group);
-    p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
-    if (p->spatial >= 8 * AMPI_LANES && p->spatial % AMPI_LANES == 0) p->planes = 1;
-    if (p->spatial == 1) p->planes = AMPI_TILE / AMPI_LANES;
-    p->parts = ampi_div_up(p->spatial, AMPI_TILE);
-    p->steps = ampi_div_up(p->n, p->planes) * p->parts;
-    return AMP_OK;
-}
-
-/* The elements of a step: `count` pieces of `length`, each `next` elements behind the one before it in the tensor, the
-   first at `start`; in a tile of n elements they are `pitch` apart. */
-typedef struct ampi_bn_step { size_t start, length, next, count, pitch, n; } ampi_bn_step;
-AMPI_FN ampi_bn_step ampi_bn_step_at(const ampi_bn_plan* p, size_t group, size_t step) {
-    const size_t image = step / p->parts * p->planes, pixel = step % p->parts * AMPI_TILE;
-    ampi_bn_step q;
-    q.start = (image * p->channels + group * p->per_group) * p->spatial + pixel;
-    q.length = p->spatial == 1 ? ampi_min_size(p->channels - group * AMPI_LANES, AMPI_LANES)
-                               : ampi_min_size(p->spatial - pixel, AMPI_TILE);
-    q.next = p->channels * p->spatial;
-    q.count = ampi_min_size(p->n - image, p->planes);
-    q.pitch = p->spatial == 1 ? (size_t)AMPI_LANES : q.length;
-    q.n = q.count * q.pitch;
-    return q;
-}
-/* A tile of the tensor's own type. */
-typedef union ampi_bn_raw { float floats[AMPI_TILE]; uint16_t halves[AMPI_TILE]; } ampi_bn_raw;
-/* The elements of a step as floats to read, in place or widened into `tile`. Channels that are missing there are 0. */
-AMPI_FN const float* ampi_bn_view(const ampi_bn_step* q, const void* x, amp_dtype t, float* tile) {
-    const size_t size = ampi_type_size(t);
-    ampi_bn_raw raw;
-    char* to = (char*)&raw;
-    size_t i;
-    if (q->count == 1 && q->n == q->length) return ampi_view(x, t, q->start, q->n, tile);
-    if (q->length < q->pitch) memset(to, 0, q->n * size);
-    for (i = 0; i < q->count; i++)
-        memcpy(to + i * q->pitch * size, (const char*)x + (q->start + i * q->next) * size, q->length * size);
-    ampi_load_f32(tile, &raw, t, 0, q->n);
-    memset(tile + q->n, 0, (ampi_padded(q->n) - q->n) * sizeof(float));
-    return tile;
-}
-/* How many channels of a group exist. */
-AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
-    return ampi_min_size(p->channels - group * p->per_group, p->per_group);
-}
-/* A channel that has all lanes: what lane 0 holds goes to the others. */
-AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* lanes) {
-    size_t l;
-    for (l = p->per_group; l < AMPI_LANES; l++) lanes[l] = lanes[0];
-}
-/* What the lanes read of a per-channel array, or `missing`. */
-AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, float missing,
-                           float* lanes) {
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) lanes[l] = missing;
-    if (data) ampi_load_f32(lanes, data, t, group * p->per_group, ampi_bn_width(p, group));
-    ampi_bn_spread(p, lanes);
-}
-
-/* What is summed by lanes: g and g * d, where d = x - mean, rounded to float; or, where g is x, x or d and d * d. */
-typedef enum ampi_bn_kind { AMPI_BN_DOT, AMPI_BN_SQUARE, AMPI_BN_SQUARE_LESS } ampi_bn_kind;
-AMPI_INLINE void ampi_bn_add(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x,
-                             const float* mean, size_t n) {
-    size_t l;
-    AMPI_IN_REGISTERS for (l = 0; l < n; l++) {
-        const float d = x[l] - mean[l];
-        sum[l] += (double)(kind == AMPI_BN_SQUARE_LESS ? d : g[l]);
-        dot[l] = ampi_add_product(hw, kind == AMPI_BN_DOT ? g[l] : d, d, dot[l]);
-    }
-}
-AMPI_INLINE void ampi_bn_add_tile(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x,
-                                  const float* mean, size_t n) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    float m[AMPI_LANES];
-    memcpy(a, sum, sizeof a);
-    memcpy(b, dot, sizeof b);
-    memcpy(m, mean, sizeof m);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, g += AMPI_LANES, x += AMPI_LANES)
-        ampi_bn_add(hw, kind, a, b, g, x, m, AMPI_LANES);
-    ampi_bn_add(hw, kind, a, b, g, x, m, n);
-    memcpy(sum, a, sizeof a);
-    memcpy(dot, b, sizeof b);
-}
-AMPI_INLINE void ampi_bn_add_step_body(int hw, ampi_bn_kind kind, double* sum, double* dot, const float* g,
-                                       const float* x, const float* mean, size_t n) {
-    switch (kind) {
-        case AMPI_BN_DOT: ampi_bn_add_tile(hw, AMPI_BN_DOT, sum, dot, g, x, mean, n); break;
-        case AMPI_BN_SQUARE: ampi_bn_add_tile(hw, AMPI_BN_SQUARE, sum, dot, x, x, mean, n); break;
-        case AMPI_BN_SQUARE_LESS: ampi_bn_add_tile(hw, AMPI_BN_SQUARE_LESS, sum, dot, x, x, mean, n); break;
-    }
-}
-AMPI_KERNEL(ampi_bn_add_step,
-            (ampi_bn_kind kind, double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
-            kind, sum, dot, g, x, mean, n)
-/* These sums over a group's elements, by channel: in the lanes below per_group. */
-AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, size_t group, ampi_bn_kind kind, const void* g, amp_dtype gt,
-                          const void* x, amp_dtype xt, const float* mean, double* sum, double* dot) {
-    float g_tile[AMPI_TILE], x_tile[AMPI_TILE];
-    size_t step;
-    memset(sum, 0, AMPI_LANES * sizeof *sum);
-    memset(dot, 0, AMPI_LANES * sizeof *dot);
-    for (step = 0; step < p->steps; step++) {
-        const ampi_bn_step q = ampi_bn_step_at(p, group, step);
-        const float* v = ampi_bn_view(&q, x, xt, x_tile);
-        ampi_bn_add_step(kind, sum, dot, g == x ? v : ampi_bn_view(&q, g, gt, g_tile), v, mean, q.n);
-    }
-    if (p->per_group > 1) return;
-    *sum = ampi_lane_total(sum);
-    *dot = ampi_lane_total(dot);
-}
-
-/* A number near a channel's mean, by lanes: the mean of its first pixels, at most 16, or its first value where it has
-   a lane to itself; rounded to x's type, so that differences from it are floats without another rounding, unless they
-   are much larger than x. 0 where that is no number, and where a difference might be infinite. */
-AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* pivot) {
-    const size_t one = p->per_group == 1, n = one ? ampi_min_size(p->spatial, AMPI_LANES) : ampi_bn_width(p, group);
-    uint16_t rounded[AMPI_LANES];
-    double sum = 0.0;
-    size_t l;
-    memset(pivot, 0, AMPI_LANES * sizeof *pivot);
-    ampi_load_f32(pivot, x, xt, group * p->per_group * p->spatial, n);
-    for (l = 0; l < n; l++) sum += (double)pivot[l];
-    if (one) pivot[0] = (float)(sum / (double)n);
-    ampi_bn_spread(p, pivot);
-    if (ampi_dtype(xt) != AMP_F32) {
-        const amp_dtype low = ampi_dtype(xt) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
-        ampi_store_f32(rounded, low, 0, pivot, AMPI_LANES);
-        ampi_load_f32(pivot, rounded, low, 0, AMPI_LANES);
-    }
-    for (l = 0; l < AMPI_LANES; l++) if (!(fabs((double)pivot[l]) < 1e30)) pivot[l] = 0.0f;
-}
-/* Means, and squared distances from them, summed, of a group's channels, in one pass over their M values: with q, the
-   sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the mean of m of
-   the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from the sum of
-   x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
-AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, double* mean,
-                             double* squares) {
-    const double values = (double)p->n * (double)p->spatial;
-    const int wide = ampi_dtype(xt) == AMP_F32;
-    float pivot[AMPI_LANES];
-    size_t l;
-    ampi_bn_pivot(p, x, xt, group, pivot);
-    ampi_bn_sums(p, group, wide ? AMPI_BN_SQUARE : AMPI_BN_SQUARE_LESS, x, xt, x, xt, pivot, mean, squares);
-    for (l = 0; l < p->per_group; l++) {
-        const double at = (double)pivot[l], first = mean[l] / values, off = wide ? first - at : first;
-        mean[l] = wide ? first : at + first;
-        squares[l] -= off * off / (1.0 / values);
-        if (ampi_bits64(squares[l]) - 0x8000000000000001u < AMPI_INF64) squares[l] = 0.0;      /* below 0, no NaN */
-    }
-}
-
-/* (1 - momentum) * old + momentum * value for both statistics of a channel, or neither where one were not finite. */
-AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean,
-                                 float batch_var) {
-    const float old = 1.0f - momentum;
-    const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
-    const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
-    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) return;
-    if (mean) mean[c] = next_mean;
-    if (var) var[c] = next_var;
-}
-
-typedef struct ampi_bn_forward {
-    const void *x, *gamma, *beta;
-    void* y;
-    amp_dtype xt, pt, yt;
-    float *running_mean, *running_var, *save_mean, *save_invstd;
-    int training;
-} ampi_bn_forward;
-
-/* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which training updates. */
-AMPI_FN void ampi_bn_statistics(const ampi_bn_plan* p, const ampi_bn_forward* f, size_t group, ampi_norm_args* q) {
-    const double values = f->training ? (double)p->n * (double)p->spatial : 1.0;
-    const size_t first = group * p->per_group, width = ampi_bn_width(p, group);
-    double mean[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 };
-    size_t l;
-    if (f->training) ampi_bn_measure(p, f->x, f->xt, group, mean, squares);
-    for (l = 0; l < width; l++) {
-        if (!f->training) mean[l] = (double)f->running_mean[first + l];
-        if (!f->training) squares[l] = (double)f->running_var[first + l];
-    }
-    for (l = 0; l < AMPI_LANES; l++) {
-        const size_t own = l < p->per_group ? l : 0;
-        q->mean[l] = (float)mean[own];
-        q->scale[l] = own < l ? q->scale[own] : (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
-    }
-    ampi_clean(q->mean, AMPI_LANES);
-    ampi_clean(q->scale, AMPI_LANES);
-    if (f->save_mean) memcpy(f->save_mean + first, q->mean, width * sizeof(float));
-    if (f->save_invstd) memcpy(f->save_invstd + first, q->scale, width * sizeof(float));
-    for (l = 0; f->training && p->momentum != 0.0f && l < width; l++)
-        ampi_bn_run(f->running_mean, f->running_var, first + l, p->momentum, q->mean[l],
-                    (float)(squares[l] / (values - 1.0)));
-}
-AMPI_FN void ampi_bn_forward_group(const ampi_bn_plan* p, const ampi_bn_forward* f, size_t group) {
-    float gamma[AMPI_LANES], beta[AMPI_LANES];
-    ampi_norm_args q;
-    size_t image;
-    memset(&q, 0, sizeof q);
-    ampi_bn_statistics(p, f, group, &q);
-    ampi_bn_lanes(p, f->gamma, f->pt, group, 1.0f, gamma);
-    ampi_bn_lanes(p, f->beta, f->pt, group, 0.0f, beta);
-    q.gamma = gamma;
-    q.beta = beta;
-    for (image = 0; image < p->n; image++) {
-        const size_t at = (image * p->channels + group * p->per_group) * p->spatial;
-        ampi_kernels_now()->norm(&q, (char*)f->y + at * ampi_type_size(f->yt), ampi_dtype(f->yt),
-                                 (const char*)f->x + at * ampi_type_size(f->xt), ampi_dtype(f->xt),
-                                 ampi_bn_width(p, group) * p->spatial);
-    }
-    ampi_kernels_end();
-}
-
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
-                                          amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float* running_mean, float* running_var,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          const amp_exec* exec) {
-    ampi_bn_plan p;
-    size_t n;
-    int64_t i;
-    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
-    training = ampi_bn_trains(s, training);
-    n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
-    const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
-                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
-    if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    const ampi_bn_forward f = { x, gamma, beta, y, x_dtype, param_dtype, y_dtype, running_mean, running_var, save_mean,
-                                save_invstd, training };
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&p, &f, (size_t)i));
-    return AMP_OK;
-}
-
-typedef struct ampi_bn_backward {
-    const void *dy, *x, *gamma;
-    const float *mean, *invstd;
-    void *dx, *dgamma, *dbeta;
-    amp_dtype dyt, xt, pt, dxt, dpt;
-    int frozen, add, add_params;   /* constant statistics; dx, and the gradients of parameters, add to what is there */
-} ampi_bn_backward;
-
-/* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
-     dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
-   Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma. The group's dgamma, dbeta, and q for dx: */
-AMPI_FN void ampi_bn_params(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group, ampi_norm_args* q) {
-    const double values = (double)p->n * (double)p->spatial;
-    const size_t first = group * p->per_group, width = ampi_bn_width(p, group);
-    double sum[AMPI_LANES] = { 0 }, dot[AMPI_LANES] = { 0 };
-    float invstd[AMPI_LANES];
-    size_t l;
-    ampi_bn_lanes(p, b->mean, AMP_F32, group, 0.0f, q->mean);
-    ampi_bn_lanes(p, b->invstd, AMP_F32, group, 1.0f, invstd);
-    ampi_bn_lanes(p, b->gamma, b->pt, group, 1.0f, q->scale);
-    if (!b->frozen || b->dgamma || b->dbeta)
-        ampi_bn_sums(p, group, AMPI_BN_DOT, b->dy, b->dyt, b->x, b->xt, q->mean, sum, dot);
-    for (l = 0; l < p->per_group; l++) {
-        dot[l] *= (double)invstd[l];
-        q->a[l] = (float)(sum[l] / values);
-        q->b[l] = (float)(dot[l] * (double)invstd[l] / values);
-        q->scale[l] *= invstd[l];
-    }
-    ampi_bn_spread(p, q->a);
-    ampi_bn_spread(p, q->b);
-    ampi_bn_spread(p, q->scale);
-    ampi_store_sums(b->dgamma, b->dpt, first, width, dot, b->add_params);
-    ampi_store_sums(b->dbeta, b->dpt, first, width, sum, b->add_params);
-}
-AMPI_FN void ampi_bn_backward_group(const ampi_bn_plan* p, const ampi_bn_backward* b, size_t group) {
-    float one[AMPI_LANES];
-    ampi_norm_args q;
-    size_t image;
-    memset(&q, 0, sizeof q);
-    ampi_bn_params(p, b, group, &q);
-    ampi_bn_lanes(p, NULL, AMP_F32, group, 1.0f, one);
-    q.gamma = one;
-    q.add = b->add;
-    for (image = 0; b->dx && image < p->n; image++) {
-        const size_t at = (image * p->channels + group * p->per_group) * p->spatial;
-        ampi_kernels_now()->norm_dx(&q, (char*)b->dx + at * ampi_type_size(b->dxt), ampi_dtype(b->dxt),
-                                    (const char*)b->dy + at * ampi_type_size(b->dyt), ampi_dtype(b->dyt),
-                                    b->frozen ? NULL : (const char*)b->x + at * ampi_type_size(b->xt),
-                                    ampi_dtype(b->xt), ampi_bn_width(p, group) * p->spatial);
-    }
-    ampi_kernels_end();
-}
-
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
-                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
-                                           int accumulate, const amp_exec* exec) {
-    ampi_bn_plan p;
-    size_t n;
-    int64_t i;
-    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
-    n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
-    if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
-    const ampi_bn_backward b = { dy, x, gamma, save_mean, save_invstd, dx, dgamma, dbeta, dy_dtype, x_dtype,
-                                 param_dtype, dx_dtype, dparam_dtype, s->frozen != 0, ampi_adds_input(accumulate),
-                                 ampi_adds_params(accumulate) };
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&p, &b, (size_t)i));
-    return AMP_OK;
-}
-
-/* --- layer norm -------------------------------------------------------------------------- */
-
-/* a[l] += (x[l] - mean)^2 in the first n lanes. The difference is rounded to float, so its square is exact. */
-AMPI_INLINE void ampi_distance_step(int hw, double* a, const float* x, double mean, size_t n) {
-    uint32_t l;
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-        const float d = ampi_if_lane(l, n, (float)((double)x[l] - mean), 0.0f);
-        a[l] = ampi_add_product(hw, d, d, a[l]);
-    }
-}
-/* acc[i % 16] += (x[i] - mean)^2, i < n. hw: whether the processor has fma. */
-AMPI_INLINE void ampi_lane_distance_body(int hw, double* acc, const float* x, double mean, size_t n) {
-    double a[AMPI_LANES];
-    memcpy(a, acc, sizeof a);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES) ampi_distance_step(hw, a, x, mean, AMPI_LANES);
-    if (n > 0) ampi_distance_step(hw, a, x, mean, n);
-    memcpy(acc, a, sizeof a);
-}
-AMPI_KERNEL(ampi_lane_distance, (double* acc, const float* x, double mean, size_t n), acc, x, mean, n)
-
-/* Mean and 1/sqrt(variance + eps) of at most AMPI_ROWS rows of d elements. In two loops, since within a row each step
-   waits for the one before. */
-AMPI_INLINE void ampi_rows_measure_body(int hw, float* mean, float* invstd, const float* x, double eps, size_t rows,
-                                        size_t d) {
-    double value[AMPI_ROWS];
-    size_t r, l;
-    for (r = 0; r < rows; r++) value[r] = ampi_row_sum(x + r * d, d) / (double)d;
-    for (r = 0; r < rows; r++) {
-        double a[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) a[l] = 0.0;
-        ampi_lane_distance_body(hw, a, x + r * d, value[r], d);
-        mean[r] = (float)value[r];
-        invstd[r] = (float)(1.0 / sqrt(ampi_lane_total(a) / (double)d + eps));
-    }
-}
-AMPI_KERNEL(ampi_rows_measure,
-            (float* mean, float* invstd, const float* x, double eps, size_t rows, size_t d), mean, invstd, x, eps,
-            rows, d)
-
-/* Rows are taken as many at a time as such a tile holds, at most AMPI_ROWS. */
-enum { AMPI_LN_TILE = 4 * AMPI_TILE };
-AMPI_FN size_t ampi_ln_rows_of_tile(size_t d) {
-    return d < AMPI_LN_TILE ? ampi_min_size(AMPI_LN_TILE / d, AMPI_ROWS) : 1;
-}
-
-/* All lanes hold one number. */
-AMPI_FN void ampi_ln_fill(float* lanes, float value) {
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) lanes[l] = value;
-}
-
-/* What the rows of a layer norm share. */
-typedef struct ampi_ln_forward {
-    const void *x, *gamma, *beta;
-    void* y;
-    float *save_mean, *save_invstd;
-    amp_dtype xt, pt, yt;
-    double eps;
-    size_t rows, d;
-} ampi_ln_forward;
-
-/* Mean and 1/sqrt(variance + eps) of some rows, or of one that is longer than a tile. */
-AMPI_FN void ampi_ln_measure(const ampi_ln_forward* q, size_t row, size_t rows, float* mean, float* invstd) {
-    AMPI_ALIGNED float tile[(size_t)AMPI_LN_TILE + AMPI_LANES];
-    double acc[AMPI_LANES] = { 0 }, squares[AMPI_LANES] = { 0 }, value;
-    const size_t at = row * q->d;
-    size_t i, n;
-    if (q->d <= AMPI_LN_TILE) {
-        const float* x = ampi_view_rows(q->x, q->xt, at, rows * q->d, q->d, q->rows * q->d, tile);
-        ampi_rows_measure(mean, invstd, x, q->eps, rows, q->d);
-        return;
-    }
-    for (i = 0; i < q->d; i += n) {
-        n = ampi_tile_size(q->d, i);
-        ampi_lane_sum(acc, ampi_view(q->x, q->xt, at + i, n, tile), n);
-    }
-    value = ampi_lane_total(acc) / (double)q->d;
-    for (i = 0; i < q->d; i += n) {
-        n = ampi_tile_size(q->d, i);
-        ampi_lane_distance(squares, ampi_view(q->x, q->xt, at + i, n, tile), value, n);
-    }
-    *mean = (float)value;
-    *invstd = (float)(1.0 / sqrt(ampi_lane_total(squares) / (double)q->d + q->eps));
-}
-/* Some rows, wholly. */
-AMPI_FN void ampi_ln_rows(const ampi_ln_forward* q, size_t row, size_t rows) {
-    float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_ROWS], invstd[AMPI_ROWS];
-    ampi_norm_args a;
-    size_t i, r, n;
-    memset(&a, 0, sizeof a);
-    a.each = 1;
-    ampi_ln_measure(q, row, rows, mean, invstd);
-    for (i = 0; i < q->d; i += n) {
-        n = ampi_tile_size(q->d, i);
-        a.gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-        a.beta = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
-        for (r = 0; r < rows; r++) {
-            const size_t at = (row + r) * q->d + i;
-            ampi_ln_fill(a.mean, mean[r]);
-            ampi_ln_fill(a.scale, invstd[r]);
-            ampi_kernels_now()->norm(&a, (char*)q->y + at * ampi_type_size(q->yt), ampi_dtype(q->yt),
-                                     (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
-        }
-    }
-    ampi_kernels_end();
-    if (q->save_mean) ampi_store(q->save_mean, AMP_F32, row, mean, rows);
-    if (q->save_invstd) ampi_store(q->save_invstd, AMP_F32, row, invstd, rows);
-}
-
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-                                          const void* beta, amp_dtype param_dtype, float eps,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          size_t rows, size_t d, const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
-    ampi_ln_forward q;
-    int64_t row;
-    amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
-    if (r != AMP_OK) return r;
-    if (d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
-    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    if (!ampi_is_finite(&eps) || eps <= 0.0f)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
-                         (double)eps);
-    if (rows == 0) return AMP_OK;
-    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = x_dtype; q.pt = param_dtype; q.yt = y_dtype;
-    q.eps = (double)eps;
-    q.rows = rows; q.d = d;
-    const int64_t each = (int64_t)ampi_ln_rows_of_tile(d);
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += each)
-        ampi_ln_rows(&q, (size_t)row, ampi_min_size(rows - (size_t)row, (size_t)each)));
-    return AMP_OK;
-}
-
-/* The sums of a row by lanes, in the first n of them, where g = dy * gamma: sum += g, dot += g * xhat. */
-AMPI_INLINE void ampi_ln_dot_step(int hw, double* sum, double* dot, const float* dy, const float* x,
-                                  const float* gamma, float mean, float invstd, size_t n) {
-    uint32_t l;
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-        const float g = ampi_if_lane(l, n, dy[l] * gamma[l], 0.0f);
-        sum[l] += (double)g;
-        dot[l] = ampi_add_product(hw, g, ampi_if_lane(l, n, (x[l] - mean) * invstd, 0.0f), dot[l]);
-    }
-}
-AMPI_INLINE void ampi_ln_dot_body(int hw, double* sum, double* dot, const float* dy, const float* x,
-                                  const float* gamma, float mean, float invstd, size_t n) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    memcpy(a, sum, sizeof a);
-    memcpy(b, dot, sizeof b);
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, dy += AMPI_LANES, x += AMPI_LANES, gamma += AMPI_LANES)
-        ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, AMPI_LANES);
-    if (n > 0) ampi_ln_dot_step(hw, a, b, dy, x, gamma, mean, invstd, n);
-    memcpy(sum, a, sizeof a);
-    memcpy(dot, b, sizeof b);
-}
-AMPI_KERNEL(ampi_ln_dot,
-            (double* sum, double* dot, const float* dy, const float* x, const float* gamma, float mean, float invstd,
-             size_t n),
-            sum, dot, dy, x, gamma, mean, invstd, n)
-
-/* The sums of columns: db += dy, dg += dy * xhat, of one row. */
-AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
-                                      const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
-                                      float invstd, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-            const float xhat = (x[i + l] - mean) * invstd;
-            db[i + l] += (double)dy[i + l];
-            dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
-        }
-}
-AMPI_KERNEL(ampi_ln_columns,
-            (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n), dg, db, dy,
-            x, mean, invstd, n)
-
-typedef struct ampi_ln_backward {
-    const void *dy, *x, *gamma;
-    const float *mean, *invstd;
-    void *dx, *dgamma, *dbeta;
-    amp_dtype dyt, xt, pt, dxt, dpt;
-    size_t rows, d;
-    int add, add_params;           /* to what dx, dgamma and dbeta hold */
-} ampi_ln_backward;
-
-/* Elements of a row, and of gamma, as floats; gamma's stay from row to row where all fit. */
-typedef struct ampi_ln_tile {
-    const float *dy, *x, *gamma;
-    float dy_room[AMPI_TILE], x_room[AMPI_TILE], gamma_room[AMPI_TILE];
-} ampi_ln_tile;
-AMPI_FN void ampi_ln_tile_read(const ampi_ln_backward* q, size_t row, size_t i, size_t n, ampi_ln_tile* t) {
-    t->dy = ampi_view(q->dy, q->dyt, row * q->d + i, n, t->dy_room);
-    t->x = ampi_view(q->x, q->xt, row * q->d + i, n, t->x_room);
-    if (!t->gamma || q->d > AMPI_TILE) t->gamma = ampi_view_or(q->gamma, q->pt, i, n, t->gamma_room, 1.0f);
-}
-/* dx of a row from its two sums. */
-AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, ampi_ln_tile* t) {
-    ampi_norm_args k;
-    size_t i, n;
-    memset(&k, 0, sizeof k);
-    ampi_ln_fill(k.mean, q->mean[row]);
-    ampi_ln_fill(k.scale, q->invstd[row]);
-    ampi_ln_fill(k.a, (float)(sum / (double)q->d));
-    ampi_ln_fill(k.b, (float)(dot * (double)q->invstd[row] / (double)q->d));
-    k.each = 1;
-    k.add = q->add;
-    for (i = 0; i < q->d; i += n) {
-        const size_t at = row * q->d + i;
-        n = ampi_tile_size(q->d, i);
-        if (q->d > AMPI_TILE) t->gamma = ampi_view_or(q->gamma, q->pt, i, n, t->gamma_room, 1.0f);
-        k.gamma = t->gamma;
-        ampi_kernels_now()->norm_dx(&k, (char*)q->dx + at * ampi_type_size(q->dxt), ampi_dtype(q->dxt),
-                                    (const char*)q->dy + at * ampi_type_size(q->dyt), ampi_dtype(q->dyt),
-                                    (const char*)q->x + at * ampi_type_size(q->xt), ampi_dtype(q->xt), n);
-    }
-    ampi_kernels_end();
-}
-/* Rows [row, past). sums, if not NULL: what columns [start, start + n) add to dgamma, then to dbeta. with_dx: dx too,
-   for which these are all columns. */
-AMPI_FN void ampi_ln_rows_backward(const ampi_ln_backward* q, size_t row, size_t past, size_t start, size_t n,
-                                   double* sums, int with_dx) {
-    ampi_ln_tile t;
-    size_t i, m;
-    t.gamma = NULL;
-    for (; row < past; row++) {
-        const float mean = q->mean[row], invstd = q->invstd[row];
-        double sum[AMPI_LANES] = { 0 }, dot[AMPI_LANES] = { 0 };
-        for (i = 0; i < n; i += m) {
-            m = ampi_tile_size(n, i);
-            ampi_ln_tile_read(q, row, start + i, m, &t);
-            if (sums)
-                ampi_ln_columns(sums + i, sums + ampi_padded(n) + i, t.dy, t.x, mean, invstd, ampi_padded(m));
-            if (with_dx) ampi_ln_dot(sum, dot, t.dy, t.x, t.gamma, mean, invstd, m);
-        }
-        if (with_dx) ampi_ln_row_dx(q, row, ampi_lane_total(sum), ampi_lane_total(dot), &t);
-    }
-}
-
-/* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
-   are not many, as adding their sums is not shared. */
-AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
-/* Runs that are summed at a time. */
-AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
-    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
-}
-/* Columns at most whose sums the second-level cache keeps besides the rows. */
-enum { AMPI_LN_WIDE = 16384 };
-AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
-    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
-    return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
-}
-AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) sums[i] += run[i];
-}
-/* dgamma and dbeta of columns [start, start + n), and with_dx as above: threads take runs in turn. The sums lie in
-   `room`, or here, where they are those of a tile at most. A run's have their place for themselves: the run that had it
-   before has been added by then, since no more of them are under way than there are places, and are added in turn. */
-AMPI_FN void ampi_ln_params(const ampi_ln_backward* q, size_t start, size_t n, double* room, int with_dx) {
-    AMPI_ALIGNED double own[2 * AMPI_TILE];
-    const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(q->rows, q->d);
-    const int64_t rows = (int64_t)ampi_ln_run_rows(q->rows);
-    double* sums = room ? room : own;
-    int64_t i;
-    size_t k, m;
-    memset(sums, 0, width * sizeof *sums);
-    AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)q->rows; i += rows),
-        AMPI_ALIGNED double own_run[2 * AMPI_TILE];
-        double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
-        memset(run, 0, width * sizeof *run);
-        ampi_ln_rows_backward(q, (size_t)i, ampi_min_size((size_t)(i + rows), q->rows), start, n, run, with_dx),
-        ampi_ln_add_run(sums, run, width));
-    for (k = 0; k < n; k += m) {
-        m = ampi_tile_size(n, k);
-        ampi_store_sums(q->dgamma, q->dpt, start + k, m, sums + k, q->add_params);
-        ampi_store_sums(q->dbeta, q->dpt, start + k, m, sums + width / 2 + k, q->add_params);
-    }
-}
-
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                           const float* save_mean, const float* save_invstd, void* dx,
-                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
-                                           const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
-    const size_t bytes = amp_layer_norm_workspace(rows, d);
-    const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
-    double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
-    const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    ampi_ln_backward q;
-    int64_t i;
-    size_t start;
-    amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
-    if (r != AMP_OK) return r;
-    if (d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm backward: rows of no elements have no mean");
-    q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
-    q.dx = dx; q.dgamma = dgamma; q.dbeta = dbeta;
-    q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.dxt = dx_dtype; q.dpt = dparam_dtype;
-    q.rows = rows; q.d = d;
-    q.add = ampi_adds_input(accumulate);
-    q.add_params = ampi_adds_params(accumulate);
-    if (rows == 0 && q.add_params) return AMP_OK;
-    for (start = 0; sums && start < d; start += columns)
-        ampi_ln_params(&q, start, ampi_min_size(d - start, columns), room, with_dx);
-    if (!dx || (sums && with_dx)) return AMP_OK;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
-        ampi_ln_rows_backward(&q, (size_t)i, (size_t)i + 1, 0, d, NULL, 1));
-    return AMP_OK;
-}
-
 /* --- activations ------------------------------------------------------------------------- */
 
 /* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 =
@@ -8305,133 +7425,859 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     return AMP_OK;
 }
 
+/* --- rows -------------------------------------------------------------------------------- */
+
+/* An operand as floats, a part at a time: where it lies, or widened into the tile, where it stays until another part is
+   asked for. all: how many elements the operand has, or 0 where a result is written over it. */
+typedef struct ampi_reader {
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    const void* data;
+    amp_dtype type;
+    float missing;                     /* what each element is, if data is NULL */
+    size_t all, at, n;
+    const float* floats;               /* elements [at, at + n) */
+} ampi_reader;
+AMPI_FN void ampi_reader_open(ampi_reader* r, const void* data, amp_dtype t, float missing, size_t all) {
+    r->data = data;
+    r->type = t;
+    r->missing = missing;
+    r->all = all;
+    r->floats = NULL;
+}
+/* Elements [at, at + n), which are rows of d elements. */
+AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
+    size_t l;
+    if (r->floats && r->at == at && r->n == n) return r->floats;
+    for (l = 0; !r->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
+    r->floats = r->data ? ampi_view_rows(r->data, r->type, at, n, d, r->all, r->tile) : r->tile;
+    r->at = at;
+    r->n = n;
+    return r->floats;
+}
+
+/* What a norm does to rows: statistics and parameters, one for each row or for each column. */
+typedef struct ampi_norm_args {
+    const float *mean, *scale, *a, *b;
+    const float *gamma, *beta;
+    int statistics_by_column, params_by_column;
+} ampi_norm_args;
+/* Sixteen numbers for each group of lanes: at first + step * the group's first column. */
+typedef struct ampi_norm_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_norm_lanes;
+AMPI_INLINE void ampi_norm_lanes_of(ampi_norm_lanes* q, const float* v, int by_column, size_t row, float missing) {
+    const float same = v && !by_column ? v[row] : missing;
+    size_t l;
+    q->step = v && by_column;
+    q->first = q->step ? v : q->same;
+    for (l = 0; l < AMPI_LANES; l++) q->same[l] = same;
+}
+#define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
+
+/* y = (x - mean) * scale * gamma + beta. */
+AMPI_INLINE void ampi_norm_rows_body(int hw, const ampi_norm_args* q, float* y, const float* x, size_t rows, size_t n) {
+    ampi_norm_lanes mean, scale, gamma, beta;
+    size_t r;
+    for (r = 0; r < rows; r++, y += n, x += n) {
+        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
+        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
+        ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
+        ampi_norm_lanes_of(&beta, q->beta, q->params_by_column, r, -0.0f);
+        AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
+                                 AMPI_LANE_OF(beta)));
+    }
+}
+AMPI_KERNEL(ampi_norm_rows, (const ampi_norm_args* q, float* y, const float* x, size_t rows, size_t n), q, y, x, rows,
+            n)
+
+/* dx = (dy * gamma - a - (x - mean) * b) * scale. */
+AMPI_INLINE void ampi_norm_rows_dx_body(int hw, const ampi_norm_args* q, float* dx, const float* dy, const float* x,
+                                        size_t rows, size_t n) {
+    ampi_norm_lanes mean, scale, gamma, a, b;
+    size_t r;
+    for (r = 0; r < rows; r++, dx += n, dy += n, x += n) {
+        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
+        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
+        ampi_norm_lanes_of(&a, q->a, q->statistics_by_column, r, 0.0f);
+        ampi_norm_lanes_of(&b, q->b, q->statistics_by_column, r, 0.0f);
+        ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
+        AMPI_LOOP(dx, n, ampi_fma(hw, AMPI_LANE_OF(mean) - x[i], AMPI_LANE_OF(b),
+                                  ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
+    }
+}
+AMPI_KERNEL(ampi_norm_rows_dx,
+            (const ampi_norm_args* q, float* dx, const float* dy, const float* x, size_t rows, size_t n), q, dx, dy, x,
+            rows, n)
+
+/* What is summed in double. xhat = (x - mean) * scale. */
+typedef enum ampi_terms {
+    AMPI_SUM,                          /* sum: x */
+    AMPI_PRODUCTS,                     /* dot: y * x */
+    AMPI_DISTANCES,                    /* dot: (x - sum)^2, where sum holds the row's mean */
+    AMPI_DOT,                          /* sum: y * gamma; dot: y * gamma * xhat */
+    AMPI_SQUARES,                      /* sum: x; dot: xhat^2 */
+    AMPI_SQUARES_LESS                  /* sum: xhat; dot: xhat^2 */
+} ampi_terms;
+/* The sums of rows; and by lanes those of the last row, from which a kernel can go on. */
+typedef struct ampi_sums {
+    double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
+} ampi_sums;
+
+/* What an element adds: `sum`, and g * d to dot. */
+typedef struct ampi_term { float sum, g, d; } ampi_term;
+AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
+    ampi_term t;
+    t.d = terms >= AMPI_DOT ? (x - mean) * scale : terms == AMPI_DISTANCES ? (float)((double)x - center) : x;
+    t.g = terms == AMPI_PRODUCTS || terms == AMPI_DOT ? y : t.d;
+    t.sum = terms == AMPI_DOT ? y : terms == AMPI_SQUARES_LESS ? t.d : x;
+    return t;
+}
+AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
+                                  const ampi_norm_args* q, size_t rows, size_t n, int more) {
+    static const double none[AMPI_LANES] = { 0.0 };      /* gcc would clear an array slowly */
+    const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
+    ampi_norm_lanes gamma;
+    size_t r, i, l;
+    for (r = 0; r < rows; r++, y += n, x += n) {
+        const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
+        const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
+        const double center = s->sum[r];
+        double sum[AMPI_LANES], dot[AMPI_LANES];
+        for (l = 0; sums && l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l];
+        for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l];
+        if (terms == AMPI_DOT) ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
+        for (i = 0; i < n; i += AMPI_LANES) {
+            const uint32_t* in = ampi_lanes_in(n - i);
+            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+                const float v = terms == AMPI_DOT ? y[i + l] * gamma.first[i * gamma.step + l] : y[i + l];
+                const ampi_term t = ampi_term_of(terms, v, x[i + l], mean, scale, center);
+                if (sums) sum[l] += (double)ampi_and(t.sum, in[l]);
+                if (dots) dot[l] = ampi_add_product(hw, ampi_and(t.g, in[l]), ampi_and(t.d, in[l]), dot[l]);
+            }
+        }
+        if (sums) s->sum[r] = ampi_lane_total(sum);
+        if (dots) s->dot[r] = ampi_lane_total(dot);
+        if (rows > 1) continue;
+        if (sums) memcpy(s->sum_lanes, sum, sizeof sum);
+        if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
+    }
+}
+/* Sums of rows of n elements; `more`: of one row, which began before. */
+AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
+                                    const ampi_norm_args* q, size_t rows, size_t n, int more) {
+    switch (terms) {
+        case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, x, x, q, rows, n, more); break;
+        case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
+        case AMPI_DISTANCES: ampi_sum_rows_as(hw, AMPI_DISTANCES, s, x, x, q, rows, n, more); break;
+        case AMPI_DOT: ampi_sum_rows_as(hw, AMPI_DOT, s, y, x, q, rows, n, more); break;
+        case AMPI_SQUARES: ampi_sum_rows_as(hw, AMPI_SQUARES, s, x, x, q, rows, n, more); break;
+        case AMPI_SQUARES_LESS: ampi_sum_rows_as(hw, AMPI_SQUARES_LESS, s, x, x, q, rows, n, more); break;
+    }
+}
+AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_norm_args* q,
+                            size_t rows, size_t n, int more),
+            terms, s, y, x, q, rows, n, more)
+
+/* The same of columns, added to sum and dot. */
+AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
+                                     const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
+                                     const ampi_norm_args* q, size_t rows, size_t n) {
+    ampi_norm_lanes mean, scale;
+    size_t r, ampi_i, ampi_l;
+    for (r = 0; r < rows; r++, y += n, x += n) {
+        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
+        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
+        for (ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES)
+            AMPI_IN_REGISTERS for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {
+                const size_t i = ampi_i + ampi_l;
+                const ampi_term t = ampi_term_of(terms, y[i], x[i], AMPI_LANE_OF(mean), AMPI_LANE_OF(scale), 0.0);
+                sum[i] += (double)t.sum;
+                dot[i] = ampi_add_product(hw, t.g, t.d, dot[i]);
+            }
+    }
+}
+AMPI_INLINE void ampi_sum_columns_body(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
+                                       const float* x, const ampi_norm_args* q, size_t rows, size_t n) {
+    if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
+    else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, x, x, q, rows, n);
+    else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, x, x, q, rows, n);
+}
+AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
+                               const ampi_norm_args* q, size_t rows, size_t n),
+            terms, sum, dot, y, x, q, rows, n)
+
+/* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
+AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
+                              size_t d) {
+    size_t i, n;
+    for (i = 0; i < d; i += n) {
+        const float* v;
+        n = ampi_tile_size(d, i);
+        v = ampi_read(x, at + i, rows * n, n);
+        ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), v, NULL, rows, n, i > 0);
+    }
+}
+
+/* Elements [i, i + n) of a result from v, which are added to what is there, if `add`. */
+AMPI_FN void ampi_store_added(void* data, amp_dtype t, size_t i, float* v, size_t n, int add) {
+    char* to = (char*)data + i * ampi_type_size(t);
+    const ampi_elements sum = { AMPI_ADD, 0.0f, to, v, to, t, AMP_F32, t };
+    if (add) ampi_elements_tile(&sum, 0, n);
+    else ampi_store(data, t, i, v, n);
+}
+/* The same of sums, n <= AMPI_TILE of them; data may be NULL. */
+AMPI_FN void ampi_store_sums(void* data, amp_dtype t, size_t i, const double* sums, size_t n, int add) {
+    float v[AMPI_TILE];
+    size_t l;
+    if (!data) return;
+    for (l = 0; l < n; l++) v[l] = (float)sums[l];
+    ampi_store_added(data, t, i, v, n, add);
+}
+
+/* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows of d elements. */
+typedef void (*ampi_rows_work)(const void* context, size_t row, size_t rows);
+AMPI_FN void ampi_rows_all(ampi_rows_work work, const void* context, size_t rows, size_t d) {
+    const int64_t step = (int64_t)ampi_rows_of_tile(d), n = (int64_t)rows;
+    int64_t i;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
+        work(context, (size_t)i, ampi_min_size(rows - (size_t)i, (size_t)step)));
+}
+
+/* --- batch norm -------------------------------------------------------------------------- */
+
+/* A group of channels is summed and then normed: as many as fit a tile, at most AMPI_BN_WIDE. A channel of several
+   pixels is summed by lanes, a tile at a time: as many planes of it as fit, or a part of one plane. A plane of 128
+   pixels or more, in whole groups of lanes, is a tile of its own: its pixels are on the same lanes then, and it is read
+   in place. Channels of one pixel are columns, whose sums go from image to image. */
+enum { AMPI_BN_WIDE = 256 };
+typedef struct ampi_bn_plan {
+    size_t n, channels, spatial;
+    size_t groups, per_group;        /* groups of channels, channels in one */
+    size_t planes;                   /* of a channel, in a tile */
+    float eps, momentum;
+} ampi_bn_plan;
+
+/* Frozen statistics are nobody's function: both passes are those of evaluation. */
+AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
+
+AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
+                                     const amp_logger* log) {
+    memset(p, 0, sizeof *p);
+    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
+    if (s->n < 1 || s->channels < 1 || s->spatial < 1)
+        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n,
+                         s->channels, s->spatial);
+    if (ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1)
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "batch norm: training needs more than one value per channel, not 1x%dx1",
+                         s->channels);
+    p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
+    p->momentum = ampi_default_at(&s->momentum, 0.1f);
+    if (!ampi_is_finite(&p->eps) || p->eps <= 0.0f)
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
+    if (!ampi_in_range(&p->momentum, 0.0f, 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
+    p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
+    p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
+    p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
+    p->groups = ampi_div_up(p->channels, p->per_group);
+    if (p->spatial >= 8 * AMPI_LANES && p->spatial % AMPI_LANES == 0) p->planes = 1;
+    return AMP_OK;
+}
+
+/* Channels [first, first + width), and what their columns or rows of elements have. */
+typedef struct ampi_bn_group {
+    size_t first, width;
+    float mean[AMPI_BN_WIDE], scale[AMPI_BN_WIDE], gamma[AMPI_BN_WIDE], beta[AMPI_BN_WIDE];
+    float a[AMPI_BN_WIDE], b[AMPI_BN_WIDE];
+    double sum[AMPI_BN_WIDE], dot[AMPI_BN_WIDE];
+} ampi_bn_group;
+AMPI_FN void ampi_bn_group_open(const ampi_bn_plan* p, size_t group, ampi_bn_group* g) {
+    memset(g, 0, sizeof *g);
+    g->first = group * p->per_group;
+    g->width = ampi_min_size(p->channels - g->first, p->per_group);
+}
+/* The group's part of an array with one element a channel, or `missing`. */
+AMPI_FN void ampi_bn_read(const ampi_bn_group* g, const void* data, amp_dtype t, float missing, float* lanes) {
+    size_t l;
+    for (l = 0; l < g->width; l++) lanes[l] = missing;
+    if (data) ampi_load_f32(lanes, data, t, g->first, g->width);
+}
+
+/* A tile of a channel as floats: up to p->planes planes from `image` on, or pixels from `pixel` on. How many? */
+AMPI_FN size_t ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t channel, size_t image, size_t pixel,
+                            const float** floats) {
+    const size_t count = ampi_min_size(p->n - image, p->planes), length = ampi_tile_size(p->spatial, pixel);
+    size_t i;
+    if (count == 1) {
+        *floats = ampi_read(x, (image * p->channels + channel) * p->spatial + pixel, length, length);
+        return length;
+    }
+    for (i = 0; i < count; i++)
+        ampi_load_f32(x->tile + i * length, x->data, x->type, ((image + i) * p->channels + channel) * p->spatial,
+                      length);
+    memset(x->tile + count * length, 0, AMPI_LANES * sizeof *x->tile);
+    x->floats = NULL;
+    *floats = x->tile;
+    return count * length;
+}
+/* The sums of a group's channels. q: their means. */
+AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, ampi_bn_group* g, ampi_terms terms, ampi_reader* y, ampi_reader* x) {
+    const size_t size = p->channels * p->spatial;
+    ampi_norm_args q;
+    ampi_sums s;
+    size_t c, i, k, n;
+    memset(&q, 0, sizeof q);
+    for (i = 0; p->spatial == 1 && i < p->n; i++) {
+        const float* v = ampi_read(x, i * size + g->first, g->width, g->width);
+        q.mean = g->mean;
+        q.statistics_by_column = 1;
+        ampi_sum_columns(terms, g->sum, g->dot, ampi_read(y, i * size + g->first, g->width, g->width), v, &q, 1,
+                         g->width);
+    }
+    for (c = 0; p->spatial > 1 && c < g->width; c++) {
+        q.mean = &g->mean[c];
+        for (i = 0; i < p->n; i += p->planes)
+            for (k = 0; k < p->spatial; k += AMPI_TILE) {
+                const float *u, *v;
+                n = ampi_bn_tile(p, x, g->first + c, i, k, &v);
+                if (y == x) u = v;
+                else ampi_bn_tile(p, y, g->first + c, i, k, &u);
+                ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
+            }
+        g->sum[c] = s.sum[0];
+        g->dot[c] = s.dot[0];
+    }
+}
+
+/* A number near each channel's mean: the mean of its first pixels, at most 16, rounded to x's type, so that differences
+   from it are floats without another rounding, unless they are much larger than x. 0 where that is no number, and
+   where a difference might be infinite. */
+AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype t, ampi_bn_group* g) {
+    const amp_dtype low = ampi_dtype(t) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
+    const size_t n = ampi_min_size(p->spatial, AMPI_LANES);
+    uint16_t rounded[AMPI_BN_WIDE];
+    float v[AMPI_LANES];
+    size_t c, l;
+    if (n == 1) ampi_bn_read(g, x, t, 0.0f, g->mean);
+    for (c = 0; n > 1 && c < g->width; c++) {
+        double sum = 0.0;
+        ampi_load_f32(v, x, t, (g->first + c) * p->spatial, n);
+        for (l = 0; l < n; l++) sum += (double)v[l];
+        g->mean[c] = (float)(sum / (double)n);
+    }
+    if (ampi_dtype(t) != AMP_F32) {
+        ampi_store_f32(rounded, low, 0, g->mean, g->width);
+        ampi_load_f32(g->mean, rounded, low, 0, g->width);
+    }
+    for (c = 0; c < g->width; c++) if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
+}
+/* Means, to g->sum, and squared distances from them, summed, to g->dot, in one pass over the M values of a channel:
+   with q, the sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the
+   mean of m of the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from
+   the sum of x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
+AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype t, ampi_bn_group* g) {
+    const double values = (double)p->n * (double)p->spatial;
+    const int wide = ampi_dtype(t) == AMP_F32;
+    ampi_reader from;
+    size_t c;
+    ampi_reader_open(&from, x, t, 0.0f, p->n * p->channels * p->spatial);
+    ampi_bn_pivot(p, x, t, g);
+    ampi_bn_sums(p, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS, &from, &from);
+    for (c = 0; c < g->width; c++) {
+        const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
+        g->sum[c] = wide ? first : at + first;
+        g->dot[c] -= off * off / (1.0 / values);
+        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;      /* below 0, no NaN */
+    }
+}
+
+/* (1 - momentum) * old + momentum * value for both statistics of a channel, or neither where one were not finite. */
+AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean,
+                                 float batch_var) {
+    const float old = 1.0f - momentum;
+    const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
+    const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
+    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) return;
+    if (mean) mean[c] = next_mean;
+    if (var) var[c] = next_var;
+}
+
+/* The arguments of both passes. add, add_params: dx, and the gradients of parameters, add to what is there. */
+typedef struct ampi_bn {
+    ampi_bn_plan p;
+    const void *x, *dy, *gamma, *beta;
+    void *y, *dgamma, *dbeta;          /* y: or dx */
+    amp_dtype xt, dyt, pt, yt, dpt;
+    float *running_mean, *running_var, *save_mean, *save_invstd;
+    const float *mean, *invstd;
+    int training, frozen, add, add_params;
+} ampi_bn;
+
+/* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which training updates. */
+AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
+    const double values = f->training ? (double)f->p.n * (double)f->p.spatial : 1.0;
+    size_t c;
+    if (f->training) ampi_bn_measure(&f->p, f->x, f->xt, g);
+    for (c = 0; c < g->width; c++) {
+        if (!f->training) g->sum[c] = (double)f->running_mean[g->first + c];
+        if (!f->training) g->dot[c] = (double)f->running_var[g->first + c];
+        g->mean[c] = (float)g->sum[c];
+        g->scale[c] = (float)(1.0 / sqrt(g->dot[c] / values + (double)f->p.eps));
+    }
+    ampi_store(g->mean, AMP_F32, 0, g->mean, g->width);
+    ampi_store(g->scale, AMP_F32, 0, g->scale, g->width);
+    if (f->save_mean) memcpy(f->save_mean + g->first, g->mean, g->width * sizeof(float));
+    if (f->save_invstd) memcpy(f->save_invstd + g->first, g->scale, g->width * sizeof(float));
+    for (c = 0; f->training && f->p.momentum != 0.0f && c < g->width; c++)
+        ampi_bn_run(f->running_mean, f->running_var, g->first + c, f->p.momentum, g->mean[c],
+                    (float)(g->dot[c] / (values - 1.0)));
+}
+/* y of a group from x, or with q->a dx from dy and x. */
+AMPI_FN void ampi_bn_apply(const ampi_bn* f, const ampi_norm_args* q, const ampi_bn_group* g, const void* x,
+                           amp_dtype xt) {
+    const ampi_bn_plan* p = &f->p;
+    const size_t rows = p->spatial == 1 ? 1 : g->width, d = p->spatial == 1 ? g->width : p->spatial;
+    const size_t all = p->n * p->channels * p->spatial;
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    ampi_reader dy, from;
+    size_t image, i, n;
+    ampi_reader_open(&from, x, xt, 0.0f, x == f->y ? 0 : all);
+    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : all);
+    for (image = 0; image < p->n; image++)
+        for (i = 0; i < d; i += n) {
+            const size_t at = (image * p->channels + g->first) * p->spatial + i;
+            const float* v;
+            float* y;
+            n = ampi_tile_size(d, i);
+            v = ampi_read(&from, at, rows * n, n);
+            y = f->add ? tile : ampi_open(f->y, f->yt, at, n, tile);
+            if (q->a) ampi_norm_rows_dx(q, y, ampi_read(&dy, at, rows * n, n), v, rows, n);
+            else ampi_norm_rows(q, y, v, rows, n);
+            ampi_store_added(f->y, f->yt, at, y, rows * n, f->add);
+        }
+}
+AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
+    const int columns = f->p.spatial == 1;
+    ampi_bn_group g;
+    const ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, columns, columns };
+    ampi_bn_group_open(&f->p, group, &g);
+    ampi_bn_statistics(f, &g);
+    ampi_bn_read(&g, f->gamma, f->pt, 1.0f, g.gamma);
+    ampi_bn_read(&g, f->beta, f->pt, 0.0f, g.beta);
+    ampi_bn_apply(f, &q, &g, f->x, f->xt);
+}
+
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
+                                          amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float* running_mean, float* running_var,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          const amp_exec* exec) {
+    ampi_bn f;
+    size_t n;
+    int64_t i;
+    amp_result r;
+    memset(&f, 0, sizeof f);
+    if ((r = ampi_bn_plan_make(s, training, &f.p, ampi_exec_logger(exec))) != AMP_OK) return r;
+    training = ampi_bn_trains(s, training);
+    n = ampi_area(ampi_area(f.p.n, f.p.channels), f.p.spatial);
+    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
+    const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
+                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(f.p.channels) },
+                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(f.p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(f.p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(f.p.channels) } };
+    if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
+    f.x = x; f.gamma = gamma; f.beta = beta; f.y = y;
+    f.xt = x_dtype; f.pt = param_dtype; f.yt = y_dtype;
+    f.running_mean = running_mean; f.running_var = running_var;
+    f.save_mean = save_mean; f.save_invstd = save_invstd;
+    f.training = training;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)f.p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+    return AMP_OK;
+}
+
+/* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
+     dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
+   Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics are constants. */
+AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
+    const double values = (double)f->p.n * (double)f->p.spatial;
+    const size_t all = f->p.n * f->p.channels * f->p.spatial;
+    const int columns = f->p.spatial == 1;
+    ampi_bn_group g;
+    ampi_norm_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, columns, columns };
+    ampi_reader dy, x;
+    size_t c;
+    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : all);
+    ampi_reader_open(&x, f->x, f->xt, 0.0f, all);
+    ampi_bn_group_open(&f->p, group, &g);
+    ampi_bn_read(&g, f->mean, AMP_F32, 0.0f, g.mean);
+    ampi_bn_read(&g, f->invstd, AMP_F32, 0.0f, g.scale);
+    ampi_bn_read(&g, f->gamma, f->pt, 1.0f, g.gamma);
+    if (!f->frozen || f->dgamma || f->dbeta) ampi_bn_sums(&f->p, &g, AMPI_DOT, &dy, &x);
+    for (c = 0; c < g.width; c++) {
+        g.dot[c] *= (double)g.scale[c];
+        g.a[c] = (float)(g.sum[c] / values);
+        g.b[c] = (float)(g.dot[c] * (double)g.scale[c] / values);
+        g.scale[c] *= g.gamma[c];
+    }
+    ampi_store_sums(f->dgamma, f->dpt, g.first, g.dot, g.width, f->add_params);
+    ampi_store_sums(f->dbeta, f->dpt, g.first, g.sum, g.width, f->add_params);
+    if (f->frozen) q.mean = q.a = NULL;
+    if (f->y) ampi_bn_apply(f, &q, &g, f->frozen ? f->dy : f->x, f->frozen ? f->dyt : f->xt);
+}
+
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
+                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+                                           int accumulate, const amp_exec* exec) {
+    ampi_bn f;
+    size_t n;
+    int64_t i;
+    amp_result r;
+    memset(&f, 0, sizeof f);
+    if ((r = ampi_bn_plan_make(s, 1, &f.p, ampi_exec_logger(exec))) != AMP_OK) return r;
+    n = ampi_area(ampi_area(f.p.n, f.p.channels), f.p.spatial);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(f.p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(f.p.channels) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(f.p.channels) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(f.p.channels) } };
+    if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
+    f.dy = dy; f.x = x; f.gamma = gamma; f.mean = save_mean; f.invstd = save_invstd;
+    f.y = dx; f.dgamma = dgamma; f.dbeta = dbeta;
+    f.dyt = dy_dtype; f.xt = x_dtype; f.pt = param_dtype; f.yt = dx_dtype; f.dpt = dparam_dtype;
+    f.frozen = s->frozen != 0;
+    f.add = ampi_adds_input(accumulate);
+    f.add_params = ampi_adds_params(accumulate);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)f.p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+    return AMP_OK;
+}
+
+/* --- layer norm -------------------------------------------------------------------------- */
+
+/* The arguments of both passes. add, add_params: dx, dgamma and dbeta add to what is there. */
+typedef struct ampi_layer_norm {
+    const void *x, *dy, *gamma, *beta;
+    void *y, *dgamma, *dbeta;          /* y: or dx */
+    amp_dtype xt, dyt, pt, yt, dpt;
+    float *save_mean, *save_invstd;
+    const float *mean, *invstd;
+    double eps;
+    size_t rows, d;
+    int add, add_params;
+} ampi_layer_norm;
+
+AMPI_FN void ampi_ln_forward_rows(const void* context, size_t row, size_t rows) {
+    const ampi_layer_norm* f = (const ampi_layer_norm*)context;
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    float mean[AMPI_ROWS], invstd[AMPI_ROWS];
+    ampi_norm_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1 };
+    ampi_reader x, gamma, beta;
+    ampi_sums s;
+    size_t i, r, n;
+    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->rows * f->d);
+    ampi_reader_open(&gamma, f->gamma, f->pt, 1.0f, f->d);
+    ampi_reader_open(&beta, f->beta, f->pt, 0.0f, f->d);
+    ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
+    for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
+    ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
+    for (r = 0; r < rows; r++) {
+        mean[r] = (float)s.sum[r];
+        invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
+    }
+    for (i = 0; i < f->d; i += n) {
+        const size_t at = row * f->d + i;
+        float* y;
+        n = ampi_tile_size(f->d, i);
+        y = ampi_open(f->y, f->yt, at, n, tile);
+        q.gamma = ampi_read(&gamma, i, n, n);
+        q.beta = ampi_read(&beta, i, n, n);
+        ampi_norm_rows(&q, y, ampi_read(&x, at, rows * n, n), rows, n);
+        ampi_store(f->y, f->yt, at, y, rows * n);
+    }
+    if (f->save_mean) ampi_store(f->save_mean, AMP_F32, row, mean, rows);
+    if (f->save_invstd) ampi_store(f->save_invstd, AMP_F32, row, invstd, rows);
+}
+
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+                                          const void* beta, amp_dtype param_dtype, float eps,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          size_t rows, size_t d, const amp_exec* exec) {
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
+    ampi_layer_norm f;
+    amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
+    if (r != AMP_OK) return r;
+    if (d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
+    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
+    if (!ampi_is_finite(&eps) || eps <= 0.0f)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
+                         (double)eps);
+    memset(&f, 0, sizeof f);
+    f.x = x; f.gamma = gamma; f.beta = beta; f.y = y; f.save_mean = save_mean; f.save_invstd = save_invstd;
+    f.xt = x_dtype; f.pt = param_dtype; f.yt = y_dtype;
+    f.eps = (double)eps;
+    f.rows = rows; f.d = d;
+    ampi_rows_all(ampi_ln_forward_rows, &f, rows, d);
+    return AMP_OK;
+}
+
+/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx
+   too, for which these are all columns: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
+AMPI_FN void ampi_ln_backward_rows(const ampi_layer_norm* f, size_t row, size_t past, size_t start, size_t width,
+                                   double* sums, int with_dx) {
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    const size_t all = f->rows * f->d;
+    float a[AMPI_ROWS], b[AMPI_ROWS];
+    ampi_reader dy, x, gamma;
+    ampi_sums s;
+    size_t i, r, n, rows;
+    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, all);
+    ampi_reader_open(&x, f->x, f->xt, 0.0f, all);
+    ampi_reader_open(&gamma, f->gamma, f->pt, 1.0f, f->d);
+    for (; row < past; row += rows) {
+        ampi_norm_args q = { f->mean + row, f->invstd + row, a, b, NULL, NULL, 0, 1 };
+        rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
+        for (i = 0; i < width; i += n) {
+            const size_t at = row * f->d + start + i;
+            const float *g, *v;
+            n = ampi_tile_size(width, i);
+            g = ampi_read(&dy, at, rows * n, n);
+            v = ampi_read(&x, at, rows * n, n);
+            if (sums) ampi_sum_columns(AMPI_DOT, sums + ampi_padded(width) + i, sums + i, g, v, &q, rows, n);
+            if (with_dx) q.gamma = ampi_read(&gamma, start + i, n, n);
+            if (with_dx) ampi_sum_rows(AMPI_DOT, &s, g, v, &q, rows, n, i > 0);
+        }
+        for (r = 0; with_dx && r < rows; r++) {
+            a[r] = (float)(s.sum[r] / (double)f->d);
+            b[r] = (float)(s.dot[r] * (double)f->invstd[row + r] / (double)f->d);
+        }
+        for (i = 0; with_dx && i < width; i += n) {
+            const size_t at = row * f->d + i;
+            float* dx;
+            n = ampi_tile_size(width, i);
+            dx = f->add ? tile : ampi_open(f->y, f->yt, at, n, tile);
+            q.gamma = ampi_read(&gamma, i, n, n);
+            ampi_norm_rows_dx(&q, dx, ampi_read(&dy, at, rows * n, n), ampi_read(&x, at, rows * n, n), rows, n);
+            ampi_store_added(f->y, f->yt, at, dx, rows * n, f->add);
+        }
+    }
+}
+AMPI_FN void ampi_ln_dx_rows(const void* context, size_t row, size_t rows) {
+    const ampi_layer_norm* f = (const ampi_layer_norm*)context;
+    ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
+}
+
+/* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
+   are not many, as adding their sums is not shared. */
+AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
+/* Runs that are summed at a time. */
+AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
+    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
+}
+/* Columns at most whose sums the second-level cache keeps besides the rows. */
+enum { AMPI_LN_WIDE = 16384 };
+AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
+    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
+    return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
+}
+AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) sums[i] += run[i];
+}
+/* dgamma and dbeta of columns [start, start + n), and with_dx as above: threads take runs in turn. The sums lie in
+   `room`, or here, where they are those of a tile at most. A run's have their place for themselves: the run that had it
+   before has been added by then, since no more of them are under way than there are places, and are added in turn. */
+AMPI_FN void ampi_ln_params(const ampi_layer_norm* f, size_t start, size_t n, double* room, int with_dx) {
+    AMPI_ALIGNED double own[2 * AMPI_TILE];
+    const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
+    const int64_t rows = (int64_t)ampi_ln_run_rows(f->rows);
+    double* sums = room ? room : own;
+    int64_t i;
+    size_t k, m;
+    memset(sums, 0, width * sizeof *sums);
+    AMPI_PARALLEL_TURNS(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)f->rows; i += rows),
+        AMPI_ALIGNED double own_run[2 * AMPI_TILE];
+        double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
+        memset(run, 0, width * sizeof *run);
+        ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, run, with_dx),
+        ampi_ln_add_run(sums, run, width));
+    for (k = 0; k < n; k += m) {
+        m = ampi_tile_size(n, k);
+        ampi_store_sums(f->dgamma, f->dpt, start + k, sums + k, m, f->add_params);
+        ampi_store_sums(f->dbeta, f->dpt, start + k, sums + width / 2 + k, m, f->add_params);
+    }
+}
+
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                           const float* save_mean, const float* save_invstd, void* dx,
+                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+                                           const amp_exec* exec) {
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+    const size_t bytes = amp_layer_norm_workspace(rows, d);
+    const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
+    double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
+    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
+    const int sums = dgamma || dbeta, with_dx = dx && columns == d;
+    ampi_layer_norm f;
+    size_t start;
+    amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
+    if (r != AMP_OK) return r;
+    if (d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+                         "layer norm backward: rows of no elements have no mean");
+    memset(&f, 0, sizeof f);
+    f.dy = dy; f.x = x; f.gamma = gamma; f.mean = save_mean; f.invstd = save_invstd;
+    f.y = dx; f.dgamma = dgamma; f.dbeta = dbeta;
+    f.dyt = dy_dtype; f.xt = x_dtype; f.pt = param_dtype; f.yt = dx_dtype; f.dpt = dparam_dtype;
+    f.rows = rows; f.d = d;
+    f.add = ampi_adds_input(accumulate);
+    f.add_params = ampi_adds_params(accumulate);
+    if (rows == 0 && f.add_params) return AMP_OK;
+    for (start = 0; sums && start < d; start += columns)
+        ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
+    if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f, rows, d);
+    return AMP_OK;
+}
+
 /* --- softmax ----------------------------------------------------------------------------- */
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
-/* The largest of *max and the n elements of x. NaNs are passed over: they come back through exp. */
-AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
-    float m[AMPI_LANES], other[AMPI_LANES];
-    size_t i = 0;
-    uint32_t l;
+/* The largest of max[r] and the elements of row r. NaNs are passed over: they come back through exp. */
+AMPI_INLINE void ampi_rows_max_body(int hw, float* max, const float* x, size_t rows, size_t n) {
+    size_t r, i, l;
     (void)hw;
-    for (l = 0; l < AMPI_LANES; l++) m[l] = other[l] = *max;
-    for (; i + 2 * AMPI_LANES <= n; i += 2 * AMPI_LANES) {
-        for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(x[i + l], m[l]);
-        for (l = 0; l < AMPI_LANES; l++) other[l] = ampi_larger(x[i + AMPI_LANES + l], other[l]);
+    for (r = 0; r < rows; r++, x += n) {
+        float m[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) m[l] = max[r];
+        for (i = 0; i < n; i += AMPI_LANES) {
+            const uint32_t* in = ampi_lanes_in(n - i);
+            for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_select(in[l], x[i + l], m[l]), m[l]);
+        }
+        for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
+        for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
+        for (l = 0; l < 2; l++) m[l] = ampi_larger(m[l + 2], m[l]);
+        max[r] = ampi_larger(m[1], m[0]);
     }
-    for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(other[l], m[l]);
-    for (; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_if_lane(l, n - i, x[i + l], m[l]), m[l]);
-    for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
-    for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
-    for (l = 0; l < 2; l++) m[l] = ampi_larger(m[l + 2], m[l]);
-    *max = ampi_larger(m[1], m[0]);
 }
-AMPI_KERNEL(ampi_row_max, (float* max, const float* x, size_t n), max, x, n)
+AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n)
 
-/* e = exp(x - max). */
-AMPI_INLINE void ampi_row_exp_body(int hw, float* e, const float* x, float max, size_t n) {
-    AMPI_LOOP(e, n, ampi_exp(hw, x[i] - max));
-}
-AMPI_KERNEL(ampi_row_exp, (float* e, const float* x, float max, size_t n), e, x, max, n)
-
-/* e = exp(x - max) for rows of d elements, with the maximum of each row and the sum of its terms. In three loops, since
-   within a row each step waits for the one before. */
-AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, float* max, float* sum, const float* x, size_t rows, size_t d) {
+/* e = exp(x - max[r]). */
+AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, const float* x, const float* max, size_t rows, size_t n) {
     size_t r;
-    for (r = 0; r < rows; r++) {
-        float m = ampi_float(0xff800000u);
-        ampi_row_max_body(hw, &m, x + r * d, d);
-        max[r] = m;
+    for (r = 0; r < rows; r++, e += n, x += n) {
+        const float m = max[r];
+        AMPI_LOOP(e, n, ampi_exp(hw, x[i] - m));
     }
-    for (r = 0; r < rows; r++) ampi_row_exp_body(hw, e + r * d, x + r * d, max[r], d);
-    for (r = 0; r < rows; r++) sum[r] = (float)ampi_row_sum(e + r * d, d);
 }
-AMPI_KERNEL(ampi_rows_exp, (float* e, float* max, float* sum, const float* x, size_t rows, size_t d),
-            e, max, sum, x, rows, d)
+AMPI_KERNEL(ampi_rows_exp, (float* e, const float* x, const float* max, size_t rows, size_t n), e, x, max, rows, n)
 
-/* y = (e / sum - base) * factor for rows of d elements, where 1 / sum is rounded. labels: NULL, or the element of each
-   row from which `target` is taken instead of base. */
-AMPI_INLINE void ampi_rows_divide_body(int hw, float* y, const float* e, const float* sum, const int32_t* labels,
-                                       float base, float target, float factor, size_t rows, size_t d) {
+/* y = (e / sum - base) * factor, where 1 / sum is rounded. labels: NULL, or the element of each row from which `target`
+   is taken instead of base. */
+AMPI_INLINE void ampi_rows_divide_body(int hw, float* y, const float* e, const double* sum, const int32_t* labels,
+                                       float base, float target, float factor, size_t rows, size_t n) {
     size_t r;
-    for (r = 0; r < rows; r++, y += d, e += d) {
-        const float inverse = 1.0f / sum[r];
-        AMPI_LOOP(y, d, ampi_fma(hw, e[i], inverse, -base) * factor);
+    for (r = 0; r < rows; r++, y += n, e += n) {
+        const float inverse = 1.0f / (float)sum[r];
+        AMPI_LOOP(y, n, ampi_fma(hw, e[i], inverse, -base) * factor);
         if (labels) y[labels[r]] = ampi_fma(hw, e[labels[r]], inverse, -target) * factor;
     }
 }
 AMPI_KERNEL(ampi_rows_divide,
-            (float* y, const float* e, const float* sum, const int32_t* labels, float base, float target, float factor,
-             size_t rows, size_t d),
-            y, e, sum, labels, base, target, factor, rows, d)
+            (float* y, const float* e, const double* sum, const int32_t* labels, float base, float target, float factor,
+             size_t rows, size_t n),
+            y, e, sum, labels, base, target, factor, rows, n)
 
-/* Softmax of rows of d elements, or with labels its cross-entropy and the gradient of that, y. */
+/* dx = y * (dy - dot). */
+AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const float* y, const double* dot, size_t rows,
+                                   size_t n) {
+    size_t r;
+    (void)hw;
+    for (r = 0; r < rows; r++, dx += n, dy += n, y += n) {
+        const float sum = (float)dot[r];
+        AMPI_LOOP(dx, n, y[i] * (dy[i] - sum));
+    }
+}
+AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, const double* dot, size_t rows, size_t n), dx,
+            dy, y, dot, rows, n)
+
+/* Softmax of rows of d elements, or with labels its cross-entropy and the gradient of that; or y = dx from x = y and
+   dy. */
 typedef struct ampi_softmax {
-    const void* x;
-    amp_dtype xt, yt;
+    const void *x, *dy;
     void* y;
-    size_t d, all;                     /* elements of a row, of all rows */
+    amp_dtype xt, dyt, yt;
+    size_t d, all;                     /* elements of a row; of all rows, or 0 where y is x */
     const int32_t* labels;             /* NULL: softmax alone */
     float smoothing, factor;           /* of the loss */
 } ampi_softmax;
 
-/* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e and return
-   x as floats; of a longer one the result is NULL. */
-AMPI_FN const float* ampi_softmax_measure(const ampi_softmax* s, size_t row, size_t rows, float* max, float* sum,
-                                          float* e, float* tile) {
-    const size_t at = row * s->d;
-    double acc[AMPI_LANES] = { 0 };
+/* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
+AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
+                                  float* e) {
     size_t i, n;
-    if (s->d <= AMPI_TILE) {
-        const float* x = ampi_view_rows(s->x, s->xt, at, rows * s->d, s->d, s->x == s->y ? 0 : s->all, tile);
-        ampi_rows_exp(e, max, sum, x, rows, s->d);
-        return x;
+    for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
     }
-    *max = ampi_float(0xff800000u);
-    for (i = 0; i < s->d; i += n) {
-        n = ampi_tile_size(s->d, i);
-        ampi_row_max(max, ampi_view_rows(s->x, s->xt, at + i, n, n, 0, tile), n);
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        ampi_rows_exp(e, ampi_read(x, at + i, rows * n, n), max, rows, n);
+        ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
-    for (i = 0; i < s->d; i += n) {
-        n = ampi_tile_size(s->d, i);
-        ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at + i, n, n, 0, tile), *max, n);
-        ampi_lane_sum(acc, e, n);
-    }
-    *sum = (float)ampi_lane_total(acc);
-    return NULL;
 }
-
-/* y of some rows. */
-AMPI_FN void ampi_softmax_rows(const ampi_softmax* s, size_t row, size_t rows) {
+AMPI_FN void ampi_softmax_rows(const void* context, size_t row, size_t rows) {
+    const ampi_softmax* f = (const ampi_softmax*)context;
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
-    const float base = s->smoothing / (float)s->d, target = base - (s->smoothing - 1.0f);
-    const size_t step = ampi_min_size(s->d, AMPI_TILE);
-    float max[AMPI_ROWS], sum[AMPI_ROWS];
+    const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
+    float max[AMPI_ROWS];
+    ampi_reader x;
+    ampi_sums s;
     size_t i, n;
-    ampi_softmax_measure(s, row, rows, max, sum, e, tile);
-    for (i = 0; i < s->d; i += step) {
-        const int32_t* labels = s->labels ? s->labels + row : NULL;
+    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->all);
+    ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
+    for (i = 0; i < f->d; i += n) {
+        const int32_t* labels = f->labels ? f->labels + row : NULL;
+        const size_t at = row * f->d + i;
         int32_t label = 0;
         float* y;
-        const size_t at = row * s->d + i;
-        n = ampi_min_size(step, s->d - i);
-        if (s->d > AMPI_TILE) {
-            ampi_row_exp(e, ampi_view_rows(s->x, s->xt, at, n, n, 0, tile), *max, n);
+        n = ampi_tile_size(f->d, i);
+        if (f->d > AMPI_TILE) {
+            ampi_rows_exp(e, ampi_read(&x, at, n, n), max, 1, n);
             if (labels) label = *labels - (int32_t)i;
             if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
         }
-        y = ampi_open_rows(s->y, s->yt, at, n, tile);
-        ampi_rows_divide(y, e, sum, labels, base, target, s->factor, rows, n);
-        ampi_close_rows(s->y, s->yt, at, rows * n, n, y);
+        y = ampi_open(f->y, f->yt, at, n, tile);
+        ampi_rows_divide(y, e, s.sum, labels, base, target, f->factor, rows, n);
+        ampi_store(f->y, f->yt, at, y, rows * n);
     }
-}
-/* y of all rows. */
-AMPI_FN void ampi_softmax_all(const ampi_softmax* s, size_t rows) {
-    const int64_t step = (int64_t)ampi_rows_of_tile(s->d), n = (int64_t)rows;
-    int64_t i;
-    AMPI_PARALLEL_FOR(rows * s->d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
-        ampi_softmax_rows(s, (size_t)i, ampi_min_size(rows - (size_t)i, (size_t)step)));
 }
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
@@ -8439,61 +8285,28 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    ampi_softmax s;
+    const ampi_softmax f = { x, NULL, y, x_dtype, AMP_F32, y_dtype, d, x == y ? 0 : all, NULL, 0.0f, 1.0f };
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
-    if (r != AMP_OK || d == 0) return r;
-    memset(&s, 0, sizeof s);
-    s.x = x; s.xt = x_dtype; s.y = y; s.yt = y_dtype; s.d = d; s.all = all; s.factor = 1.0f;
-    ampi_softmax_all(&s, rows);
-    return AMP_OK;
+    if (r == AMP_OK && d > 0) ampi_rows_all(ampi_softmax_rows, &f, rows, d);
+    return r;
 }
 
-/* dx = y * (dy - sum). */
-AMPI_INLINE void ampi_row_dx_body(int hw, float* dx, const float* dy, const float* y, float sum, size_t n) {
-    (void)hw;
-    AMPI_LOOP(dx, n, y[i] * (dy[i] - sum));
-}
-AMPI_KERNEL(ampi_row_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y, sum, n)
-
-/* dx = y * (dy - sum(dy * y)) for rows of d elements. */
-AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
-    size_t r;
-    for (r = 0; r < rows; r++, dx += d, dy += d, y += d)
-        ampi_row_dx_body(hw, dx, dy, y, (float)ampi_row_dot(hw, dy, y, d), d);
-}
-AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
-
-/* The operands of a softmax's backward pass. */
-typedef struct ampi_softmax_back {
-    const void *dy, *y;
-    void* dx;
-    amp_dtype dyt, yt, dxt;
-    size_t d, all;
-} ampi_softmax_back;
-AMPI_FN void ampi_softmax_back_rows(const ampi_softmax_back* s, size_t row, size_t rows) {
-    AMPI_ALIGNED float dy_tile[AMPI_ROWS_TILE], y_tile[AMPI_ROWS_TILE], dx_tile[AMPI_ROWS_TILE];
-    const size_t at = row * s->d;
-    double acc[AMPI_LANES] = { 0 };
-    size_t i, n = rows * s->d;
-    float* dx;
-    if (s->d <= AMPI_TILE) {
-        dx = ampi_open_rows(s->dx, s->dxt, at, s->d, dx_tile);
-        ampi_rows_dx(dx, ampi_view_rows(s->dy, s->dyt, at, n, s->d, s->all, dy_tile),
-                     ampi_view_rows(s->y, s->yt, at, n, s->d, s->all, y_tile), rows, s->d);
-        ampi_close_rows(s->dx, s->dxt, at, n, s->d, dx);
-        return;
-    }
-    for (i = 0; i < s->d; i += n) {
-        n = ampi_tile_size(s->d, i);
-        ampi_add_dot(acc, ampi_view_rows(s->dy, s->dyt, at + i, n, n, 0, dy_tile),
-                     ampi_view_rows(s->y, s->yt, at + i, n, n, 0, y_tile), n);
-    }
-    for (i = 0; i < s->d; i += n) {
-        n = ampi_tile_size(s->d, i);
-        dx = ampi_open_rows(s->dx, s->dxt, at + i, n, dx_tile);
-        ampi_row_dx(dx, ampi_view_rows(s->dy, s->dyt, at + i, n, n, 0, dy_tile),
-                    ampi_view_rows(s->y, s->yt, at + i, n, n, 0, y_tile), (float)ampi_lane_total(acc), n);
-        ampi_close_rows(s->dx, s->dxt, at + i, n, n, dx);
+AMPI_FN void ampi_softmax_back_rows(const void* context, size_t row, size_t rows) {
+    const ampi_softmax* f = (const ampi_softmax*)context;
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    ampi_reader dy, y;
+    ampi_sums s;
+    size_t i, n;
+    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->all);
+    ampi_reader_open(&y, f->x, f->xt, 0.0f, f->all);
+    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
+    for (i = 0; i < f->d; i += n) {
+        const size_t at = row * f->d + i;
+        float* dx;
+        n = ampi_tile_size(f->d, i);
+        dx = ampi_open(f->y, f->yt, at, n, tile);
+        ampi_rows_dx(dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), s.dot, rows, n);
+        ampi_store(f->y, f->yt, at, dx, rows * n);
     }
 }
 
@@ -8504,16 +8317,10 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    ampi_softmax_back s;
-    size_t step;
-    int64_t i;
+    const ampi_softmax f = { y, dy, dx, y_dtype, dy_dtype, dx_dtype, d, all, NULL, 0.0f, 1.0f };
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
-    if (r != AMP_OK || !dx || d == 0) return r;
-    s.dy = dy; s.dyt = dy_dtype; s.y = y; s.yt = y_dtype; s.dx = dx; s.dxt = dx_dtype; s.d = d; s.all = all;
-    step = ampi_rows_of_tile(d);
-    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i += (int64_t)step)
-        ampi_softmax_back_rows(&s, (size_t)i, ampi_min_size(rows - (size_t)i, step)));
-    return AMP_OK;
+    if (r == AMP_OK && dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f, rows, d);
+    return r;
 }
 
 /* --- dropout, sum, concat ---------------------------------------------------------------- */
@@ -8660,55 +8467,38 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* The mean of each of some rows. */
-AMPI_INLINE void ampi_rows_mean_body(int hw, double* mean, const float* x, size_t rows, size_t d) {
-    size_t r;
-    (void)hw;
-    for (r = 0; r < rows; r++) mean[r] = ampi_row_sum(x + r * d, d) / (double)d;
-}
-AMPI_KERNEL(ampi_rows_mean, (double* mean, const float* x, size_t rows, size_t d), mean, x, rows, d)
-
-/* The mean of a row that is longer than a tile. */
-AMPI_FN double ampi_long_mean(const ampi_softmax* s, size_t row, float* tile) {
-    double acc[AMPI_LANES] = { 0 };
-    size_t i, n;
-    for (i = 0; i < s->d; i += n) {
-        n = ampi_tile_size(s->d, i);
-        ampi_lane_sum(acc, ampi_view_rows(s->x, s->xt, row * s->d + i, n, n, 0, tile), n);
-    }
-    return ampi_lane_total(acc) / (double)s->d;
-}
 /* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, at most AMPI_ROWS,
    where z = x - max. */
-AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* s, size_t row, size_t rows, float* loss) {
-    AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
-    float max[AMPI_ROWS], sum[AMPI_ROWS], at[AMPI_ROWS];
-    double mean[AMPI_ROWS];
-    const float* x = ampi_softmax_measure(s, row, rows, max, sum, e, tile);
-    const int32_t* labels = s->labels + row;
+AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* f, size_t row, size_t rows, float* loss) {
+    AMPI_ALIGNED float e[AMPI_ROWS_TILE];
+    float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
+    const size_t at = row * f->d, padded = ampi_padded(rows);
+    ampi_reader x;
+    ampi_sums s;
     size_t r;
-    for (r = 0; x && r < rows; r++) at[r] = x[r * s->d + (size_t)labels[r]];
-    if (!x) at[0] = ampi_load_one(s->x, s->xt, row * s->d + (size_t)labels[0], 0.0f);
-    if (x && s->smoothing > 0.0f) ampi_rows_mean(mean, x, rows, s->d);
-    if (!x && s->smoothing > 0.0f) mean[0] = ampi_long_mean(s, row, tile);
+    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->all);
+    ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
+    for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
+    if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
     for (r = 0; r < rows; r++) {
-        at[r] -= max[r];
-        max[r] = s->smoothing > 0.0f ? (float)(mean[r] - (double)max[r]) : 0.0f;
+        const size_t label = (size_t)f->labels[row + r];
+        z[r] = (f->d > AMPI_TILE ? ampi_load_one(f->x, f->xt, at + label, 0.0f) : x.floats[r * f->d + label]) - max[r];
+        max[r] = f->smoothing > 0.0f ? (float)(s.sum[r] / (double)f->d - (double)max[r]) : 0.0f;
     }
-    for (; r < ampi_padded(rows); r++) at[r] = max[r] = sum[r] = 0.0f;
-    ampi_each(AMPI_LOG, sum, sum, NULL, 0.0f, ampi_padded(rows));
-    ampi_each(AMPI_ADD_TO_PRODUCT, loss, at, sum, s->smoothing - 1.0f, ampi_padded(rows));
-    ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -s->smoothing, ampi_padded(rows));
+    for (; r < padded; r++) z[r] = max[r] = 0.0f;
+    ampi_each(AMPI_LOG, sum, sum, NULL, 0.0f, padded);
+    ampi_each(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
+    ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
 }
 /* parts[first .. last-1] of n rows: the sum of the losses of each part's rows. */
-AMPI_FN void ampi_cross_entropy_parts(const ampi_softmax* s, size_t n, double* parts, int64_t first, int64_t last) {
-    const size_t end = ampi_part_start(n, last), step = ampi_rows_of_tile(s->d);
+AMPI_FN void ampi_cross_entropy_parts(const ampi_softmax* f, size_t n, double* parts, int64_t first, int64_t last) {
+    const size_t end = ampi_part_start(n, last), step = ampi_rows_of_tile(f->d);
     size_t row, count, r;
     float loss[AMPI_ROWS];
     memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
     for (row = ampi_part_start(n, first); row < end; row += count) {
         count = ampi_min_size(end - row, step);
-        ampi_cross_entropy_rows(s, row, count, loss);
+        ampi_cross_entropy_rows(f, row, count, loss);
         for (r = 0; r < count; r++) {
             while (row + r >= ampi_part_start(n, first + 1)) first++;
             parts[first] += (double)loss[r];
@@ -8724,15 +8514,16 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
-    ampi_softmax s;
+    const ampi_softmax f = { logits, NULL, NULL, logits_dtype, AMP_F32, AMP_F32, classes, all, labels, smoothing,
+                             0.0f };
+    float mean;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
-    memset(&s, 0, sizeof s);
-    s.x = logits; s.xt = logits_dtype; s.d = classes; s.all = all; s.labels = labels; s.smoothing = smoothing;
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
-        ampi_cross_entropy_parts(&s, n, parts, i, i + some));
-    ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
+        ampi_cross_entropy_parts(&f, n, parts, i, i + some));
+    mean = (float)(ampi_parts_total(parts) / (double)n);
+    ampi_store(loss, AMP_F32, 0, &mean, 1);
     return AMP_OK;
 }
 
@@ -8744,13 +8535,13 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    ampi_softmax s;
+    ampi_softmax f = { logits, NULL, dlogits, logits_dtype, AMP_F32, dlogits_dtype, classes, all, labels, smoothing,
+                       0.0f };
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
-    s.x = logits; s.xt = logits_dtype; s.y = dlogits; s.yt = dlogits_dtype; s.d = classes; s.all = all;
-    s.labels = labels; s.smoothing = smoothing; s.factor = ampi_loss_factor(loss_scale, weight, n);
-    ampi_softmax_all(&s, n);
+    f.factor = ampi_loss_factor(loss_scale, weight, n);
+    ampi_rows_all(ampi_softmax_rows, &f, n, classes);
     return AMP_OK;
 }
 
@@ -8767,24 +8558,26 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     double parts[AMPI_PARTS];
     size_t tiles = (size_t)ampi_tiles(n);
+    float mean;
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        double acc[AMPI_LANES];
-        size_t i, end = ampi_part_start(tiles, part + 1);
-        memset(acc, 0, sizeof acc);
-        for (i = ampi_part_start(tiles, part); i < end; i++) {
+        const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
+        ampi_sums s;
+        size_t i;
+        s.sum[0] = s.dot[0] = 0.0;
+        for (i = first; i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_each(AMPI_TERM + (int)kind, tile, ampi_view(x, xt, start, count, x_tile),
                       ampi_view(target, tt, start, count, t_tile), 0.0f, ampi_padded(count));
-            if (kind == AMPI_MSE) ampi_add_dot(acc, tile, tile, count);
-            else                  ampi_lane_sum(acc, tile, count);
+            ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
         }
-        parts[part] = ampi_lane_total(acc);
+        parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
-    ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
+    mean = (float)(ampi_parts_total(parts) / (double)n);
+    ampi_store(loss, AMP_F32, 0, &mean, 1);
     return AMP_OK;
 }
 
