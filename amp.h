@@ -1429,8 +1429,8 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    Loading needs a model built and finalized the same way; names, shapes, level, types (grad_dtype too), seed,
    accumulate, kind of optimizer (and maximize), groups and scaler rule must agree, but not batch; otherwise, or where
    anything is damaged, AMP_ERR_FORMAT with the first difference. The learning rates are loaded; the optimizer's other
-   settings stay those of the model, and the logger hears, with AMP_OK, of each that differs. Saving needs memory for a
-   copy of the largest tensor, loading of all. */
+   settings stay those of the model, and the logger hears, with AMP_OK, of each that differs. Saving takes little
+   memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -12776,9 +12776,8 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
    nothing recurses, and the work is at most n log n in the size of the header. */
 #define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
 #define AMPI_FILE_MAX_RANK 4
-#define AMPI_FILE_CHUNK ((size_t)1 << 18)
+#define AMPI_FILE_CHUNK ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
-#define AMPI_CRC_KEY_LENGTH (sizeof AMPI_CRC_KEY - 1)
 
 /* Every type of the format, because tensors that nobody asked for must be measured too. Ours come first, in the order
    of amp_dtype. The number in a name is how many bits an element has; BOOL has 8. */
@@ -12915,8 +12914,7 @@ AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, c
 AMPI_FN const char* ampi_show(ampi_file* f, const char* name) { return ampi_show_ends(name, 57, 0, f->name); }
 
 /* "[6,1,5,5]"; of more than four dimensions the first four. */
-#define AMPI_SHOWN_SHAPE 112
-AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN_SHAPE]) {
+AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN]) {
     size_t at = 1, i;
     strcpy(out, "[");
     for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
@@ -12939,18 +12937,6 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 }
 
 /* --- what the caller hands in ------------------------------------------------------------ */
-
-/* Memory from one function must not be freed by another. */
-AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_desc* desc) {
-    memset(f, 0, sizeof *f);
-    if (desc) f->desc = *desc;
-    f->owner = "memory";
-    if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
-        return ampi_fail(f->desc.logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
-    if (!path || !path[0]) return AMPI_BAD_CALL(f, "no path is given");
-    ampi_show_ends(path, 60, 130, f->path);
-    return AMP_OK;
-}
 
 /* Bytes of a tensor whose count was checked. */
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
@@ -12975,25 +12961,21 @@ AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t
     return count == 0 || t->tensor.data ? AMP_OK : AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
 }
 
-/* The tensors that a call is about. */
-AMPI_FN amp_result ampi_file_take(ampi_file* f, const amp_file_tensor* tensors, int count) {
+/* A call about a file and these tensors. Memory from one function must not be freed by another. */
+AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
+                                   const amp_file_desc* desc) {
+    memset(f, 0, sizeof *f);
+    if (desc) f->desc = *desc;
+    f->owner = "memory";
     f->tensors = tensors;
     f->count = count;
+    if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
+        return ampi_fail(f->desc.logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
+    if (!path || !path[0]) return AMPI_BAD_CALL(f, "no path is given");
+    ampi_show_ends(path, 60, 130, f->path);
     if (count < 0 || (count > 0 && !tensors))
         return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
     for (int i = 0; i < count; i++) AMPI_TRY(ampi_file_check_tensor(f, &tensors[i], i));
-    return AMP_OK;
-}
-
-/* Metadata: keys and values must be there, and UTF-8, because JSON is. */
-AMPI_FN amp_result ampi_file_check_texts(const ampi_file* f, const amp_file_text* texts, int count) {
-    if (count < 0 || (count > 0 && !texts))
-        return AMPI_BAD_CALL(f, "%d texts at %s", count, texts ? "a pointer" : "NULL");
-    for (int i = 0; i < count; i++)
-        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
-            return AMPI_BAD_CALL(f, "text %d has no key or value in UTF-8", i);
-        else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)
-            return AMPI_BAD_CALL(f, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return AMP_OK;
 }
 
@@ -13030,6 +13012,26 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
   #define AMPI_OS_SYNC(f) 1
 #endif
 
+/* Moves the finished file over the old one in one step. On Windows fopen reads names by the locale where that is UTF-8,
+   but the call for narrow names does not. */
+#if defined(_WIN32)
+AMPI_FN int ampi_replace_file(const char* from, const char* to) {
+    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, DENIED = 5, IN_USE = 32 };
+    wchar_t a[ROOM], b[ROOM];
+    const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
+    int tries = 0;
+    unsigned long error;
+    do {
+        if (utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
+        error = GetLastError();
+    } while ((error == DENIED || error == IN_USE) && AMPI_OS_WAIT(tries));
+    errno = error == DENIED || error == IN_USE ? EACCES : EIO;
+    return 0;
+}
+#else
+  #define ampi_replace_file(from, to) (rename(from, to) == 0)
+#endif
+
 /* Names a temporary file beside path: its name, cut to 200 bytes, and a number that no other process or thread is
    likely to draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
@@ -13062,7 +13064,6 @@ AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary, uint64_t* byte
     if (fd < 0) return NULL;
   #if defined(_POSIX_VERSION)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, 0);                                           /* O_NONBLOCK off */
     if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
   #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
@@ -13082,42 +13083,6 @@ AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary, uint64_t* byte
     return stream;
 }
 
-/* Moves the finished file over the old one in one step. On Windows fopen reads names by the locale where that is UTF-8,
-   but the call for narrow names does not. */
-AMPI_FN int ampi_replace_file(const char* from, const char* to) {
-#if defined(_WIN32)
-    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, DENIED = 5, IN_USE = 32 };
-    wchar_t a[ROOM], b[ROOM];
-    const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
-    int tries = 0;
-    unsigned long error;
-    do {
-        if (utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
-        error = GetLastError();
-    } while ((error == DENIED || error == IN_USE) && AMPI_OS_WAIT(tries));
-    errno = error == DENIED || error == IN_USE ? EACCES : EIO;
-    return 0;
-#else
-    return rename(from, to) == 0;
-#endif
-}
-
-/* Has the new name on the disk, too: flushes the directory, which not every file system can. Overwrites the path. */
-AMPI_FN int ampi_flush_directory(char* path) {
-    int ok = 1;
-#if defined(_POSIX_VERSION)
-    char* slash = strrchr(path, '/');
-    int fd;
-    strcpy(slash ? slash + 1 : path, slash ? "" : ".");
-    fd = open(path, O_RDONLY | AMPI_OS_FLAGS);
-    ok = fd < 0 || fsync(fd) == 0 || errno != EIO;
-    if (fd >= 0) close(fd);
-#else
-    (void)path;
-#endif
-    return ok;
-}
-
 /* --- writing --------------------------------------------------------------------------- */
 
 /* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
@@ -13134,7 +13099,7 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
    each is aligned. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
-    char shape[AMPI_SHOWN_SHAPE];
+    char shape[AMPI_SHOWN];
     unsigned char eight[8];
     uint64_t begin = 0, at;
     ampi_put64(eight, length);
@@ -13210,8 +13175,15 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
-    if (r != AMP_OK) remove(temporary);
-    else if (!ampi_flush_directory(temporary)) r = ampi_file_cannot(f, "flush the directory of");
+    if (r != AMP_OK) { remove(temporary); return r; }
+#if defined(_POSIX_VERSION)
+    /* The new name, too, must be on the disk; but not every file system can flush a directory. */
+    char* slash = strrchr(temporary, '/');
+    strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
+    const int fd = open(temporary, O_RDONLY | AMPI_OS_FLAGS);
+    if (fd >= 0 && fsync(fd) != 0 && errno == EIO) r = ampi_file_cannot(f, "flush the directory of");
+    if (fd >= 0) close(fd);
+#endif
     return r;
 }
 
@@ -13219,6 +13191,7 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     const char *twice, **names;
+    for (int i = 0; i < f->count; i++) AMPI_TRY(ampi_file_check_tensor(f, &f->tensors[i], i));
     f->texts = texts;
     f->text_count = text_count;
     f->data = (char*)ampi_file_alloc(f, AMPI_FILE_CHUNK + most * sizeof *names + strlen(path) + AMPI_SUFFIX);
@@ -13237,9 +13210,14 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
     ampi_file f;
-    AMPI_TRY(ampi_file_begin(&f, path, desc));
-    AMPI_TRY(ampi_file_take(&f, tensors, count));
-    AMPI_TRY(ampi_file_check_texts(&f, texts, text_count));
+    AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
+    if (text_count < 0 || (text_count > 0 && !texts))
+        return AMPI_BAD_CALL(&f, "%d texts at %s", text_count, texts ? "a pointer" : "NULL");
+    for (int i = 0; i < text_count; i++)                                    /* JSON is UTF-8 */
+        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
+            return AMPI_BAD_CALL(&f, "text %d has no key or value in UTF-8", i);
+        else if (strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)
+            return AMPI_BAD_CALL(&f, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return ampi_file_close(&f, ampi_file_save(&f, path, texts, text_count));
 }
 
@@ -13440,8 +13418,8 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     if (twice) return AMPI_BAD_FILE(f, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
-        const int is_crc = strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0;
-        ampi_file_entry* e = is_crc ? ampi_file_find(f, t->key + AMPI_CRC_KEY_LENGTH) : NULL;
+        const int is_crc = strncmp(t->key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0;
+        ampi_file_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
         if (!e) continue;
         e->crc = t->value;
         if (!ampi_read_number(e->crc, 1, &crc))
@@ -13462,17 +13440,12 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
     return ok ? AMP_OK : ampi_file_cannot(f, "read");
 }
 
-/* What else weights are kept in, by its first bytes. */
-AMPI_FN const char* ampi_foreign_format(const unsigned char head[8]) {
-    static const char* const known[][2] = {
-        { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
-        { "\200\002", "a pickle, as torch.save wrote" },
-        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
-    };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (memcmp(head, known[i][0], strlen(known[i][0])) == 0) return known[i][1];
-    return NULL;
-}
+/* What else weights are kept in, and its first bytes. */
+static const char* const ampi_foreign_formats[][2] = {
+    { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
+    { "\200\002", "a pickle, as torch.save wrote" },
+    { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
+};
 
 /* Opens a file, reads its header and checks all of it; before memory is asked for, the file must be that long. A tensor
    takes at least 48 characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that
@@ -13480,7 +13453,6 @@ AMPI_FN const char* ampi_foreign_format(const unsigned char head[8]) {
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     ampi_json j = { NULL, NULL, NULL, "" };
     unsigned char length[8];
-    const char* foreign;
     char* header;
     uint64_t n;
     size_t tensors, texts;
@@ -13490,10 +13462,10 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside the length of its header", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     n = ampi_get64(length);
-    foreign = ampi_foreign_format(length);
-    if (n > AMPI_FILE_MAX_HEADER && foreign)
-        return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
-                             f->path, foreign);
+    for (size_t i = 0; n > AMPI_FILE_MAX_HEADER && i < sizeof ampi_foreign_formats / sizeof *ampi_foreign_formats; i++)
+        if (memcmp(length, ampi_foreign_formats[i][0], strlen(ampi_foreign_formats[i][0])) == 0)
+            return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
+                                 f->path, ampi_foreign_formats[i][1]);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
         return AMPI_BAD_FILE(f, "'%s' has a header of %llu bytes; 2 to %u are allowed", f->path, (ampi_ull)n,
                              AMPI_FILE_MAX_HEADER);
@@ -13523,7 +13495,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
         ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
         const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
         const char* name = ampi_show(f, t->tensor.name);
-        char theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
+        char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
         if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
         if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
         if (e->dtype != dtype)
@@ -13576,8 +13548,7 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
                                  const amp_file_desc* desc) {
     ampi_file f;
     amp_result r;
-    AMPI_TRY(ampi_file_begin(&f, path, desc));
-    AMPI_TRY(ampi_file_take(&f, tensors, count));
+    AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
     r = ampi_file_open(&f, path);
     if (r == AMP_OK) r = ampi_file_want(&f, 0);
     if (r == AMP_OK) r = ampi_file_read(&f);
@@ -13589,7 +13560,7 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     const char* text;
     ampi_file f;
     amp_result r;
-    AMPI_TRY(ampi_file_begin(&f, path, desc));
+    AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
     r = ampi_file_open(&f, path);
     text = r == AMP_OK ? ampi_file_text_at(&f, key) : NULL;
@@ -13618,7 +13589,6 @@ typedef struct ampi_number {
     char key[40], text[AMPI_NUMBER];
 } ampi_number;
 #define AMPI_MAX_NUMBERS (32 + 3 * AMP_MAX_GROUPS)
-typedef char ampi_state_name[80];
 
 /* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
 typedef struct ampi_checkpoint {
@@ -13631,7 +13601,7 @@ typedef struct ampi_checkpoint {
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
     amp_file_tensor* tensors;      /* in this block are also */
-    ampi_state_name* names;        /* the names of those that the caller does not name */
+    char (*names)[80];             /* the names of those that the caller does not name */
 } ampi_checkpoint;
 
 /* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
@@ -13653,11 +13623,11 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
 }
 
 /* Lists all numbers, steps first; a loop lacks some of a model's. */
+#define AMPI_SETTING(member, kind) { #member, &d->member, AMPI_##kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
     amp_optimizer_desc* d = &o->desc;
-    amp_schedule* s = &d->schedule;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
         { "step", &o->state.step, AMPI_STEPS, AMPI_LOADED }, { "lr", &o->state.lr, AMPI_FLOAT, AMPI_LOADED },
         { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &c->format, AMPI_INT, AMPI_AGREES },
@@ -13667,15 +13637,12 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         { "accumulate", m ? &m->desc.accumulate : NULL, AMPI_INT, AMPI_AGREES },
         { "grad_dtype", m ? &c->grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
         { "optimizer", &d->kind, AMPI_INT, AMPI_AGREES }, { "maximize", &d->maximize, AMPI_INT, AMPI_AGREES },
-        { "momentum", &d->momentum, AMPI_FLOAT, AMPI_KEPT }, { "dampening", &d->dampening, AMPI_FLOAT, AMPI_KEPT },
-        { "nesterov", &d->nesterov, AMPI_INT, AMPI_KEPT }, { "beta1", &d->beta1, AMPI_FLOAT, AMPI_KEPT },
-        { "beta2", &d->beta2, AMPI_FLOAT, AMPI_KEPT }, { "eps", &d->eps, AMPI_FLOAT, AMPI_KEPT },
-        { "weight_decay", &d->weight_decay, AMPI_FLOAT, AMPI_KEPT },
-        { "clip_norm", &d->clip_norm, AMPI_FLOAT, AMPI_KEPT }, { "schedule", &s->kind, AMPI_INT, AMPI_KEPT },
-        { "schedule.warmup_steps", &s->warmup_steps, AMPI_LONG, AMPI_KEPT },
-        { "schedule.total_steps", &s->total_steps, AMPI_LONG, AMPI_KEPT },
-        { "schedule.step_size", &s->step_size, AMPI_LONG, AMPI_KEPT },
-        { "schedule.gamma", &s->gamma, AMPI_FLOAT, AMPI_KEPT }, { "schedule.floor", &s->floor, AMPI_FLOAT, AMPI_KEPT },
+        AMPI_SETTING(momentum, FLOAT), AMPI_SETTING(dampening, FLOAT), AMPI_SETTING(nesterov, INT),
+        AMPI_SETTING(beta1, FLOAT), AMPI_SETTING(beta2, FLOAT), AMPI_SETTING(eps, FLOAT),
+        AMPI_SETTING(weight_decay, FLOAT), AMPI_SETTING(clip_norm, FLOAT),
+        { "schedule", &d->schedule.kind, AMPI_INT, AMPI_KEPT }, AMPI_SETTING(schedule.warmup_steps, LONG),
+        AMPI_SETTING(schedule.total_steps, LONG), AMPI_SETTING(schedule.step_size, LONG),
+        AMPI_SETTING(schedule.gamma, FLOAT), AMPI_SETTING(schedule.floor, FLOAT),
         { "groups", &d->group_count, AMPI_INT, AMPI_AGREES }
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -13716,10 +13683,9 @@ AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimize
 
 /* What both directions need: a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char* path) {
-    amp_file_desc desc;
-    desc.allocator = m->desc.allocator;
-    desc.logger = &m->op_logger;
-    AMPI_TRY(ampi_file_begin(&c->file, path, &desc));
+    const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
+    memset(c, 0, sizeof *c);
+    AMPI_TRY(ampi_file_begin(&c->file, path, NULL, 0, &desc));
     AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
     AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
     AMPI_REFUSE(m->micro != 0, AMP_ERR_STATE, "checkpoint: between the micro-batches of a step; finish the step first");
@@ -13731,8 +13697,8 @@ AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char
    with ".m" behind. */
 AMPI_FN amp_result ampi_loop_ready(ampi_checkpoint* c, amp_optimizer* o, amp_scaler* s, const char* path,
                                    const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    AMPI_TRY(ampi_file_begin(&c->file, path, desc));
-    AMPI_TRY(ampi_file_take(&c->file, more, count));
+    memset(c, 0, sizeof *c);
+    AMPI_TRY(ampi_file_begin(&c->file, path, more, count, desc));
     if (!o || !o->params) return AMPI_BAD_CALL(&c->file, "there is no optimizer");
     if (s && ampi_scaler_ready(s) != AMP_OK)
         return ampi_fail(c->file.desc.logger, AMP_ERR_STATE,
@@ -13741,9 +13707,8 @@ AMPI_FN amp_result ampi_loop_ready(ampi_checkpoint* c, amp_optimizer* o, amp_sca
     AMPI_TRY(ampi_params_validate(&c->o, o->params, o->count));
     for (int i = 0; i < o->count; i++) {
         const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
-        if (n == 0 || n + 3 > sizeof(ampi_state_name))
-            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes", i,
-                                 (int)sizeof(ampi_state_name) - 3);
+        if (n == 0 || n + 3 > sizeof *c->names)
+            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes", i, (int)sizeof *c->names - 3);
     }
     return AMP_OK;
 }
@@ -13769,11 +13734,12 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     const amp_file_tensor* more = c->file.tensors;
     const size_t more_count = (size_t)c->file.count;
     const size_t most = 3 * (size_t)o->count + more_count + (m ? 2 * (size_t)m->layer_count : 0);
-    const size_t bytes = most * (sizeof *c->tensors + sizeof *c->names);
+    size_t bytes = SIZE_MAX;                                                /* and so it stays if it overflows */
+    ampi_mul_size(most, sizeof *c->tensors + sizeof *c->names, &bytes);
     c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, bytes);
     if (!c->tensors) return AMP_ERR_MEMORY;
     memset(c->tensors, 0, bytes);
-    c->names = (ampi_state_name*)(void*)(c->tensors + most);
+    c->names = (char (*)[80])(void*)(c->tensors + most);
     c->file.count = 0;
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
@@ -13793,7 +13759,9 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
     }
     if (more_count) memcpy(c->tensors + c->file.count, more, more_count * sizeof *more);
-    return ampi_file_take(&c->file, c->tensors, c->file.count + (int)more_count);
+    c->file.tensors = c->tensors;
+    c->file.count += (int)more_count;
+    return AMP_OK;
 }
 
 /* The scaler's bytes as a text. */
@@ -13843,19 +13811,8 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
                      shown[1], c->file.owner, outcome);
 }
 
-/* Takes a number of the file that loading sets: a rate that an optimizer or a group can have, or at most so many
-   steps. */
-AMPI_FN int ampi_number_read(ampi_number* x, uint64_t most) {
-    const int is_rate = x->kind == AMPI_FLOAT, sound = ampi_read_number(x->theirs, is_rate, &x->value);
-    const uint32_t bits = (uint32_t)x->value;
-    if (is_rate) memcpy(x->at, &bits, sizeof bits);
-    else memcpy(x->at, &x->value, sizeof x->value);
-    return sound && (is_rate ? ampi_lr_is_valid((const float*)x->at, x->of_group)
-                             : x->kind != AMPI_STEPS || x->value <= most);
-}
-
-/* The numbers of the file. Where they must agree texts are compared: a number has one text. No group was frozen in more
-   steps than there were. */
+/* The numbers of the file. Where they must agree texts are compared: a number has one text. Loaded are rates that an
+   optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many as there were. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_file_text_at(f, "amp.crc32");
@@ -13871,7 +13828,13 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
-        if (!ampi_number_read(x, most)) return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
+        const int is_rate = x->kind == AMPI_FLOAT, sound = ampi_read_number(x->theirs, is_rate, &x->value);
+        const uint32_t bits = (uint32_t)x->value;
+        if (is_rate) memcpy(x->at, &bits, sizeof bits);
+        else memcpy(x->at, &x->value, sizeof x->value);
+        if (!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
+            || (x->kind == AMPI_STEPS && x->value > most))
+            return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
         if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
@@ -13967,7 +13930,6 @@ AMPI_FN amp_result ampi_checkpoint_do(ampi_checkpoint* c, int what, const char* 
 
 AMPI_FN amp_result ampi_checkpoint_of_model(amp_model* m, int what, const char* path, int* count) {
     ampi_checkpoint c;
-    memset(&c, 0, sizeof c);
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_TRY(ampi_model_ready(&c, m, path));
     return ampi_checkpoint_do(&c, what, path, count);
@@ -13985,14 +13947,12 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
     ampi_checkpoint c;
-    memset(&c, 0, sizeof c);
     AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
     return ampi_checkpoint_do(&c, AMPI_SAVE, path, NULL);
 }
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
     ampi_checkpoint c;
-    memset(&c, 0, sizeof c);
     AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
     return ampi_checkpoint_do(&c, AMPI_LOAD, path, NULL);
 }
