@@ -7560,16 +7560,18 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
     }
 }
-/* Sums of rows of n elements; `more`: of one row, which began before. */
+/* Sums of rows of n elements; `more`: of one row, which began before. y may be x. With hw each kind of terms has a loop
+   of its own. */
 AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
                                     const ampi_norm_args* q, size_t rows, size_t n, int more) {
-    switch (terms) {
-        case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, x, x, q, rows, n, more); break;
+    switch (hw ? (int)terms : -1) {
+        case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, y, x, q, rows, n, more); break;
         case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
-        case AMPI_DISTANCES: ampi_sum_rows_as(hw, AMPI_DISTANCES, s, x, x, q, rows, n, more); break;
+        case AMPI_DISTANCES: ampi_sum_rows_as(hw, AMPI_DISTANCES, s, y, x, q, rows, n, more); break;
         case AMPI_DOT: ampi_sum_rows_as(hw, AMPI_DOT, s, y, x, q, rows, n, more); break;
-        case AMPI_SQUARES: ampi_sum_rows_as(hw, AMPI_SQUARES, s, x, x, q, rows, n, more); break;
-        case AMPI_SQUARES_LESS: ampi_sum_rows_as(hw, AMPI_SQUARES_LESS, s, x, x, q, rows, n, more); break;
+        case AMPI_SQUARES: ampi_sum_rows_as(hw, AMPI_SQUARES, s, y, x, q, rows, n, more); break;
+        case AMPI_SQUARES_LESS: ampi_sum_rows_as(hw, AMPI_SQUARES_LESS, s, y, x, q, rows, n, more); break;
+        default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more); break;
     }
 }
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_norm_args* q,
@@ -7596,9 +7598,10 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
 }
 AMPI_INLINE void ampi_sum_columns_body(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
                                        const float* x, const ampi_norm_args* q, size_t rows, size_t n) {
-    if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
-    else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, x, x, q, rows, n);
-    else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, x, x, q, rows, n);
+    if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
+    else if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
+    else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
+    else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
                                const ampi_norm_args* q, size_t rows, size_t n),
@@ -7630,6 +7633,26 @@ AMPI_FN void ampi_store_sums(void* data, amp_dtype t, size_t i, const double* su
     if (!data) return;
     for (l = 0; l < n; l++) v[l] = (float)sums[l];
     ampi_store_added(data, t, i, v, n, add);
+}
+
+/* y of rows of d elements from element `at` on; or, if q has a, dx, which is added to what is there, if `add`. gamma
+   and beta: parameters of columns, or NULL. */
+AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
+                             void* y, amp_dtype yt, size_t at, size_t rows, size_t d, int add) {
+    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    size_t i, n;
+    for (i = 0; i < d; i += n, at += n) {
+        const float* v;
+        float* to;
+        n = ampi_tile_size(d, i);
+        v = ampi_read(x, at, rows * n, n);
+        to = add ? tile : ampi_open(y, yt, at, n, tile);
+        if (gamma) q->gamma = ampi_read(gamma, i, n, n);
+        if (beta) q->beta = ampi_read(beta, i, n, n);
+        if (q->a) ampi_norm_rows_dx(q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
+        else ampi_norm_rows(q, to, v, rows, n);
+        ampi_store_added(y, yt, at, to, rows * n, add);
+    }
 }
 
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows of d elements. */
@@ -7832,33 +7855,21 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
                     (float)(g->dot[c] / (values - 1.0)));
 }
 /* y of a group from x, or with q->a dx from dy and x. */
-AMPI_FN void ampi_bn_apply(const ampi_bn* f, const ampi_norm_args* q, const ampi_bn_group* g, const void* x,
-                           amp_dtype xt) {
+AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_norm_args* q, const ampi_bn_group* g, const void* x, amp_dtype xt) {
     const ampi_bn_plan* p = &f->p;
-    const size_t rows = p->spatial == 1 ? 1 : g->width, d = p->spatial == 1 ? g->width : p->spatial;
-    const size_t all = p->n * p->channels * p->spatial;
-    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    const size_t size = p->channels * p->spatial, columns = p->spatial == 1;
     ampi_reader dy, from;
-    size_t image, i, n;
-    ampi_reader_open(&from, x, xt, 0.0f, x == f->y ? 0 : all);
-    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : all);
+    size_t image;
+    ampi_reader_open(&from, x, xt, 0.0f, x == f->y ? 0 : p->n * size);
+    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : p->n * size);
     for (image = 0; image < p->n; image++)
-        for (i = 0; i < d; i += n) {
-            const size_t at = (image * p->channels + g->first) * p->spatial + i;
-            const float* v;
-            float* y;
-            n = ampi_tile_size(d, i);
-            v = ampi_read(&from, at, rows * n, n);
-            y = f->add ? tile : ampi_open(f->y, f->yt, at, n, tile);
-            if (q->a) ampi_norm_rows_dx(q, y, ampi_read(&dy, at, rows * n, n), v, rows, n);
-            else ampi_norm_rows(q, y, v, rows, n);
-            ampi_store_added(f->y, f->yt, at, y, rows * n, f->add);
-        }
+        ampi_norm_apply(q, &dy, &from, NULL, NULL, f->y, f->yt, image * size + g->first * p->spatial,
+                        columns ? 1 : g->width, columns ? g->width : p->spatial, f->add);
 }
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     const int columns = f->p.spatial == 1;
     ampi_bn_group g;
-    const ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, columns, columns };
+    ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, columns, columns };
     ampi_bn_group_open(&f->p, group, &g);
     ampi_bn_statistics(f, &g);
     ampi_bn_read(&g, f->gamma, f->pt, 1.0f, g.gamma);
@@ -7979,12 +7990,11 @@ typedef struct ampi_layer_norm {
 
 AMPI_FN void ampi_ln_forward_rows(const void* context, size_t row, size_t rows) {
     const ampi_layer_norm* f = (const ampi_layer_norm*)context;
-    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_norm_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1 };
     ampi_reader x, gamma, beta;
     ampi_sums s;
-    size_t i, r, n;
+    size_t r;
     ampi_reader_open(&x, f->x, f->xt, 0.0f, f->rows * f->d);
     ampi_reader_open(&gamma, f->gamma, f->pt, 1.0f, f->d);
     ampi_reader_open(&beta, f->beta, f->pt, 0.0f, f->d);
@@ -7995,16 +8005,7 @@ AMPI_FN void ampi_ln_forward_rows(const void* context, size_t row, size_t rows) 
         mean[r] = (float)s.sum[r];
         invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
     }
-    for (i = 0; i < f->d; i += n) {
-        const size_t at = row * f->d + i;
-        float* y;
-        n = ampi_tile_size(f->d, i);
-        y = ampi_open(f->y, f->yt, at, n, tile);
-        q.gamma = ampi_read(&gamma, i, n, n);
-        q.beta = ampi_read(&beta, i, n, n);
-        ampi_norm_rows(&q, y, ampi_read(&x, at, rows * n, n), rows, n);
-        ampi_store(f->y, f->yt, at, y, rows * n);
-    }
+    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, f->y, f->yt, row * f->d, rows, f->d, 0);
     if (f->save_mean) ampi_store(f->save_mean, AMP_F32, row, mean, rows);
     if (f->save_invstd) ampi_store(f->save_invstd, AMP_F32, row, invstd, rows);
 }
@@ -8042,7 +8043,6 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
    too, for which these are all columns: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_layer_norm* f, size_t row, size_t past, size_t start, size_t width,
                                    double* sums, int with_dx) {
-    AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     const size_t all = f->rows * f->d;
     float a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_reader dy, x, gamma;
@@ -8068,15 +8068,8 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_layer_norm* f, size_t row, size_t 
             a[r] = (float)(s.sum[r] / (double)f->d);
             b[r] = (float)(s.dot[r] * (double)f->invstd[row + r] / (double)f->d);
         }
-        for (i = 0; with_dx && i < width; i += n) {
-            const size_t at = row * f->d + i;
-            float* dx;
-            n = ampi_tile_size(width, i);
-            dx = f->add ? tile : ampi_open(f->y, f->yt, at, n, tile);
-            q.gamma = ampi_read(&gamma, i, n, n);
-            ampi_norm_rows_dx(&q, dx, ampi_read(&dy, at, rows * n, n), ampi_read(&x, at, rows * n, n), rows, n);
-            ampi_store_added(f->y, f->yt, at, dx, rows * n, f->add);
-        }
+        if (with_dx)
+            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, f->y, f->yt, row * f->d, rows, f->d, f->add);
     }
 }
 AMPI_FN void ampi_ln_dx_rows(const void* context, size_t row, size_t rows) {
@@ -8372,22 +8365,6 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     return r;
 }
 
-/* dst[to...] = src[from...], n elements; equal types are copied as they are. */
-AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* src, amp_dtype st,
-                                size_t from, size_t n) {
-    float tile[AMPI_TILE];
-    size_t size = ampi_type_size(dt), i, count;
-    if (ampi_dtype(dt) == ampi_dtype(st)) {
-        memcpy((char*)dst + to * size, (const char*)src + from * size, n * size);
-        return;
-    }
-    for (i = 0; i < n; i += count) {
-        count = ampi_tile_size(n, i);
-        ampi_load_f32(tile, src, st, from + i, count);
-        ampi_store_f32(dst, dt, to + i, tile, count);
-    }
-}
-
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
                                       size_t column) {
     if (d <= d_total && column <= d_total - d) return AMP_OK;
@@ -8407,7 +8384,8 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
-        ampi_copy_elements(y, y_dtype, (size_t)i * d_total + column, x, x_dtype, (size_t)i * d, d));
+        amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(y_dtype), y_dtype,
+                    (const char*)x + (size_t)i * d * ampi_type_size(x_dtype), x_dtype, d));
     return AMP_OK;
 }
 
@@ -8423,12 +8401,11 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
-        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
-        char* x_row = (char*)x + to * ampi_type_size(x_dtype);
-        const ampi_elements q = { AMPI_ADD, 0.0f, x_row, (const char*)y + from * ampi_type_size(y_dtype), x_row,
-                                  x_dtype, y_dtype, x_dtype };
+        const char* from = (const char*)y + ((size_t)row * d_total + column) * ampi_type_size(y_dtype);
+        char* to = (char*)x + (size_t)row * d * ampi_type_size(x_dtype);
+        const ampi_elements q = { AMPI_ADD, 0.0f, to, from, to, x_dtype, y_dtype, x_dtype };
         size_t i;
-        if (!accumulate) ampi_copy_elements(x, x_dtype, to, y, y_dtype, from, d);
+        if (!accumulate) amp_convert(to, x_dtype, from, y_dtype, d);
         for (i = 0; accumulate && i < d; i += AMPI_TILE) ampi_elements_tile(&q, i, ampi_tile_size(d, i));
     });
     return AMP_OK;

@@ -207,7 +207,7 @@ TABLE = [
     ("ops", "g->sum[c] = wide ? first : at + first;", "g->sum[c] = first;"),
     ("ops", "ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);", "ampi_sum_rows(terms, &s, u, v, &q, 1, n, i > 0);"),
     ("ops", "AMPI_LANE_OF(mean) - x[i]", "-x[i]"),
-    ("ops", "dx = f->add ? tile : ampi_open(", "dx = ampi_open("),
+    ("ops", "to = add ? tile : ampi_open(", "to = ampi_open("),
     ("ops", "q->step = v && by_column;", "q->step = 0;"),
     ("ops", "const float same = v && !by_column ? v[row] : missing;", "const float same = v && !by_column ? v[0] : missing;"),
     ("ops", "r->type, at, n, d, r->all, r->tile)", "r->type, at, n, d, SIZE_MAX, r->tile)"),
