@@ -7418,7 +7418,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
-    const ampi_elements q = { AMPI_SLOPE + (int)f, 0.0f, dy, saved, dx, dy_dtype, saved_dtype, dx_dtype };
+    const ampi_elements q = { AMPI_SLOPE | (int)f, 0.0f, dy, saved, dx, dy_dtype, saved_dtype, dx_dtype };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     ampi_elements_all(&q, n);
