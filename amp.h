@@ -11469,7 +11469,10 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     return amp_scaler_init(&m->training.scaler, &d);
 }
 
-AMPI_FN amp_result ampi_check_graph(amp_model* m) {
+/* Everything that finalize does; on failure the caller takes it all back. */
+AMPI_FN amp_result ampi_finalize(amp_model* m) {
+    amp_optimizer_desc od = m->desc.optimizer;
+    size_t bytes[AMPI_BLOCK_COUNT] = { 0 }, at[AMPI_BLOCK_COUNT] = { 0 };
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
                 m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
@@ -11477,13 +11480,6 @@ AMPI_FN amp_result ampi_check_graph(amp_model* m) {
         for (int j = 0; j < i; j++)
             AMPI_REFUSE(strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0, AMP_ERR_ARGUMENT,
                         "model: there are two layers named '%s'", m->nodes[i].layer.name);
-    return AMP_OK;
-}
-
-/* Everything that finalize does; on failure the caller takes it all back. */
-AMPI_FN amp_result ampi_finalize(amp_model* m) {
-    amp_optimizer_desc od = m->desc.optimizer;
-    size_t bytes[AMPI_BLOCK_COUNT] = { 0 }, at[AMPI_BLOCK_COUNT] = { 0 };
     od.logger = &m->op_logger;
     int moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
@@ -11521,8 +11517,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
     if (m->build_result != AMP_OK) return m->build_result;
-    amp_result r = ampi_check_graph(m);
-    if (r == AMP_OK) r = ampi_finalize(m);
+    const amp_result r = ampi_finalize(m);
     if (r != AMP_OK) { ampi_unfinalize(m); return r; }
     m->finalized = 1;
     ampi_tell_doubts(m);
@@ -11873,15 +11868,15 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* The gradient of input j, and of the weights. */
-AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
+/* The gradient of input j into dx, if that is not NULL, and of the weights. */
+AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const ampi_pass* p, int j, void* dx) {
     const ampi_operands o = ampi_operands_of(m, n, p, j);
     const int reads = ampi_op(n->layer.op)->reads;
     const void* saved = reads == AMPI_READS_INPUT ? o.x : reads == AMPI_READS_OUTPUT ? o.y : NULL;
     const void* dy = ampi_grad(m, n);
     const amp_dtype st = reads == AMPI_READS_INPUT ? o.xt : o.yt, gt = ampi_dtype(m->desc.grad_dtype);
     const float *scale = m->training.loss_scale, weight = n->loss_weight * p->grad_factor;
-    void *dx = ampi_grad_out(m, n, j), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     if (!dx && n->weight == AMPI_NONE) return AMP_OK;
@@ -11918,25 +11913,20 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const a
     return AMP_ERR_UNSUPPORTED;
 }
 
-/* The gradients of all inputs; a contribution that was formed apart is added. */
-AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
-    for (int j = 0; j < n->input_count; j++) {
-        const ampi_node* x = &m->nodes[n->reads[j]];
-        const amp_dtype t = x->layer.storage_dtype;
-        void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
-        AMPI_TRY(ampi_backward_input(m, n, p, j));
-        if (part && part != sum)
-            AMPI_TRY(m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec));
-    }
-    return AMP_OK;
-}
-
+/* A contribution to a gradient that was formed apart is added. */
 AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
     for (int i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = ampi_nth(m, i);
         if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
         AMPI_TRY(ampi_observe(m, n, p, 1));
-        AMPI_TRY(ampi_backward_node(m, n, p));
+        for (int j = 0; j < n->input_count; j++) {
+            const ampi_node* x = &m->nodes[n->reads[j]];
+            const amp_dtype t = x->layer.storage_dtype;
+            void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
+            AMPI_TRY(ampi_backward_input(m, n, p, j, part));
+            if (part && part != sum)
+                AMPI_TRY(m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec));
+        }
     }
     return AMP_OK;
 }
@@ -12194,23 +12184,19 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     return AMP_OK;
 }
 
-/* Where the gradients' check is no wait: is the model to blame for what it found? The scale has not moved yet. */
-AMPI_FN amp_result ampi_look_for_trouble(amp_model* m, const amp_batch* b, const ampi_pass* p, float* flags) {
-    float found[2];
-    AMPI_TRY(m->backend->copy_out(found, flags, sizeof found, &m->exec));
-    if (found[0] == 0.0f || (!m->trouble[0] && !ampi_diagnose_forward(m, b, p))) return AMP_OK;
-    found[1] = 1.0f;
-    return m->backend->copy_in(flags, found, sizeof found, &m->exec);
-}
-
-/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. On an asynchronous backend
-   without other ranks the step itself looks. */
+/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. Where the look is no wait
+   the model may be to blame for what was found: the scale has not moved yet. On an asynchronous backend without other
+   ranks the step itself looks. */
 AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    float* flags = m->loss_values + m->loss_count;
+    float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
     AMPI_TRY(m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec));
-    if (!m->backend->asynchronous) AMPI_TRY(ampi_look_for_trouble(m, b, p, flags));
+    if (!m->backend->asynchronous) {
+        AMPI_TRY(m->backend->copy_out(found, flags, sizeof found, &m->exec));
+        if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m, b, p))) found[1] = 1.0f;
+        AMPI_TRY(m->backend->copy_in(flags, found, sizeof found, &m->exec));
+    }
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
     return m->backend->training_agree(&m->training, flags, &m->exec);
 }
@@ -12656,31 +12642,26 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     return AMP_OK;
 }
 
-/* Is the epoch the best so far? Then its weights are saved. */
-AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
-    const float loss = f->d.evaluation ? f->now.eval_loss : f->now.loss;
-    const float best = f->d.evaluation ? f->info.best.eval_loss : f->info.best.loss;
-    f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
-    f->waited = f->now.best ? 0 : f->waited + 1;
-    if (f->now.best) f->info.best = f->now;
-    if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
-#if !defined(AMP_NO_STDIO)
-    if (f->now.best && f->d.best_path) return amp_checkpoint_save(f->m, f->d.best_path);
-#endif
-    return AMP_OK;
-}
-
+/* The weights of the epoch that is the best so far are saved. */
 AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
     memset(&f->now, 0, sizeof f->now);
     f->now.epoch = epoch + 1;
     AMPI_TRY(ampi_fit_pass(f));
+    float loss = f->now.loss, best = f->info.best.loss;
     if (f->d.evaluation) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
-        f->now.eval_loss = told.loss;
+        loss = f->now.eval_loss = told.loss;
+        best = f->info.best.eval_loss;
         f->now.accuracy = (double)told.correct / (double)f->d.evaluation->count;
     }
-    AMPI_TRY(ampi_fit_judge(f));
+    f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
+    f->waited = f->now.best ? 0 : f->waited + 1;
+    if (f->now.best) f->info.best = f->now;
+    if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
+#if !defined(AMP_NO_STDIO)
+    if (f->now.best && f->d.best_path) AMPI_TRY(amp_checkpoint_save(f->m, f->d.best_path));
+#endif
     f->info.last = f->now;
     if (f->d.history) f->d.history[f->info.epochs] = f->now;
     f->info.epochs++;
