@@ -4669,8 +4669,7 @@ AMPI_FN uint64_t ampi_mix(uint64_t z) {
    nor empty ones matter, nor into how many tensors an array is cut; the key of two lists is the sum of their keys. */
 AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     uint64_t key = 0;
-    int i;
-    for (i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
         const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype(x.dtype) << 61;
         key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
@@ -4679,8 +4678,7 @@ AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
 }
 
 AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
-    int i;
-    for (i = 0; i < t->count; i++)
+    for (int i = 0; i < t->count; i++)
         if (t->at(t->list, i).count > 0) return 1;
     return 0;
 }
@@ -4705,7 +4703,7 @@ typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
     ampi_chunk wave[AMPI_WAVE];
     size_t offset = 0, elements;
-    int64_t i, n;
+    int64_t n;
     int tensor = 0;
     while (tensor < t->count) {
         for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
@@ -4718,8 +4716,8 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
             offset += wave[n].n;
             elements += wave[n++].n;
         }
-        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (i = 0; i < n; i++) work(context, &wave[i]));
-        for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
+        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context, &wave[i]));
+        for (int64_t i = 0; combine && i < n; i++) combine(context, &wave[i]);
     }
 }
 
@@ -4786,8 +4784,8 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
     const double most = (double)ampi_widen_bits(last, t);
     const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1 : ampi_bits64(most * most);
-    size_t i, m;
-    for (i = 0; i < n; i += m) {
+    size_t m;
+    for (size_t i = 0; i < n; i += m) {
         double sum = 0.0;
         m = ampi_min_size(n - i, block);
         ampi_kernels_now()->add_squares(&sum, (const char*)data + i * ampi_type_size(t), t, m);
@@ -4811,9 +4809,8 @@ typedef struct ampi_list_pass {
 
 AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
     size_t i = 0;
-    int l;
     for (; n - i >= 16; i += 16)
-        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
+        for (int l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
     for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
 }
 AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
@@ -4829,8 +4826,8 @@ AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor*
     const amp_dtype t = ampi_dtype(y->dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
+    size_t n;
+    for (size_t i = c->offset; i < c->offset + c->n; i += n) {
         n = ampi_block_size(c, i);
         ampi_load_f32(sum, y->data, t, i, n);
         ampi_load_f32(tile, x->data, x->dtype, i, n);
@@ -8639,8 +8636,7 @@ AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_D
 AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
 
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
-    int i;
-    for (i = 0; name && op && i < AMP_OP_COUNT; i++)
+    for (int i = 0; name && op && i < AMP_OP_COUNT; i++)
         if (strcmp(name, amp_op_name((amp_op)i)) == 0) { *op = (amp_op)i; return 1; }
     return 0;
 }
@@ -8696,8 +8692,7 @@ AMPI_FN void ampi_style_rules(amp_policy* p) {
         AMP_STYLE_RULES(AMPI_X)
 #undef AMPI_X
     };
-    size_t i;
-    for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if (rules[i].style == p->style && rules[i].level == p->level) p->rules[rules[i].op] = rules[i].rule;
 }
 
@@ -8736,7 +8731,6 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
 
 AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
-    int i;
     AMPI_REFUSE_POLICY(d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white) ||
                            (d->black_count && !d->black),
                        "a list has a count but no entries, or a count below 0");
@@ -8744,7 +8738,7 @@ AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
                        "O0 runs everything in FP32, it takes no lists");
     AMPI_REFUSE_POLICY(d->white_count && d->black_count,
                        "give a white or a black list, not both; for more take amp_policy_set_rule");
-    for (i = 0; i < d->white_count + d->black_count; i++) {
+    for (int i = 0; i < d->white_count + d->black_count; i++) {
         const amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
         AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
                            "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
@@ -8763,7 +8757,6 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy_desc d;
     amp_policy out;
     amp_result r;
-    int i;
     if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -8774,14 +8767,14 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.style = d.style;
     out.cast_back = d.level == AMP_O1 && ampi_style(d.style)->cast_back;
     out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
-    for (i = 0; i < AMP_OP_COUNT; i++)
+    for (int i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, (amp_op)i), AMP_REASON_LEVEL);
     ampi_style_rules(&out);
     if (d.keep_batchnorm_fp32 != 0)
         ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
                         AMP_REASON_KEEP_BN);
-    for (i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
-    for (i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
+    for (int i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
+    for (int i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
     *p = out;
     return AMP_OK;
 }
@@ -8796,11 +8789,10 @@ AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
 /* A policy that the user may have edited: rules that exist, losses in FP32, a 16-bit low type. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
     const amp_result r = ampi_policy_check_choice(p->level, p->style, logger);
-    int i;
     if (r != AMP_OK) return r;
     AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
                        "low_dtype must be f16 or bf16; start from amp_policy_init");
-    for (i = 0; i < AMP_OP_COUNT; i++)
+    for (int i = 0; i < AMP_OP_COUNT; i++)
         AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]), "%s cannot have the rule %s (%d)",
                            amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
     return AMP_OK;
@@ -8814,8 +8806,8 @@ AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) 
 }
 
 AMPI_FN int ampi_policy_list(const amp_policy* p, amp_rule rule, amp_op* out, int capacity) {
-    int i, count = 0;
-    for (i = 0; p && i < AMP_OP_COUNT; i++) {
+    int count = 0;
+    for (int i = 0; p && i < AMP_OP_COUNT; i++) {
         if (p->rules[i] != rule) continue;
         if (out && count < capacity) out[count] = (amp_op)i;
         count++;
@@ -8861,8 +8853,7 @@ AMPI_FN int ampi_field_is_unset(const void* desc, const ampi_desc_field* f) {
 
 AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fields, size_t count, const char* what,
                                      const amp_logger* logger) {
-    size_t i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const ampi_desc_field* f = &fields[i];
         const double value = ampi_field_value(desc, f);
         if (ampi_is_finite64(&value) && ((value >= f->low && value <= f->high) || (f->zero && value == AMP_ZERO)))
@@ -8941,8 +8932,7 @@ enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fiel
 /* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. Without a preset's
    backoff it is 1/growth. */
 AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
-    int i;
-    for (i = 0; i < AMPI_SCALER_FIELDS; i++) {
+    for (int i = 0; i < AMPI_SCALER_FIELDS; i++) {
         const ampi_desc_field* f = &ampi_scaler_fields[i];
         if (ampi_field_is_unset(d, f))
             memcpy((char*)d + f->at, (const char*)&row->desc + f->at, f->kind == 'd' ? sizeof(double) : sizeof(int));
@@ -9137,8 +9127,7 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
 
 /* The entry of the list with this key; NULL if there is none. */
 AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
-    int i;
-    for (i = 0; i < s->list_count; i++)
+    for (int i = 0; i < s->list_count; i++)
         if (s->lists[i].key == key) return &s->lists[i];
     return NULL;
 }
@@ -9166,12 +9155,11 @@ AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     uintptr_t from, to;
-    int i, k;
-    for (i = 0; i < t->count && s->list_count > 0; i++) {
+    for (int i = 0; i < t->count && s->list_count > 0; i++) {
         if (!ampi_tensor_span(t, i, &from, &to)) continue;
-        for (k = ampi_scaler_span(s, from); k < s->span_count && s->spans[k][0] < to; k++)
+        for (int k = ampi_scaler_span(s, from); k < s->span_count && s->spans[k][0] < to; k++)
             set |= (uint64_t)1 << s->span_list[k];
-        for (k = 0; k < s->list_count; k++)
+        for (int k = 0; k < s->list_count; k++)
             if (s->lists[k].coarse && from < s->lists[k].to && to > s->lists[k].from) set |= (uint64_t)1 << k;
     }
     return set;
@@ -9233,11 +9221,10 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
 }
 
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
-    int i;
     AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
     AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place,
                      t->count);
-    for (i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
         const char* name = ampi_name_or_none(x.name);
         AMPI_REFUSE_CALL(!ampi_is_compute_dtype(x.dtype), AMP_ERR_DTYPE,
@@ -9281,13 +9268,12 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     uint64_t set, key, sum = 0;
     uint32_t done = 0;
     amp_result r;
-    int k;
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
     if ((r = ampi_tensors_validate(t, logger, place)) != AMP_OK) return r;
     set = ampi_scaler_sharing(s, t);
     key = ampi_tensors_key(t);
-    for (k = 0; k < s->list_count; k++) {
+    for (int k = 0; k < s->list_count; k++) {
         if (!(set >> k & 1)) continue;
         done |= s->lists[k].done;
         if (s->lists[k].done & AMPI_UNSCALED) sum += s->lists[k].key;
@@ -9309,12 +9295,12 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
 AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
                                           const char* place) {
     const amp_logger* logger = s ? &s->logger : NULL;
-    int i, src_unscaled, dst_unscaled;
+    int src_unscaled, dst_unscaled;
     amp_result r = ampi_scaler_enter(s, src, AMPI_CHECKED, place, &src_unscaled);
     if (r == AMP_OK) r = ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled);
     if (r != AMP_OK) return r;
     AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
-    for (i = 0; i < src->count; i++) {
+    for (int i = 0; i < src->count; i++) {
         const amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         AMPI_REFUSE_CALL(x.count != y.count, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
                          place, i, ampi_shown(y.count), ampi_shown(x.count));
@@ -9362,12 +9348,11 @@ AMPI_FN void ampi_scaler_raise(amp_scaler* s, int unsound) {
 }
 
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
-    int i;
     if (ampi_scaler_ready(s) != AMP_OK) return ampi_float(0x7fc00000u);
     ampi_scaler_open(s);
     if (!s->scaled) ampi_scaler_use_scale(&s->state);
     s->scaled = 1;
-    for (i = 0; i < s->list_count; i++)                 /* new gradients will come */
+    for (int i = 0; i < s->list_count; i++)                 /* new gradients will come */
         s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;
     if (!ampi_is_finite(&loss)) ampi_scaler_raise(s, 1);
     return loss * s->state.scale_in_use;
@@ -9504,8 +9489,7 @@ static const struct { size_t at, size, count, field; } ampi_saved_runs[] = {
     { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
-    int i;
-    for (i = 0; i < 4; i++) p[i] = (unsigned char)((u >> (8 * i)) & 0xffu);
+    for (int i = 0; i < 4; i++) p[i] = (unsigned char)((u >> (8 * i)) & 0xffu);
 }
 AMPI_FN uint32_t ampi_get32(const unsigned char* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -9520,14 +9504,14 @@ AMPI_FN uint64_t ampi_get64(const unsigned char* p) {
 
 /* Row k: what a byte does to the remainder when k more bytes follow. */
 AMPI_FN void ampi_crc32_table(uint32_t table[8][256]) {
-    uint32_t byte, crc;
+    uint32_t crc;
     int k;
-    for (byte = 0; byte < 256; byte++) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
         for (crc = byte, k = 0; k < 8; k++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
         table[0][byte] = crc;
     }
     for (k = 1; k < 8; k++)
-        for (byte = 0; byte < 256; byte++)
+        for (uint32_t byte = 0; byte < 256; byte++)
             table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 0xffu];
 }
 /* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with the CRC `crc` (0 = none) and n more, eight at
@@ -9550,9 +9534,8 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
 AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
     uint64_t pair;
     uint32_t word;
-    size_t i, k;
-    for (i = 0; i < sizeof ampi_saved_runs / sizeof *ampi_saved_runs; i++)
-        for (k = 0; k < ampi_saved_runs[i].count; k++) {
+    for (size_t i = 0; i < sizeof ampi_saved_runs / sizeof *ampi_saved_runs; i++)
+        for (size_t k = 0; k < ampi_saved_runs[i].count; k++) {
             const size_t size = ampi_saved_runs[i].size;
             unsigned char* p = bytes + ampi_saved_runs[i].at + k * size;
             char* field = (char*)x + ampi_saved_runs[i].field + k * size;
@@ -9585,10 +9568,10 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
                                          "at_max_skips", "ignore_overflow", "static", "exact growth_factor",
                                          "exact backoff_factor (0: division)" };
     double value[2];
-    int i, k;
+    int i;
     for (i = 0; i < 14 && ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
     if (i == 14 && memcmp(theirs + 96, ours + 96, 8) == 0) i = 15;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         const unsigned char* p = k ? ours : theirs;
         uint32_t word = ampi_get32(p + 8 + 4 * i);
         value[k] = i < 4 ? (double)ampi_float(word) : i < 14 ? (double)(int32_t)word
@@ -9680,11 +9663,10 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
    2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
-    int k;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
     #pragma unroll 1                /* eight divisions one behind the other are mostly time to fetch their code */
 #endif
-    for (k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
+    for (int k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
     return odd ? ampi_mul64(y, sum) : sum;
 }
 
@@ -9751,8 +9733,7 @@ AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
 
 AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code, const char* place,
                                      const amp_logger* logger) {
-    int i;
-    for (i = 0; i < 2 * count; i++) {
+    for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
         AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code,
                          "%s: %s%d%s%s %g must be finite and not negative, or AMP_ZERO", place,
@@ -9831,10 +9812,9 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
     const amp_logger* logger = &o->logger;
-    int i;
     AMPI_REFUSE_CALL(!params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
     AMPI_REFUSE_CALL(count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
-    for (i = 0; i < count; i++) AMPI_TRY(ampi_param_validate(o, &params[i], i));
+    for (int i = 0; i < count; i++) AMPI_TRY(ampi_param_validate(o, &params[i], i));
     return AMP_OK;
 }
 
@@ -9873,13 +9853,12 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                        int count, const char* place) {
     amp_optimizer made;
-    int i;
     memset(&made, 0, sizeof made);
     if (desc) made.desc = *desc;
     if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(&made.desc);
     AMPI_TRY(ampi_optimizer_validate(&made.desc));
-    for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
+    for (int i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.groups = NULL;
     made.desc.logger = NULL;
@@ -9900,8 +9879,7 @@ AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, si
 
 /* The 16-bit copies of the masters. */
 AMPI_FN void ampi_params_write_low(const amp_param* params, int count) {
-    int i;
-    for (i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         if (params[i].master && params[i].low)
             ampi_store_saturated((uint16_t*)params[i].low, params[i].low_dtype, params[i].master, params[i].count);
 }
@@ -9951,13 +9929,12 @@ AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v,
     const size_t whole = n - n % AMPI_LANES, bytes = (n - whole) * sizeof(float);
     const int arrays = kind == AMPI_UPDATE_SGD ? 2 : kind == AMPI_UPDATE_MOMENTUM ? 3 : 4;
     float part[4][AMPI_LANES] = { { 0 } }, *all[4];
-    int a;
     all[0] = w; all[1] = g; all[2] = m; all[3] = v;
     kernels->update(kind, w, g, m, v, whole, u, over);
-    for (a = 0; bytes > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, bytes);
+    for (int a = 0; bytes > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, bytes);
     over->base += whole;
     if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, over);
-    for (a = 0; bytes > 0 && a < arrays; a++)
+    for (int a = 0; bytes > 0 && a < arrays; a++)
         if ((a == 1) == (kind == AMPI_LAMB_DIRECTION)) memcpy(all[a] + whole, part[a], bytes);
     ampi_kernels_end();
 }
@@ -9970,9 +9947,9 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const int direction = step->kind == AMPI_LAMB_DIRECTION;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     ampi_update_overflow over;
-    size_t i, n;
+    size_t n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
-    for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
+    for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w = p->master ? p->master + i : w_tile, *g = g_tile;
         n = ampi_block_size(c, i);
         if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
@@ -10012,8 +9989,7 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
 
 /* LAMB takes a first pass for the norms of weights and direction; the second one's step is -lr times their ratio. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
-    int i;
-    for (i = 0; i < o->count; i++) {
+    for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
         ampi_update* u = &updates[o->params[i].group];
         const float rate = u->step;
@@ -10083,8 +10059,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
 
 /* Counts an applied step. */
 AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
-    int i;
-    for (i = 0; i < AMP_MAX_GROUPS; i++)
+    for (int i = 0; i < AMP_MAX_GROUPS; i++)
         if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
     o->state.step++;
 }
@@ -10094,8 +10069,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
-    int i;
-    for (i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
+    for (int i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
     memset(&step, 0, sizeof step);
     step.params = o->params;
     step.updates = updates;
@@ -10110,12 +10084,11 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 /* The state, which the caller may have written. */
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
                                               const char* place) {
-    int i;
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
                      "%s: state.lr %g must be finite and not negative", place, (double)s->lr);
     AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
                      (long long)s->step);
-    for (i = 0; i < AMP_MAX_GROUPS; i++)
+    for (int i = 0; i < AMP_MAX_GROUPS; i++)
         AMPI_REFUSE_CALL(s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step, AMP_ERR_ARGUMENT,
                          "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
                          (long long)s->frozen_steps[i], (long long)s->step);
@@ -10251,9 +10224,8 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
 }
 
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
-    int i;
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
-    for (i = 0; i < o->count; i++)
+    for (int i = 0; i < o->count; i++)
         if (o->params[i].grad && o->params[i].count)
             memset(o->params[i].grad, 0, o->params[i].count * ampi_type_size(o->params[i].grad_dtype));
     return AMP_OK;
