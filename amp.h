@@ -4653,8 +4653,7 @@ AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "
 
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
 AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
-    ampi_tensors t;
-    t.list = list; t.count = count; t.at = ampi_tensor_at; t.apart = 0;
+    const ampi_tensors t = { list, count, ampi_tensor_at, 0 };
     return t;
 }
 
@@ -4875,10 +4874,8 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
 /* Fills info with what is inf or NaN, or would be in dst, and the norm of the results; see ampi_list_pass. */
 AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
                           amp_overflow_info* info) {
-    ampi_list_pass pass;
+    ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
     fenv_t floats;
-    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.accumulate = accumulate; pass.info = info;
-    pass.sum = 0.0;
     if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
     ampi_overflow_clear(info);
     feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
@@ -8678,26 +8675,22 @@ AMP_DEF const char* amp_style_name(amp_style style) {
     return row ? row->text : "?";
 }
 
-AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
-    if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
-    if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
-    if (level == AMP_O3) return AMP_RULE_LOW;
-    return level == AMP_O1 ? ampi_op(op)->o1 : ampi_op(op)->o2;
-}
-
-/* Puts what the style has elsewhere. */
-AMPI_FN void ampi_style_rules(amp_policy* p) {
+/* The rule of a level, or what the style has elsewhere. */
+AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
 #define AMPI_X(name, level, op, rule) { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
         AMP_STYLE_RULES(AMPI_X)
 #undef AMPI_X
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
-        if (rules[i].style == p->style && rules[i].level == p->level) p->rules[rules[i].op] = rules[i].rule;
+        if (rules[i].style == style && rules[i].level == level && rules[i].op == op) return rules[i].rule;
+    if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
+    if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
+    if (level == AMP_O3) return AMP_RULE_LOW;
+    return level == AMP_O1 ? ampi_op(op)->o1 : ampi_op(op)->o2;
 }
 
-#define AMPI_REFUSE_POLICY(condition, ...) \
-    AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
+#define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
 /* Of a desc, or of a policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
@@ -8713,8 +8706,7 @@ AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; 
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
-    const amp_result r = ampi_policy_check_choice(d->level, d->style, logger);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
     AMPI_REFUSE_POLICY(d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16,
                        "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
     AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
@@ -8731,19 +8723,17 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
 
 AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
-    AMPI_REFUSE_POLICY(d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white) ||
-                           (d->black_count && !d->black),
+    const int white = d->white_count, black = d->black_count;
+    AMPI_REFUSE_POLICY(white < 0 || black < 0 || (white && !d->white) || (black && !d->black),
                        "a list has a count but no entries, or a count below 0");
-    AMPI_REFUSE_POLICY(d->level == AMP_O0 && (d->white_count || d->black_count),
-                       "O0 runs everything in FP32, it takes no lists");
-    AMPI_REFUSE_POLICY(d->white_count && d->black_count,
-                       "give a white or a black list, not both; for more take amp_policy_set_rule");
-    for (int i = 0; i < d->white_count + d->black_count; i++) {
-        const amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
+    AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black), "O0 runs everything in FP32, it takes no lists");
+    AMPI_REFUSE_POLICY(white && black, "give a white or a black list, not both; for more take amp_policy_set_rule");
+    for (int i = 0; i < white + black; i++) {
+        const amp_op op = white ? d->white[i] : d->black[i];
         AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
                            "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
-        AMPI_REFUSE_POLICY(i < d->white_count && ampi_op_is_loss(op),
-                           "%s on the white list: a loss is FP32 at every level", amp_op_name(op));
+        AMPI_REFUSE_POLICY(white && ampi_op_is_loss(op), "%s on the white list: a loss is FP32 at every level",
+                           amp_op_name(op));
     }
     return AMP_OK;
 }
@@ -8756,11 +8746,11 @@ AMPI_FN void ampi_policy_put(amp_policy* p, amp_op op, amp_rule rule, amp_reason
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy_desc d;
     amp_policy out;
-    amp_result r;
     if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if ((r = ampi_policy_check_desc(&d)) != AMP_OK || (r = ampi_policy_check_lists(&d)) != AMP_OK) return r;
+    AMPI_TRY(ampi_policy_check_desc(&d));
+    AMPI_TRY(ampi_policy_check_lists(&d));
     memset(&out, 0, sizeof out);
     out.level = d.level;
     out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
@@ -8768,8 +8758,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.cast_back = d.level == AMP_O1 && ampi_style(d.style)->cast_back;
     out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
     for (int i = 0; i < AMP_OP_COUNT; i++)
-        ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, (amp_op)i), AMP_REASON_LEVEL);
-    ampi_style_rules(&out);
+        ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i), AMP_REASON_LEVEL);
     if (d.keep_batchnorm_fp32 != 0)
         ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
                         AMP_REASON_KEEP_BN);
@@ -8788,8 +8777,7 @@ AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
 
 /* A policy that the user may have edited: rules that exist, losses in FP32, a 16-bit low type. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
-    const amp_result r = ampi_policy_check_choice(p->level, p->style, logger);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_policy_check_choice(p->level, p->style, logger));
     AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
                        "low_dtype must be f16 or bf16; start from amp_policy_init");
     for (int i = 0; i < AMP_OP_COUNT; i++)
@@ -8845,21 +8833,15 @@ AMPI_FN double ampi_field_value(const void* desc, const ampi_desc_field* f) {
     memcpy(&whole, p, sizeof whole);        /* an enumerator has another type */
     return (double)whole;
 }
-AMPI_FN int ampi_field_is_unset(const void* desc, const ampi_desc_field* f) {
-    const void* p = (const char*)desc + f->at;
-    return f->kind == 'd' ? ampi_is_zero64((const double*)p)
-           : f->kind == 'f' ? ampi_is_zero((const float*)p) : ampi_field_value(desc, f) == 0.0;
-}
 
 AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fields, size_t count, const char* what,
                                      const amp_logger* logger) {
     for (size_t i = 0; i < count; i++) {
         const ampi_desc_field* f = &fields[i];
         const double value = ampi_field_value(desc, f);
-        if (ampi_is_finite64(&value) && ((value >= f->low && value <= f->high) || (f->zero && value == AMP_ZERO)))
-            continue;
-        return ampi_fail(logger, AMP_ERR_DESC, "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value,
-                         f->range);
+        const int fits = (value >= f->low && value <= f->high) || (f->zero && value == AMP_ZERO);
+        AMPI_REFUSE_CALL(!fits || !ampi_is_finite64(&value), AMP_ERR_DESC, "%s: %s %.*g must %s", what, f->name,
+                         f->kind == 'i' ? 10 : 6, value, f->range);
     }
     return AMP_OK;
 }
@@ -8932,10 +8914,10 @@ enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fiel
 /* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. Without a preset's
    backoff it is 1/growth. */
 AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
+    static const double zero = 0.0;
     for (int i = 0; i < AMPI_SCALER_FIELDS; i++) {
-        const ampi_desc_field* f = &ampi_scaler_fields[i];
-        if (ampi_field_is_unset(d, f))
-            memcpy((char*)d + f->at, (const char*)&row->desc + f->at, f->kind == 'd' ? sizeof(double) : sizeof(int));
+        const size_t at = ampi_scaler_fields[i].at, size = ampi_scaler_fields[i].kind == 'd' ? 8 : 4;
+        if (memcmp((char*)d + at, &zero, size) == 0) memcpy((char*)d + at, (const char*)&row->desc + at, size);
     }
     if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
     if (ampi_is_zero64(&d->backoff_factor) && d->growth_factor > 1.0) d->backoff_factor = 1.0 / d->growth_factor;
@@ -8951,13 +8933,11 @@ AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
 AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
     const int is_static = row->desc.growth_interval == AMP_ZERO;
-    AMPI_REFUSE_DESC(is_static && d->growth_interval > 0,
-                     "scaler: growth_interval %d means nothing to the static preset %s", d->growth_interval, row->text);
-    AMPI_REFUSE_DESC(is_static && !(ampi_is_zero64(&d->growth_factor) && ampi_is_zero64(&d->backoff_factor)),
-                     "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
-                     d->growth_factor, d->backoff_factor, row->text);
-    AMPI_REFUSE_DESC(is_static && d->hysteresis != 0, "scaler: hysteresis %d means nothing to the static preset %s",
-                     d->hysteresis, row->text);
+    AMPI_REFUSE_DESC(is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
+                                   !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
+                     "scaler: growth_interval %d, growth_factor %g, backoff_factor %g and hysteresis %d mean nothing "
+                     "to the static preset %s", d->growth_interval, d->growth_factor, d->backoff_factor, d->hysteresis,
+                     row->text);
     AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
@@ -8971,8 +8951,7 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
 AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d) {
     const amp_logger* logger = d->logger;
     const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
-    const amp_result r = ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger));
     AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d),
                      "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow",
@@ -9012,21 +8991,21 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     const ampi_scaler_row* row;
+    const amp_logger* logger;
     amp_scaler_desc d;
-    amp_result r;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!s) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
+    logger = d.logger;
     row = ampi_scaler_preset(d.preset);
-    if (!row)
-        return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
-    if ((r = ampi_scaler_check_given(&d, row)) != AMP_OK) return r;
+    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
+    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
+    AMPI_TRY(ampi_scaler_check_given(&d, row));
     ampi_scaler_fill(&d, row);
-    if ((r = ampi_scaler_check_ranges(&d)) != AMP_OK) return r;
+    AMPI_TRY(ampi_scaler_check_ranges(&d));
     memset(s, 0, sizeof *s);
-    if (d.logger) s->logger = *d.logger;
-    d.logger = NULL;
+    if (logger) s->logger = *logger;
     s->desc = d;
+    s->desc.logger = NULL;
     ampi_scaler_make_rule(&s->rule, &d, row);
     if (s->rule.is_static) {                /* the desc does not keep what it may not be given */
         s->desc.growth_factor = s->desc.backoff_factor = 0.0;
@@ -9052,21 +9031,18 @@ AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* rule, amp_scaler_st
     state->exact_scale = rule->is_double ? scale : (double)state->scale;
 }
 
-AMPI_HD AMPI_FN void ampi_scaler_grow(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    double grown = ampi_scaler_exact(rule, state) * rule->growth;
-    int too_much = rule->max > 0.0f && grown > (double)rule->max;
-    if (too_much || grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE)
-        ampi_scaler_keep(rule, state, too_much ? (double)rule->max : grown);
-    state->tracker = 0;
-    if (rule->refill == AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
-}
-
 AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    const double grown = ampi_scaler_exact(rule, state) * rule->growth;
+    const int too_much = rule->max > 0.0f && grown > (double)rule->max;
     state->applied++;
     state->consecutive_skips = 0;
     if (rule->refill != AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
     if (state->tracker < INT32_MAX) state->tracker++;
-    if (rule->interval > 0 && state->tracker >= rule->interval) ampi_scaler_grow(rule, state);
+    if (rule->interval == 0 || state->tracker < rule->interval) return;
+    if (too_much || grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE)
+        ampi_scaler_keep(rule, state, too_much ? (double)rule->max : grown);
+    state->tracker = 0;
+    state->hysteresis_left = rule->hysteresis;
 }
 
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
@@ -9086,20 +9062,18 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
     return hit;
 }
 
-/* A double above all floats is of no use to the next window alone, whose overflow brings it back. */
-AMPI_HD AMPI_FN int ampi_scaler_comes_back(const amp_scaler_rule* rule, const amp_scaler_state* state) {
-    return rule->is_double && state->exact_scale >= AMPI_FLT_OVERFLOW && ampi_bits64(state->exact_scale) < AMPI_INF64;
-}
-
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    int hit = 0;
+    int hit = 0, comes_back;
     if (!rule || !state) return 0;
     if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
     else ampi_scaler_clean_step(rule, state);
     if (!state->unsound) state->consecutive_unsound = 0;
     else if (state->consecutive_unsound < INT32_MAX) state->consecutive_unsound++;
     if (rule->max_unsound > 0 && state->consecutive_unsound > rule->max_unsound) hit |= 4;
-    if (!ampi_scale_usable(&state->scale) && !ampi_scaler_comes_back(rule, state)) hit |= 8;
+    /* A double above all floats is of no use to the next window alone, whose overflow brings it back. */
+    comes_back = rule->is_double && state->exact_scale >= AMPI_FLT_OVERFLOW &&
+                 ampi_bits64(state->exact_scale) < AMPI_INF64;
+    if (!ampi_scale_usable(&state->scale) && !comes_back) hit |= 8;
     state->found_inf = state->unsound = 0;
     return hit;
 }
@@ -9250,10 +9224,8 @@ AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
                                       const char* place) {
     const size_t count = (size_t)dst->count;
-    ampi_two_lists lists;
+    const ampi_two_lists lists = { dst, src };
     size_t a, b;
-    lists.dst = dst;
-    lists.src = src;
     if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b)) return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", place,
                      (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
@@ -9267,10 +9239,9 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     const amp_logger* logger = s ? &s->logger : NULL;
     uint64_t set, key, sum = 0;
     uint32_t done = 0;
-    amp_result r;
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
-    if ((r = ampi_tensors_validate(t, logger, place)) != AMP_OK) return r;
+    AMPI_TRY(ampi_tensors_validate(t, logger, place));
     set = ampi_scaler_sharing(s, t);
     key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
@@ -9296,9 +9267,8 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
                                           const char* place) {
     const amp_logger* logger = s ? &s->logger : NULL;
     int src_unscaled, dst_unscaled;
-    amp_result r = ampi_scaler_enter(s, src, AMPI_CHECKED, place, &src_unscaled);
-    if (r == AMP_OK) r = ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, place, &src_unscaled));
+    AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled));
     AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
     for (int i = 0; i < src->count; i++) {
         const amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
@@ -9358,57 +9328,48 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     return loss * s->state.scale_in_use;
 }
 
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    static const char place[] = "amp_scaler_check";
-    const ampi_tensors t = ampi_tensors_of(grads, count);
+/* Looks at src times `inverse` and, if there is a dst, moves or adds that there; info may be NULL. */
+AMPI_FN void ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                              int accumulate, const char* place, amp_overflow_info* info) {
     amp_overflow_info found;
-    int unscaled;
-    const amp_result r = ampi_scaler_enter(s, &t, AMPI_CHECKED, place, &unscaled);
-    if (r != AMP_OK) return r;
-    ampi_unscale(&t, NULL, unscaled ? 1.0f : s->state.inverse, 0, &found);
-    if (ampi_tensors_any(&t)) {
-        ampi_scaler_record(s, &found, place);
-        ampi_scaler_note(s, &t, AMPI_CHECKED, found.norm);
+    ampi_unscale(src, dst, inverse, accumulate, &found);
+    if (ampi_tensors_any(src)) {
+        if (ampi_scaler_record(s, &found, place) && dst && (src != dst || inverse != 1.0f))
+            ampi_unscale(src, dst, inverse, accumulate, NULL);
+        ampi_scaler_note(s, dst ? dst : src, dst ? AMPI_UNSCALED : AMPI_CHECKED, found.norm);
     }
     if (info) *info = found;
+}
+
+/* Checks a list, or unscales it in place. */
+AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
+                                    amp_overflow_info* info) {
+    int unscaled;
+    AMPI_TRY(ampi_scaler_enter(s, t, what, place, &unscaled));
+    ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, place, info);
     return AMP_OK;
 }
-
-/* Unscales a list that was entered; info may be NULL. */
-AMPI_FN void ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src, int accumulate,
-                                 const char* place, amp_overflow_info* info) {
-    amp_overflow_info found;
-    ampi_unscale(src, dst, s->state.inverse, accumulate, &found);
-    if (ampi_tensors_any(dst)) {
-        if (ampi_scaler_record(s, &found, place) && (src != dst || s->state.inverse != 1.0f))
-            ampi_unscale(src, dst, s->state.inverse, accumulate, NULL);
-        ampi_scaler_note(s, dst, AMPI_UNSCALED, found.norm);
-    }
-    if (info) *info = found;
-}
-
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    static const char place[] = "amp_scaler_unscale";
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count);
-    int unscaled;
-    const amp_result r = ampi_scaler_enter(s, &t, AMPI_UNSCALED, place, &unscaled);
-    if (r == AMP_OK) ampi_scaler_unscale(s, &t, &t, 0, place, info);
-    return r;
+    return ampi_scaler_look(s, &t, AMPI_CHECKED, "amp_scaler_check", info);
 }
-
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+    const ampi_tensors t = ampi_tensors_of(grads, count);
+    return ampi_scaler_look(s, &t, AMPI_UNSCALED, "amp_scaler_unscale", info);
+}
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info) {
     static const char place[] = "amp_scaler_unscale_into";
     const ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
-    const amp_result r = ampi_scaler_enter_into(s, &to, &from, place);
-    if (r == AMP_OK) ampi_scaler_unscale(s, &to, &from, accumulate, place, info);
-    return r;
+    AMPI_TRY(ampi_scaler_enter_into(s, &to, &from, place));
+    ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, place, info);
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
-    amp_result r = ampi_scaler_ready(s);
-    if (r == AMP_OK) ampi_scaler_raise(s, 0);
-    return r;
+    AMPI_TRY(ampi_scaler_ready(s));
+    ampi_scaler_raise(s, 0);
+    return AMP_OK;
 }
 
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
@@ -9447,20 +9408,18 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 }
 
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
+    const amp_logger* logger = s ? &s->logger : NULL;
     int hit;
     if (!s) return AMP_ERR_ARGUMENT;
-    if (!s->recorded)
-        return ampi_fail(
-            &s->logger, AMP_ERR_STATE,
-            "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
+    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
+                     "the last update");
     hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
 }
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
-    const amp_result r = ampi_scaler_between(s, "amp_scaler_set_scale");
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128", (double)scale);
@@ -9521,10 +9480,9 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     uint32_t table[8][256];
     ampi_crc32_table(table);
     for (crc = ~crc; n >= 8; p += 8, n -= 8) {
-        uint32_t low = crc ^ ampi_get32(p), high = ampi_get32(p + 4);
-        crc = table[7][low & 0xffu] ^ table[6][low >> 8 & 0xffu] ^ table[5][low >> 16 & 0xffu]
-            ^ table[4][low >> 24] ^ table[3][high & 0xffu] ^ table[2][high >> 8 & 0xffu]
-            ^ table[1][high >> 16 & 0xffu] ^ table[0][high >> 24];
+        uint64_t word = ampi_get64(p) ^ crc;
+        crc = 0;
+        for (int k = 7; k >= 0; k--, word >>= 8) crc ^= table[k][word & 0xffu];
     }
     for (; n > 0; n--) crc = crc >> 8 ^ table[0][(crc ^ *p++) & 0xffu];
     return ~crc;
@@ -9549,9 +9507,7 @@ AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     const amp_scaler_rule* r = &s->rule;
     const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
-    ampi_saved saved;
-    saved.rule = s->rule;
-    saved.state = s->state;
+    ampi_saved saved = { s->rule, s->state };
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
@@ -9560,30 +9516,27 @@ AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
 }
 
-/* The first number of two rules that differs, by name. */
+/* Number i of a saved rule: four floats, ten integers, two doubles. */
+AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
+    if (i >= 14) return ampi_double(ampi_get64(p + 96 + 8 * (i - 14)));
+    return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i)) : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
+}
+/* Names the first number that differs. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
                                            const unsigned char* ours) {
     static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
                                          "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
                                          "at_max_skips", "ignore_overflow", "static", "exact growth_factor",
                                          "exact backoff_factor (0: division)" };
-    double value[2];
-    int i;
-    for (i = 0; i < 14 && ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
-    if (i == 14 && memcmp(theirs + 96, ours + 96, 8) == 0) i = 15;
-    for (int k = 0; k < 2; k++) {
-        const unsigned char* p = k ? ours : theirs;
-        uint32_t word = ampi_get32(p + 8 + 4 * i);
-        value[k] = i < 4 ? (double)ampi_float(word) : i < 14 ? (double)(int32_t)word
-                                                             : ampi_double(ampi_get64(p + 96 + 8 * (i - 14)));
-    }
+    int i = 0;
+    while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
     return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
-                     "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, value[0], i < 14 ? 6 : 17, value[1]);
+                     "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, ampi_scaler_number(theirs, i),
+                     i < 14 ? 6 : 17, ampi_scaler_number(ours, i));
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
-    const amp_result r = ampi_scaler_between(s, "amp_scaler_save");
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_scaler_between(s, "amp_scaler_save"));
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "amp_scaler_save: %llu bytes are not enough, or NULL",
                          (ampi_ull)size);
@@ -9604,8 +9557,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     const amp_logger* logger = s ? &s->logger : NULL;
     ampi_saved saved;
     uint32_t version;
-    const amp_result r = ampi_scaler_between(s, "amp_scaler_load");
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
     AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
                      AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
     memcpy(theirs, bytes, size);
@@ -9895,13 +9847,11 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 
 AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
-    amp_tensor t;
-    t.data = p->grad; t.dtype = p->grad_dtype; t.count = p->grad ? p->count : 0; t.name = p->name;
+    const amp_tensor t = { p->grad, p->grad_dtype, p->grad ? p->count : 0, p->name };
     return t;
 }
 AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
-    ampi_tensors t;
-    t.list = params; t.count = count; t.at = ampi_grad_at; t.apart = 0;
+    const ampi_tensors t = { params, count, ampi_grad_at, 0 };
     return t;
 }
 
@@ -10011,17 +9961,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 
 /* --- the step ------------------------------------------------------------------------------------- */
 
-/* t: in how many steps the group was moved until now. */
-AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o, int64_t t) {
-    const amp_optimizer_desc* d = &o->desc;
-    int first = t == 0;     /* the buffer starts as the gradient itself */
-    u->b1 = first ? 0.0f : d->momentum;
-    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
-    u->buf = d->nesterov ? d->momentum : 1.0f;
-    u->raw = d->nesterov ? 1.0f : 0.0f;
-}
-
-/* Bias corrections by b^(t+1). Products of two floats are exact in double. */
+/* Bias corrections by b^(t+1), t being the steps that moved the group until now. Products of two floats are exact in
+   double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
     const double correction1 = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
@@ -10043,42 +9984,38 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
 AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult,
                                           double factor) {
     const amp_param_group* g = &o->groups[group];
+    const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
     float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
     float lr = (float)ampi_mul64((double)base, factor);
-    float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
+    float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
+    int first = t == 0;     /* SGD's buffer starts as the gradient itself */
     memset(u, 0, sizeof *u);
     u->frozen = ampi_is_off(&g->lr);
-    u->mult = o->desc.maximize ? -mult : mult;
+    u->mult = d->maximize ? -mult : mult;
     u->l2 = wd;
     u->decay = 1.0f;
     u->step = -lr;
-    if (o->desc.kind == AMP_SGD) ampi_update_of_sgd(u, o, t);
-    else ampi_update_of_adam(u, o, t, lr, wd);
-}
-
-/* Counts an applied step. */
-AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
-    for (int i = 0; i < AMP_MAX_GROUPS; i++)
-        if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
-    o->state.step++;
+    if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
+    u->b1 = first ? 0.0f : d->momentum;
+    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
+    u->buf = d->nesterov ? d->momentum : 1.0f;
+    u->raw = d->nesterov ? 1.0f : 0.0f;
 }
 
 AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_info* info) {
     ampi_update updates[AMP_MAX_GROUPS];
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
-    ampi_tensors t = ampi_grads_of(o->params, o->count);
-    ampi_step step;
+    const ampi_tensors t = ampi_grads_of(o->params, o->count);
+    const int kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
+                     : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
+    ampi_step step = { o->params, updates, kind, 0, info, 0.0, 0.0 };
     for (int i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
-    memset(&step, 0, sizeof step);
-    step.params = o->params;
-    step.updates = updates;
-    step.info = info;
-    step.kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
-                : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
-    ampi_optimizer_advance(o);
+    for (int i = 0; i < AMP_MAX_GROUPS; i++)
+        if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
+    o->state.step++;
 }
 
 /* The state, which the caller may have written. */
@@ -10111,28 +10048,6 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     *t = ampi_grads_of(o->params, o->count);
     AMPI_REFUSE_CALL(!ampi_tensors_any(t), AMP_ERR_STATE, "%s: no parameter has a gradient", place);
     return AMP_OK;
-}
-
-/* A silent scaler tells the optimizer's logger while it works for one. Returns its own, to be put back. */
-AMPI_FN amp_logger ampi_scaler_lend(amp_scaler* s, const amp_logger* logger) {
-    const amp_logger own = s->logger;
-    if (!own.log) s->logger = *logger;
-    return own;
-}
-
-AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
-    static const char place[] = "amp_optimizer_unscale";
-    int unscaled;
-    amp_logger own;
-    ampi_tensors t;
-    amp_result r;
-    AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
-    if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
-    own = ampi_scaler_lend(s, &o->logger);
-    r = ampi_scaler_enter(s, &t, AMPI_UNSCALED, place, &unscaled);
-    if (r == AMP_OK) ampi_scaler_unscale(s, &t, &t, 0, place, NULL);
-    s->logger = own;
-    return r;
 }
 
 /* The check that looked at just these gradients, and was the last thing done to them; NULL if there is none. */
@@ -10177,8 +10092,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     double coefficient;
     float factor;
     int unscaled = 1;
-    amp_result r = s ? ampi_scaler_enter(s, t, AMPI_STEPPED, place, &unscaled) : AMP_OK;
-    if (r != AMP_OK) return r;
+    if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, place, &unscaled));
     factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
     report.update_tensor = -1;
@@ -10197,17 +10111,26 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
-    static const char place[] = "amp_optimizer_step";
+/* Steps, or unscales. A silent scaler tells the optimizer's logger meanwhile. */
+AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what, const char* place,
+                                       amp_optimizer_info* info) {
     amp_logger own;
     ampi_tensors t;
     amp_result r;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
-    if (!s) return ampi_optimizer_step(o, NULL, &t, place, info);
-    own = ampi_scaler_lend(s, &o->logger);
-    r = ampi_optimizer_step(o, s, &t, place, info);
+    if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, place, info);
+    if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
+    own = s->logger;
+    if (!own.log) s->logger = o->logger;
+    r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, place, info) : ampi_scaler_look(s, &t, what, place, NULL);
     s->logger = own;
     return r;
+}
+AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
+    return ampi_optimizer_call(o, s, AMPI_UNSCALED, "amp_optimizer_unscale", NULL);
+}
+AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
+    return ampi_optimizer_call(o, s, AMPI_STEPPED, "amp_optimizer_step", info);
 }
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {

@@ -6670,7 +6670,7 @@ AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findin
     info->update_overflows = info->saturated = 0;
 }
 
-/* ampi_optimizer_advance, a lane for each group. */
+/* Counts an applied step, a lane for each group. */
 AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimizer* o, unsigned lane) {
     if (lane < AMP_MAX_GROUPS && ampi_is_off(&o->groups[lane].lr))
         state->frozen_steps[lane] = o->state.frozen_steps[lane] + 1;
@@ -7098,7 +7098,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scal
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     r = ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place);
     if (r == AMP_OK && s) {
-        const amp_logger own = ampi_scaler_lend(&s->window, &o->host.logger);
+        const amp_logger own = s->window.logger;
+        if (!own.log) s->window.logger = o->host.logger;
         r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, place, &unscaled);
         s->window.logger = own;
     }
