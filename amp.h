@@ -12814,7 +12814,7 @@ AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t
     return count == 0 || t->tensor.data ? AMP_OK : AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
 }
 
-/* A call about a file and these tensors. Memory from one function must not be freed by another. */
+/* What each call begins with. Memory from one function must not be freed by another. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
                                    const amp_file_desc* desc) {
     memset(f, 0, sizeof *f);
@@ -12998,10 +12998,10 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
         return AMPI_BAD_CALL(f, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)header,
                              AMPI_FILE_MAX_HEADER);
     for (size_t element = 8; element >= 2; element /= 2)
-        for (int i = 0; i < f->count && !ferror(f->stream); i++) {
+        for (int i = 0; i < f->count; i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
             const size_t bytes = ampi_type_size(t->dtype) == element ? ampi_file_bytes(&f->tensors[i]) : 0;
-            for (size_t at = 0, n; at < bytes; at += n) {
+            for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
                 const char* from = (const char*)t->data + at;
                 n = ampi_min_size(bytes - at, AMPI_FILE_CHUNK);
                 if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
@@ -13344,7 +13344,8 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
    any_type the file's may have another of our types. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
     size_t total = 0;
-    for (const amp_file_tensor* t = f->tensors; t < f->tensors + f->count; t++) {
+    for (int i = 0; i < f->count; i++) {
+        const amp_file_tensor* t = &f->tensors[i];
         ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
         const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
         const char* name = ampi_show(f, t->tensor.name);
@@ -13532,38 +13533,6 @@ AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimize
         c->fingerprint = ampi_hash_words(c->fingerprint, &group, 1);
     }
     ampi_numbers_list(c);
-}
-
-/* What both directions need: a finalized model with parameters, between two steps. */
-AMPI_FN amp_result ampi_model_ready(ampi_checkpoint* c, amp_model* m, const char* path) {
-    const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
-    memset(c, 0, sizeof *c);
-    AMPI_TRY(ampi_file_begin(&c->file, path, NULL, 0, &desc));
-    AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
-    AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    AMPI_REFUSE(m->micro != 0, AMP_ERR_STATE, "checkpoint: between the micro-batches of a step; finish the step first");
-    ampi_checkpoint_take(c, m, amp_model_optimizer(m), amp_model_scaler(m));
-    return AMP_OK;
-}
-
-/* What both directions need of a loop. Its parameters may have changed since init; their names must fit into the list,
-   with ".m" behind. */
-AMPI_FN amp_result ampi_loop_ready(ampi_checkpoint* c, amp_optimizer* o, amp_scaler* s, const char* path,
-                                   const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    memset(c, 0, sizeof *c);
-    AMPI_TRY(ampi_file_begin(&c->file, path, more, count, desc));
-    if (!o || !o->params) return AMPI_BAD_CALL(&c->file, "there is no optimizer");
-    if (s && ampi_scaler_ready(s) != AMP_OK)
-        return ampi_fail(c->file.desc.logger, AMP_ERR_STATE,
-                         "checkpoint: amp_scaler_init was never called for the scaler");
-    ampi_checkpoint_take(c, NULL, o, s);
-    AMPI_TRY(ampi_params_validate(&c->o, o->params, o->count));
-    for (int i = 0; i < o->count; i++) {
-        const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
-        if (n == 0 || n + 3 > sizeof *c->names)
-            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes", i, (int)sizeof *c->names - 3);
-    }
-    return AMP_OK;
 }
 
 /* Appends a tensor to the list. */
@@ -13781,33 +13750,58 @@ AMPI_FN amp_result ampi_checkpoint_do(ampi_checkpoint* c, int what, const char* 
     return ampi_file_close(&c->file, r);
 }
 
-AMPI_FN amp_result ampi_checkpoint_of_model(amp_model* m, int what, const char* path, int* count) {
+/* A checkpoint of a finalized model with parameters, between two steps. */
+AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* count) {
+    amp_file_desc desc;
     ampi_checkpoint c;
+    memset(&c, 0, sizeof c);
     if (!m) return AMP_ERR_ARGUMENT;
-    AMPI_TRY(ampi_model_ready(&c, m, path));
+    desc.allocator = m->desc.allocator;
+    desc.logger = &m->op_logger;
+    AMPI_TRY(ampi_file_begin(&c.file, path, NULL, 0, &desc));
+    AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
+    AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
+    AMPI_REFUSE(m->micro != 0, AMP_ERR_STATE, "checkpoint: between the micro-batches of a step; finish the step first");
+    ampi_checkpoint_take(&c, m, amp_model_optimizer(m), amp_model_scaler(m));
     return ampi_checkpoint_do(&c, what, path, count);
 }
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
-    return ampi_checkpoint_of_model(m, AMPI_SAVE, path, NULL);
+    return ampi_model_do(m, AMPI_SAVE, path, NULL);
 }
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
-    return ampi_checkpoint_of_model(m, AMPI_LOAD, path, NULL);
+    return ampi_model_do(m, AMPI_LOAD, path, NULL);
 }
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
-    return ampi_checkpoint_of_model(m, AMPI_LOAD_WEIGHTS, path, count);
+    return ampi_model_do(m, AMPI_LOAD_WEIGHTS, path, count);
 }
 
+/* A checkpoint of a loop. Its parameters may have changed since init; their names must fit into the list, with ".m"
+   behind. */
+AMPI_FN amp_result ampi_loop_do(amp_optimizer* o, amp_scaler* s, int what, const char* path,
+                                const amp_file_tensor* more, int count, const amp_file_desc* desc) {
+    ampi_checkpoint c;
+    memset(&c, 0, sizeof c);
+    AMPI_TRY(ampi_file_begin(&c.file, path, more, count, desc));
+    if (!o || !o->params) return AMPI_BAD_CALL(&c.file, "there is no optimizer");
+    if (s && ampi_scaler_ready(s) != AMP_OK)
+        return ampi_fail(c.file.desc.logger, AMP_ERR_STATE,
+                         "checkpoint: amp_scaler_init was never called for the scaler");
+    ampi_checkpoint_take(&c, NULL, o, s);
+    AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));
+    for (int i = 0; i < o->count; i++) {
+        const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
+        if (n == 0 || n + 3 > sizeof *c.names)
+            return AMPI_BAD_CALL(&c.file, "parameter %d needs a name of 1 to %d bytes", i, (int)sizeof *c.names - 3);
+    }
+    return ampi_checkpoint_do(&c, what, path, NULL);
+}
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    ampi_checkpoint c;
-    AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
-    return ampi_checkpoint_do(&c, AMPI_SAVE, path, NULL);
+    return ampi_loop_do(o, s, AMPI_SAVE, path, more, count, desc);
 }
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    ampi_checkpoint c;
-    AMPI_TRY(ampi_loop_ready(&c, o, s, path, more, count, desc));
-    return ampi_checkpoint_do(&c, AMPI_LOAD, path, NULL);
+    return ampi_loop_do(o, s, AMPI_LOAD, path, more, count, desc);
 }
 
 #endif /* AMP_NO_STDIO */

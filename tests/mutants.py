@@ -355,7 +355,7 @@ TABLE = [
     ("checkpoint", "while (head > 0 && ampi_is_inside(text[head])) head--;", ""),
     ("hostile", "    feholdexcept(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {"),
     ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));\n", ""),
-    ("checkpoint", "    AMPI_TRY(ampi_params_validate(&c->o, o->params, o->count));\n", ""),
+    ("checkpoint", "    AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));\n", ""),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
     # --- backend
@@ -475,7 +475,7 @@ TABLE = [
     ("checkpoint", "ampi_params_write_low(o->params, o->count);", ""),
     ("checkpoint", "uint32_t group = (uint32_t)o->params[i].group;", "uint32_t group = 0;"),
     ("checkpoint", "if (!c->scaler && !text) return AMP_OK;", "if (!c->scaler) return AMP_OK;"),
-    ("checkpoint", "if (n == 0 || n + 3 > sizeof *c->names)", "if (n == 0 || n + 2 > sizeof *c->names)"),
+    ("checkpoint", "if (n == 0 || n + 3 > sizeof *c.names)", "if (n == 0 || n + 2 > sizeof *c.names)"),
     ("checkpoint", "        *c->scaler = c->s;\n", ""),
     ("checkpoint", "k < (weights_alone ? 1 : 3); k++) {", "k < (weights_alone ? 3 : 3); k++) {"),
     ("checkpoint", "else if (nth < 3) snprintf(missing", "else if (nth < 2) snprintf(missing"),
