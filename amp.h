@@ -10441,9 +10441,7 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
-    const amp_result r = on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
-    if (r != AMP_OK) ampi_block_free(m, which);
-    return r;
+    return on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
 }
 
 /* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. A sum that does not
@@ -10490,18 +10488,7 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     return AMP_OK;
 }
 
-/* Whatever the desc points at may be gone after create: what is needed later is copied. */
-AMPI_FN void ampi_model_take_desc(amp_model* m) {
-    amp_model_desc* d = &m->desc;
-    m->comm.size = 1;
-    if (d->comm) m->comm = *d->comm;
-    if (d->scaler) m->scaler_desc = *d->scaler;
-    if (d->scaler) d->scaler = &m->scaler_desc;
-    for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
-    d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
-    d->accumulate = ampi_or(d->accumulate, 1);
-}
-
+/* Whatever the desc points at may be gone afterwards: what is needed later is copied. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
@@ -10512,7 +10499,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
     if (!m) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     memset(m, 0, sizeof *m);
-    m->desc = *desc;
+    amp_model_desc* d = &m->desc;
+    *d = *desc;
     m->backend = desc->backend ? desc->backend : amp_cpu_backend();
     m->op_logger.log = ampi_model_remember;
     m->op_logger.user_data = m;
@@ -10521,14 +10509,20 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->draft_logger.log = ampi_draft_refused;
     m->draft_logger.user_data = m;
     m->draft_exec.logger = &m->draft_logger;
-    m->desc.precision.logger = &m->op_logger;
+    d->precision.logger = &m->op_logger;
     amp_result r = ampi_model_check_desc(m);
     if (desc->policy) m->policy = *desc->policy;
     if (r == AMP_OK) r = desc->policy ? ampi_policy_check(&m->policy, &m->op_logger)
-                                      : amp_policy_init(&m->policy, &m->desc.precision);
+                                      : amp_policy_init(&m->policy, &d->precision);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
-    ampi_model_take_desc(m);
+    m->comm.size = 1;
+    if (d->comm) m->comm = *d->comm;
+    if (d->scaler) m->scaler_desc = *d->scaler;
+    if (d->scaler) d->scaler = &m->scaler_desc;
+    for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
+    d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
+    d->accumulate = ampi_or(d->accumulate, 1);
     *out = m;
     return AMP_OK;
 }
@@ -11154,20 +11148,16 @@ AMPI_FN ampi_lease* ampi_lease_at(const amp_model* m, int i) {
 
 /* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
 AMPI_FN size_t ampi_lease_place(const amp_model* m, const ampi_lease* l) {
+    const int count = AMPI_LEASES * m->node_count;
     size_t offset = 0;
-    int moved;
-    do {
-        moved = 0;
-        for (int i = 0; i < AMPI_LEASES * m->node_count; i++) {
-            const ampi_lease* o = ampi_lease_at(m, i);
-            if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
-            if (offset < o->offset + o->bytes && o->offset < offset + l->bytes) {
-                offset = o->offset + o->bytes;
-                moved = 1;
-            }
-            if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
-        }
-    } while (moved);
+    for (int i = 0, passed = 0; passed < count; i = (i + 1) % count, passed++) {      /* until all have let it pass */
+        const ampi_lease* o = ampi_lease_at(m, i);
+        if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
+        if (offset >= o->offset + o->bytes || o->offset >= offset + l->bytes) continue;
+        offset = o->offset + o->bytes;
+        passed = 0;
+        if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
+    }
     return offset;
 }
 
@@ -11549,13 +11539,12 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     for (int i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->weight != param || ampi_op(n->layer.op)->kind != AMPI_KIND_MATRIX) continue;
+        const amp_conv2d_shape* s = &n->conv;
         *rank = n->layer.op == AMP_OP_LINEAR ? 2 : 4;
         shape[0] = (size_t)n->layer.channels;
-        shape[1] = n->fan_in;
-        if (n->layer.op == AMP_OP_LINEAR) continue;
-        shape[1] = (size_t)(n->conv.channels / n->conv.groups);
-        shape[2] = (size_t)n->conv.kernel_h;
-        shape[3] = (size_t)n->conv.kernel_w;
+        shape[1] = *rank == 2 ? n->fan_in : (size_t)(s->channels / s->groups);
+        shape[2] = (size_t)s->kernel_h;
+        shape[3] = (size_t)s->kernel_w;
     }
 }
 
@@ -12034,18 +12023,6 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
                  rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 
-/* What an applied step could not do; "" if nothing. */
-AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, amp_step_info* info) {
-    const char* name = o->update_name[0] ? o->update_name : "?";
-    if (o->update_overflows > 0)
-        AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
-                 "%s is element %llu of '%s'", (ampi_ull)o->update_overflows,
-                 o->saturated ? "them and of saturated copies" : "them", (ampi_ull)o->update_index, name);
-    else if (o->saturated > 0)
-        AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
-                 "first is element %llu of '%s'", (ampi_ull)o->saturated, (ampi_ull)o->update_index, name);
-}
-
 /* --- ranks ------------------------------------------------------------------------------------------ */
 
 /* Sums values in the backend's memory over the ranks. */
@@ -12126,6 +12103,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const amp
 /* What the last step, or micro-batch, did, from the training state as read. */
 AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
+    const char* name = t->last.update_name[0] ? t->last.update_name : "?";
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
     info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
@@ -12143,7 +12121,13 @@ AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* inf
     info->saturated = t->last.saturated;
     info->message[0] = 0;
     if (!t->last.applied) ampi_describe_overflow(m, info);
-    else ampi_describe_update(&t->last, info);
+    else if (t->last.update_overflows > 0)
+        AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
+                 "%s is element %llu of '%s'", (ampi_ull)t->last.update_overflows,
+                 t->last.saturated ? "them and of saturated copies" : "them", (ampi_ull)t->last.update_index, name);
+    else if (t->last.saturated > 0)
+        AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
+                 "first is element %llu of '%s'", (ampi_ull)t->last.saturated, (ampi_ull)t->last.update_index, name);
 }
 
 /* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
@@ -12342,15 +12326,6 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
     if (f->m) ampi_free(&f->m->desc.allocator, f->order);
 }
 
-/* Bytes of a sample in array i of the data; 0 where the model needs none. */
-AMPI_FN size_t ampi_sample_bytes(const amp_model* m, const amp_data* data, int i) {
-    const int loss = i - AMP_MAX_INPUTS;
-    if (!ampi_has_array(m, i)) return 0;
-    if (loss < 0) return ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype);
-    if (data->label_dtype && ampi_has_labels(m, loss)) return amp_dtype_size(data->label_dtype);
-    return ampi_target_bytes(m, loss, 1);
-}
-
 /* To be closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
     const amp_allocator* a = &m->desc.allocator;
@@ -12361,14 +12336,16 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
                 "%s: data is NULL, or its count is not a number of samples", what);
-    for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
-        f->bytes[i] = ampi_sample_bytes(m, data, i);
-        AMPI_REFUSE(f->bytes[i] && !AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read",
-                    what, i < AMP_MAX_INPUTS ? "inputs" : "targets", i % AMP_MAX_INPUTS);
-    }
     f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
     int missing = !f->order;
-    for (int i = 0; i < AMPI_ARRAYS; i++) {
+    for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
+        const int loss = i - AMP_MAX_INPUTS;
+        if (!ampi_has_array(m, i)) continue;
+        AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
+                    loss < 0 ? "inputs" : "targets", i % AMP_MAX_INPUTS);
+        f->bytes[i] = loss < 0 ? ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype)
+                      : data->label_dtype && ampi_has_labels(m, loss) ? amp_dtype_size(data->label_dtype)
+                                                                      : ampi_target_bytes(m, loss, 1);
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
