@@ -2367,48 +2367,24 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* double -> a smaller format, given by its fraction bits and the bias of its exponent. The same steps as in
-   ampi_half_bits, in three pieces because rounding to nearest and stochastic rounding share the outer two. */
+/* double -> a smaller format, given by its fraction bits and the bias of its exponent. The sum carries into what is
+   kept where that rounds up: to nearest even, or, given a random word, with the probability of the first 32 bits cut
+   off. Below the smallest normal number bits are cut off first, and leave a trace in the last one. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
-
-/* The magnitude is (kept + rest / 2^cut) units of the format's last place; cut can be large, rest < 2^53. */
-typedef struct ampi_split { uint64_t kept, rest, cut; } ampi_split;
-
-AMPI_HD AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
-    uint64_t mag = u & 0x7fffffffffffffffu, e = mag >> 52;
-    uint64_t sig = (mag & 0xfffffffffffffu) | (uint64_t)1u << 52, lowest = 1024u - bias;
-    uint64_t below = e < lowest ? lowest - e : 0u, shift;
-    ampi_split s;
-    s.cut = 52u - fraction_bits + below;
-    shift = s.cut < 63u ? s.cut : 63u;
-    s.kept = ((e + below - lowest) << fraction_bits) + (sig >> shift);
-    s.rest = sig & (((uint64_t)1u << shift) - 1u);
-    return s;
-}
-
-/* Puts the sign on; infinity for what is too large, a quiet NaN for a NaN. */
-AMPI_HD AMPI_INLINE uint32_t ampi_with_sign(uint64_t u, uint64_t rounded, uint32_t fraction_bits, uint32_t bias) {
-    uint64_t mag = u & 0x7fffffffffffffffu, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
-    uint64_t payload = (mag & 0xfffffffffffffu) >> (52u - fraction_bits), quiet = 1u << (fraction_bits - 1u);
-    uint64_t r = rounded > inf ? inf : rounded;
-    r = mag > (uint64_t)0x7ffu << 52 ? inf | quiet | payload : r;
+AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
+    const uint64_t mag = u & 0x7fffffffffffffffu, one = (uint64_t)1u << 52, cut = 52u - fraction_bits;
+    const uint64_t lowest = 1024u - bias, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
+    uint64_t v = mag - ((lowest - 1u) << 52), r;
+    if (mag >> 52 < lowest) {
+        const uint64_t below = lowest - (mag >> 52), shift = below < 54u ? below : 54u;
+        const uint64_t sig = one | (mag & (one - 1u));
+        v = sig >> shift | ((sig & (((uint64_t)1u << shift) - 1u)) != 0u);
+    }
+    r = v + (random ? (uint64_t)~*random << (cut - 32u) : ((uint64_t)1u << (cut - 1u)) - 1u + (v >> cut & 1u));
+    r = r >> cut > inf ? inf : r >> cut;
+    if (mag > AMPI_INF64) r = inf | 1u << (fraction_bits - 1u) | (mag & (one - 1u)) >> cut;
     return (uint32_t)(r | (u >> 63) << (fraction_bits == 23u ? 31 : 15));
-}
-
-/* Nearest, ties to even. cut >= 54 leaves nothing to round up: rest < 2^53 is below the half. */
-AMPI_INLINE uint32_t ampi_narrow(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
-    ampi_split s = ampi_split_double(u, fraction_bits, bias);
-    uint64_t middle = (uint64_t)1u << ((s.cut < 54u ? s.cut : 54u) - 1u);
-    uint64_t up = s.rest + (s.kept & 1u) > middle ? 1u : 0u;
-    return ampi_with_sign(u, s.kept + up, fraction_bits, bias);
-}
-
-/* Away from zero with the probability rest / 2^cut, of which 32 bits are looked at (cut > 32 here). */
-AMPI_HD AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits, uint32_t bias) {
-    ampi_split s = ampi_split_double(u, fraction_bits, bias);
-    uint64_t shift = s.cut - 32u, up = random < s.rest >> (shift < 63u ? shift : 63u) ? 1u : 0u;
-    return ampi_with_sign(u, s.kept + up, fraction_bits, bias);
 }
 
 /* The public functions for one value. */
@@ -2419,7 +2395,7 @@ AMP_DEF amp_half amp_half_from_float(float f) {
 }
 AMP_DEF amp_half amp_half_from_double(double d) {
     amp_half h;
-    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), AMPI_F16_FORM);
+    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_F16_FORM);
     return h;
 }
 AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) {
@@ -2429,7 +2405,7 @@ AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) {
 }
 AMP_DEF amp_bfloat16 amp_bfloat16_from_double(double d) {
     amp_bfloat16 h;
-    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), AMPI_BF16_FORM);
+    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_BF16_FORM);
     return h;
 }
 
@@ -2440,23 +2416,25 @@ AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) {
     return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits)));
 }
 
-/* The magnitude of an element beside that of infinity: below 0 for a finite one, above for a NaN. It is copied as an
-   integer, since a compiler may change a float or assume it finite. */
-AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
-    uint64_t magnitude = 0, inf = dtype == AMP_F16 ? 0x7c00u : dtype == AMP_BF16 ? 0x7f80u : 0x7f800000u;
+/* The bits of an element, or 0 if it has another type. They are copied as an integer, since a compiler may change a
+   float or assume it finite. */
+AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
+    uint64_t wide = 0;
     uint32_t single;
     uint16_t low;
-    if (dtype == AMP_F64) {
-        inf = (uint64_t)0x7ff00000u << 32;
-        memcpy(&magnitude, x, sizeof magnitude);
-        magnitude &= ~((uint64_t)1 << 63);
-    } else if (dtype == AMP_F16 || dtype == AMP_BF16) {
-        memcpy(&low, x, sizeof low);
-        magnitude = low & 0x7fffu;
-    } else if (ampi_dtype(dtype) == AMP_F32) {
-        memcpy(&single, x, sizeof single);
-        magnitude = single & 0x7fffffffu;
+    switch (ampi_type_size(dtype)) {
+        case 2: memcpy(&low, x, sizeof low); return low;
+        case 4: memcpy(&single, x, sizeof single); return single;
+        case 8: memcpy(&wide, x, sizeof wide);
     }
+    return wide;
+}
+/* The magnitude of an element beside that of infinity: below 0 for a finite one, above for a NaN. */
+AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
+    const size_t size = ampi_type_size(dtype);
+    const uint64_t inf = size == 8 ? AMPI_INF64 : size == 4 ? 0x7f800000u : dtype == AMP_F16 ? 0x7c00u : 0x7f80u;
+    const uint64_t sign = (uint64_t)1 << (size == 8 ? 63 : size == 4 ? 31 : 15);
+    const uint64_t magnitude = ampi_element_bits(x, dtype) & ~sign;
     return (magnitude > inf) - (magnitude < inf);
 }
 AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) > 0; }
@@ -2472,12 +2450,8 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
-AMPI_INLINE uint64_t ampi_hard64(uint64_t mag, uint64_t low, uint64_t high) {
-    return ((mag - low) & (0u - mag)) | (high - mag);
-}
 /* All ones if mag is not 0, else 0. */
 AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31); }
-AMPI_INLINE uint64_t ampi_mask64(uint64_t mag) { return 0u - ((0u - mag) >> 63); }
 
 /* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity, as rounding demands. */
 AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
@@ -2504,37 +2478,6 @@ AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst, const float
 AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
     int l;
     for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
-}
-/* Easy: zero and the normal floats, which the processor widens exactly in every mode. */
-AMPI_INLINE void ampi_lanes_f32_to_f64(double* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
-    uint32_t hard = 0;
-    int l;
-    for (l = 0; l < 16; l++)
-        hard |= ampi_hard32(ampi_bits(src[l]) & 0x7fffffffu, 1u << 23, (255u << 23) - 1u);
-    if (hard >> 31) for (l = 0; l < 16; l++) dst[l] = ampi_double(ampi_f32_widen(ampi_bits(src[l])));
-    else for (l = 0; l < 16; l++) dst[l] = (double)src[l];
-}
-
-/* Sixteen doubles to the bits of a smaller format; random == NULL is to nearest. The random word r rounds up
-   what has r below the first 32 of its cut bits: adding the complement of r there then carries. */
-AMPI_INLINE void ampi_lanes_narrow(uint32_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src,
-                                   const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
-    uint64_t low = (uint64_t)(1024u - bias) << 52, high = ((uint64_t)(1024u + bias) << 52) - 1u, hard = 0;
-    uint64_t rebias = (uint64_t)(1023u - bias) << 52;
-    uint32_t cut = 52u - fraction_bits, sign_shift = fraction_bits == 23u ? 32u : 48u;
-    int l;
-    for (l = 0; l < 16; l++) hard |= ampi_hard64(ampi_bits64(src[l]) & 0x7fffffffffffffffu, low, high);
-    for (l = 0; (hard >> 63) != 0u && l < 16; l++) {
-        uint64_t u = ampi_bits64(src[l]);
-        dst[l] = random ? ampi_narrow_random(u, random[l], fraction_bits, bias) : ampi_narrow(u, fraction_bits, bias);
-    }
-    if (hard >> 63) return;
-    for (l = 0; l < 16; l++) {
-        uint64_t u = ampi_bits64(src[l]), mag = u & 0x7fffffffffffffffu, sign = u ^ mag;
-        uint64_t nearest = ((uint64_t)1u << (cut - 1u)) - 1u + (mag >> cut & 1u);
-        uint64_t r = (mag - rebias + (random ? (uint64_t)~random[l] << (cut - 32u) : nearest)) >> cut;
-        dst[l] = (uint32_t)((r & ampi_mask64(mag)) | sign >> sign_shift);
-    }
 }
 
 /* ======================================================================================== */
@@ -4347,69 +4290,56 @@ AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_
 
 /* --- double, and rounding at random ----------------------------------------------------------- */
 
-AMPI_INLINE void ampi_f32_to_f64_body(int hw, double* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src, size_t n) {
-    size_t i = 0;
-    (void)hw;
-    for (; i + 16 <= n; i += 16) ampi_lanes_f32_to_f64(dst + i, src + i);
-    for (; i < n; i++) dst[i] = ampi_double(ampi_f32_widen(ampi_bits_at(src + i)));
-}
-AMPI_KERNEL(ampi_f32_to_f64, (double* dst, const float* src, size_t n), dst, src, n)
-
-/* Random words of positions [4*counter, 4*counter + 64): one Philox block per lane, as ampi_philox; behind the last
-   counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
-#define AMPI_PHILOX_ROUND(r)                                                                        \
-    for (l = 0; l < 16; l++) {                                                                      \
-        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
-        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
-        x1[l] = (uint32_t)b;                                                                        \
-        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
-        x3[l] = (uint32_t)a;                                                                        \
-    }
-AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
-    uint32_t x0[16], x1[16], x2[16], x3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    size_t l;
-    for (l = 0; l < 16; l++) {
-        x0[l] = (uint32_t)(counter + l);
-        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
-        x2[l] = x3[l] = 0;
-    }
-    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
-    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
-    for (l = 0; l < 16; l++) {
-        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
-    }
-}
-/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
-AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
+/* The processor widens normal floats exactly in every mode. */
+AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
     size_t i;
-    (void)hw;
-    for (i = 0; i < n; i += 64) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
+    for (i = 0; i < n; i++) {
+        const uint32_t u = ampi_bits(src[i]);
+        dst[i] = (u & 0x7fffffffu) - 0x800000u < 0x7f000000u ? (double)src[i] : ampi_double(ampi_f32_widen(u));
+    }
 }
-AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
 
-/* Doubles to type t, to nearest or, given a random word for each and for up to 15 more, stochastically. */
-AMPI_INLINE void ampi_f64_narrow_body(int hw, char* dst, amp_dtype t, const double* src, size_t n,
-                                      const uint32_t* random) {
+/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4: ampi_philox in sixteen
+   lanes. */
+AMPI_FN void ampi_random_fill(uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
+    uint32_t x0[16], x1[16], x2[16], x3[16], k0, k1;
+    int l, round;
+    for (; n > 0; n -= 64, index += 64) {
+        k0 = (uint32_t)seed;
+        k1 = (uint32_t)(seed >> 32);
+        for (l = 0; l < 16; l++) {
+            const uint64_t counter = (index + 4u * (unsigned)l) >> 2;
+            x0[l] = (uint32_t)counter;
+            x1[l] = (uint32_t)(counter >> 32);
+            x2[l] = x3[l] = 0;
+        }
+        for (round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+            for (l = 0; l < 16; l++) {
+                const uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;
+                x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ k0;
+                x1[l] = (uint32_t)b;
+                x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ k1;
+                x3[l] = (uint32_t)a;
+            }
+        for (l = 0; l < 16; l++) {
+            *bits++ = x0[l];
+            *bits++ = x1[l];
+            *bits++ = x2[l];
+            *bits++ = x3[l];
+        }
+    }
+}
+
+/* Doubles to type t, to nearest or, given a random word for each, stochastically. */
+AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n, const uint32_t* random) {
     const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u, bias = t == AMP_F16 ? 15u : 127u;
-    const size_t size = ampi_type_size(t);
-    double rest[16] = { 0 };
-    uint32_t bits[16];
-    uint16_t low[16];
     size_t i;
-    int l;
-    (void)hw;
-    for (i = 0; i < n; i += 16, src += 16, dst += 16 * size) {
-        if (n - i < 16) src = (const double*)memcpy(rest, src, (n - i) * sizeof *src);
-        if (random) ampi_lanes_narrow(bits, src, random + i, fraction_bits, bias);
-        else ampi_lanes_narrow(bits, src, NULL, fraction_bits, bias);
-        for (l = 0; l < 16; l++) low[l] = (uint16_t)bits[l];
-        if (n - i < 16) memcpy(dst, t == AMP_F32 ? (const void*)bits : low, (n - i) * size);
-        else if (t == AMP_F32) memcpy(dst, bits, sizeof bits);
-        else memcpy(dst, low, sizeof low);
+    for (i = 0; i < n; i++) {
+        const uint32_t bits = ampi_narrow(ampi_bits64(src[i]), random ? random + i : NULL, fraction_bits, bias);
+        if (t == AMP_F32) memcpy((float*)dst + i, &bits, sizeof bits);
+        else ((uint16_t*)dst)[i] = (uint16_t)bits;
     }
 }
-AMPI_KERNEL(ampi_f64_narrow, (char* dst, amp_dtype t, const double* src, size_t n, const uint32_t* random),
-            dst, t, src, n, random)
 
 /* --- to and from FP32 --------------------------------------------------------------------------- */
 
@@ -4421,7 +4351,7 @@ AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offs
             ampi_kernels_now()->widen_low(dst, (const uint16_t*)src + offset, t, n);
             ampi_kernels_end();
             break;
-        case AMP_F64: ampi_f64_narrow((char*)dst, AMP_F32, (const double*)src + offset, n, NULL); break;
+        case AMP_F64: ampi_f64_narrow(dst, AMP_F32, (const double*)src + offset, n, NULL); break;
         default: memcpy(dst, (const float*)src + offset, n * sizeof(float));
     }
 }
@@ -4479,29 +4409,24 @@ AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, cons
         m = ampi_min_size(n - i, AMPI_F64_BLOCK);
         ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * from, job->src_dtype, m);
         if (random) skip = (size_t)(position & 3u);
-        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m + 15, 64));
+        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m, 64));
         ampi_f64_narrow((char*)dst + i * to, job->dst_dtype, wide, m, random ? bits + skip : NULL);
     }
 }
 
 /* Infinity becomes the largest finite value: its bits minus one, in every format. Returns how many elements it
    clamped. */
-#define AMPI_SATURATE(bits, infinity)                            \
-    for (i = 0; i < n; i++) {                                    \
-        bits u;                                                  \
-        memcpy(&u, (char*)p + i * sizeof u, sizeof u);           \
-        if ((bits)(u << 1) != (bits)((infinity) << 1)) continue; \
-        u--;                                                     \
-        count++;                                                 \
-        memcpy((char*)p + i * sizeof u, &u, sizeof u);           \
-    }
 AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
+    const size_t size = ampi_type_size(t);
     size_t i, count = 0;
-    switch (t) {
-        case AMP_F16:  AMPI_SATURATE(uint16_t, 0x7c00u) break;
-        case AMP_BF16: AMPI_SATURATE(uint16_t, 0x7f80u) break;
-        case AMP_F64:  AMPI_SATURATE(uint64_t, AMPI_INF64) break;
-        default:       AMPI_SATURATE(uint32_t, 0x7f800000u)
+    for (i = 0; i < n; i++) {
+        char* x = (char*)p + i * size;
+        const uint64_t largest = ampi_element_bits(x, t) - 1u;
+        const uint32_t single = (uint32_t)largest;
+        const uint16_t low = (uint16_t)largest;
+        if (ampi_beside_inf(x, t) != 0) continue;
+        memcpy(x, size == 2 ? (const void*)&low : size == 4 ? (const void*)&single : (const void*)&largest, size);
+        count++;
     }
     return count;
 }
@@ -4570,60 +4495,48 @@ AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, s
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_convert_desc* desc) {
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
+                                    size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
+    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
     ampi_convert_job job;
     fenv_t floats;
     amp_result r;
-    size_t clamped;
+    size_t i, clamped = 0;
     memset(&job, 0, sizeof job);
     if (desc) job.desc = *desc;
     r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
-    if (r != AMP_OK || n == 0) return r;
-    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), n, src, ampi_type_size(src_dtype), n,
+    if (r != AMP_OK || rows == 0 || cols == 0) return r;
+    if (dst_ld < cols || src_ld < cols || (rows > 1 && (dst_ld > most / rows || src_ld > most / rows)))
+        return ampi_fail(job.desc.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a "
+                         "dst_ld of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
+                         (ampi_ull)src_ld);
+    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
                                   job.desc.logger);
+    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
+        r = ampi_fail(job.desc.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows "
+                      "are %llu and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
     if (r != AMP_OK) return r;
-    job.dst = (unsigned char*)dst;
-    job.src = (const unsigned char*)src;
+    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
     job.dst_dtype = ampi_dtype(dst_dtype);
     job.src_dtype = ampi_dtype(src_dtype);
-    job.n = n;
+    job.n = cols;
     job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
     if (job.desc.saturate) feholdexcept(&floats);
-    clamped = ampi_convert_blocks(&job);
+    for (i = 0; i < rows; i++, job.desc.offset += cols) {
+        job.dst = (unsigned char*)dst + i * dst_ld * to;
+        job.src = (const unsigned char*)src + i * src_ld * from;
+        clamped += ampi_convert_blocks(&job);
+    }
     if (job.desc.saturate) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
     return AMP_OK;
 }
-
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
-    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
-}
-
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
-                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
                                     const amp_convert_desc* desc) {
-    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
-    amp_convert_desc d;
-    amp_result r;
-    size_t i;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    r = ampi_convert_check_types(dst_dtype, src_dtype, &d);
-    if (r != AMP_OK || rows == 0 || cols == 0) return r;
-    if (dst_ld < cols || src_ld < cols || dst_ld > most / rows || src_ld > most / rows)
-        return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld "
-                         "of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
-                         (ampi_ull)src_ld);
-    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols, d.logger);
-    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
-        r = ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows are %llu "
-                      "and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
-    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
-    for (i = 0; i < rows && r == AMP_OK; i++, d.offset += cols)
-        r = amp_convert_with((char*)dst + i * dst_ld * to, dst_dtype, (const char*)src + i * src_ld * from, src_dtype,
-                             cols, &d);
-    return r;
+    return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, desc);
+}
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
+    return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, NULL);
 }
 
 /* ======================================================================================== */

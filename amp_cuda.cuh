@@ -1355,8 +1355,8 @@ AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t
     ampi_d_random8(random, seed, index);
     for (int j = 0; j < 8; j++) {
         uint64_t wide = ampi_f32_widen(ampi_bits(v[j]));
-        h[j] = t == AMP_F16 ? ampi_narrow_random(wide, random[j], AMPI_F16_FORM)
-                            : ampi_narrow_random(wide, random[j], AMPI_BF16_FORM);
+        h[j] = t == AMP_F16 ? ampi_narrow(wide, &random[j], AMPI_F16_FORM)
+                            : ampi_narrow(wide, &random[j], AMPI_BF16_FORM);
     }
     for (int j = 0; j < 4; j++) r.w[j] = (h[2 * j] & 0xffffu) | h[2 * j + 1] << 16;
 }
