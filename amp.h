@@ -2528,20 +2528,28 @@ typedef struct ampi_unfold {
     int    height, width;              /* of a source plane */
     size_t channels, plane, image;     /* elements from one channel, one image to the next */
     size_t elements;                   /* of the whole source, from data on */
+    int    low_h, low_w;               /* the least offset of a kernel row, of a kernel column */
+    size_t span_h, span_w;             /* from there to the greatest */
+    size_t padded_h, padded_w;         /* sides of a padded plane, see ampi_pad_planes */
+    int    in_place;                   /* the grid is that of the padded planes, which the micro-kernel reads */
 } ampi_unfold;
 
+AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 /* Pixels x, x + step, ... of a row of `width` pixels, `count` of them: first `left` that lie before the row, then
    `inside` from pixel `first` on, then those behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
+/* Steps to come as far as a distance, at least 0 and at most `most`. */
+AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t most) {
+    if (distance <= 0) return 0;
+    return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), most);
+}
 AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
     ampi_row_pixels r;
     r.count = count;
     r.step = (size_t)step;
-    r.left = x >= 0 ? 0 : (size_t)((step - 1 - x) / step) < count ? (size_t)((step - 1 - x) / step) : count;
-    x += (int64_t)r.left * step;
-    r.first = (size_t)x;
-    r.inside = x >= width ? 0 : (size_t)((width - 1 - x) / step) + 1;
-    if (r.inside > count - r.left) r.inside = count - r.left;
+    r.left = ampi_steps(-x, step, count);
+    r.inside = ampi_max_size(ampi_steps(width - x, step, count), r.left) - r.left;
+    r.first = (size_t)(x + (int64_t)(r.left * r.step));
     return r;
 }
 
@@ -2564,13 +2572,20 @@ typedef struct ampi_result {
     amp_dtype   dtype;
     size_t      row, column;           /* elements from one row, one column to the next */
     /* part > 0: columns are the pixels of images, `part` to one image, and images are `image` elements apart; pixels
-       lie in rows of `cols`, `next_row` elements apart. */
-    size_t      part, image, cols, next_row;
+       lie in rows of `cols`, `next_row` elements apart. Rows begin `pitch` columns apart; what lies between them, and
+       from column `used` of a part on, is no pixel. */
+    size_t      part, image, cols, next_row, pitch, used;
     float       alpha, beta;
     const void* bias;                  /* NULL = none; one for each row of C, or for each column */
     amp_dtype   bias_dtype;
     int         bias_per_row;
 } ampi_result;
+
+/* From a column on, the next that may be a pixel. */
+AMPI_FN size_t ampi_next_pixel(const ampi_result* c, size_t column) {
+    const size_t pixel = column % c->part;
+    return pixel < c->used ? column : column - pixel + c->part;
+}
 
 typedef struct ampi_product {
     size_t m, n, k;
@@ -2584,9 +2599,11 @@ typedef struct ampi_product {
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
 /* The blocking of a product, in BLIS's terms: kc deep panels, macro-tiles of mc x nc. If k needs several blocks, the
-   sums of `tall` rows x nc columns stay in scratch memory from one block to the next. line: floats for packing.
-   `staged`: B is an image that is staged for packing. */
-typedef struct ampi_blocks { size_t mc, nc, kc, tall, line; int staged; } ampi_blocks;
+   sums of `tall` rows x nc columns stay in scratch memory from one block to the next. packed: floats of a block of B;
+   line: floats for packing; padded: floats of a padded copy of an image, 0 where it would be too large. */
+typedef struct ampi_blocks { size_t mc, nc, kc, tall, packed, line, padded; } ampi_blocks;
+/* Scratch memory for packing: lines, and a padded copy of `floats` floats. */
+typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
 
 /* --- updates of weights, for one element -------------------------------------------------------- */
 
@@ -2691,11 +2708,9 @@ typedef struct ampi_kernels {
     size_t mr, nr, nc;
     void (*product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m, size_t j0, size_t n,
                     float* scratch);
-    void (*direct)(const ampi_product* s, size_t image, float* scratch);
-    void (*weight_gradient)(const ampi_product* s, size_t channel, size_t images, float* scratch);
     void (*depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch);
     void (*depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch);
-    void (*turn_weights)(float* dst, const ampi_operand* w, size_t channels, size_t outputs, float* line);
+    void (*kernel_row)(float* dst, const ampi_operand* w, size_t channel, size_t at, size_t count);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
     void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
@@ -2711,11 +2726,12 @@ typedef struct ampi_kernels {
 /* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
 enum { AMPI_AHEAD_BYTES = 1024 };
 
-AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
 AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
 enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
+       AMPI_KC = 256,                  /* k of a packed panel */
+       AMPI_PAIRED_ROWS = 32,          /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
        AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
 
@@ -2725,98 +2741,68 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
 }
 
-/* The stage of a direct convolution: `rows` rows of each channel, `pitch` floats each, in which the columns of one
-   place in the stride are a segment; low_h and low_w are the source row and column that come first. The table has the
-   place of each row of the unfolded image. */
-typedef struct ampi_stage {
-    int    low_h, low_w;
-    size_t rows, span, segment, pitch, table, floats, line;     /* span: lines that a kernel reaches over */
-} ampi_stage;
-/* The least and the greatest offset of a kernel's positions along one side. */
-AMPI_FN int ampi_tap_low(int first, int next, size_t taps) { return next < 0 ? first + (int)(taps - 1) * next : first; }
-AMPI_FN int ampi_tap_high(int first, int next, size_t taps) {
-    return next > 0 ? first + (int)(taps - 1) * next : first;
+/* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
+   kernel meets, so that 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel position. The
+   planes of all images follow each other: place (image * padded_h + row) * padded_w + column. */
+AMPI_FN size_t ampi_phases_h(const ampi_unfold* g) { return ampi_min_size((size_t)g->step_h, g->span_h + 1); }
+AMPI_FN size_t ampi_phases_w(const ampi_unfold* g) { return ampi_min_size((size_t)g->step_w, g->span_w + 1); }
+/* One side of a padded plane: `count` pixels, and what the kernel sees behind the last. As far as this margin and the
+   one before the next row or image are zeros, they are one. */
+AMPI_FN size_t ampi_padded_side(size_t count, int size, int low, size_t span, int step) {
+    const size_t all = count + span / (size_t)step, before = low < 0 ? (size_t)(-(int64_t)low / step) : 0;
+    const size_t end = size > low ? (size_t)(((int64_t)size - low + step - 1) / step) : 0;
+    return ampi_max_size(count, ampi_min_size(all, ampi_max_size(end, all > before ? all - before : 0)));
 }
-AMPI_FN ampi_stage ampi_stage_of(const ampi_unfold* g) {
-    ampi_stage d;
-    const int high_h = ampi_tap_high(g->first_h, g->next_h, g->taps_h),
-              high_w = ampi_tap_high(g->first_w, g->next_w, g->taps_w);
-    d.low_h = ampi_tap_low(g->first_h, g->next_h, g->taps_h);
-    d.low_w = ampi_tap_low(g->first_w, g->next_w, g->taps_w);
-    d.span = (size_t)(high_h - d.low_h) + 1;
-    d.rows = (g->rows - 1) * (size_t)g->step_h + d.span;
-    d.segment = ampi_round_up(g->cols, AMPI_LANES) + (size_t)((high_w - d.low_w) / g->step_w);
-    d.pitch = (size_t)g->step_w * d.segment;
-    d.table = ampi_round_up(g->channels * g->taps, AMPI_LANES);
-    d.floats = g->channels * d.rows * d.pitch + AMPI_PAD;
-    d.line = ampi_round_up(d.pitch, AMPI_LANES) + AMPI_PAD;
-    return d;
+AMPI_FN void ampi_pad_planes(ampi_unfold* g) {
+    if (g->taps == 0) return;
+    g->span_h = (g->taps_h - 1) * (size_t)(g->next_h < 0 ? -g->next_h : g->next_h);
+    g->span_w = (g->taps_w - 1) * (size_t)(g->next_w < 0 ? -g->next_w : g->next_w);
+    g->low_h = g->next_h < 0 ? g->first_h - (int)g->span_h : g->first_h;
+    g->low_w = g->next_w < 0 ? g->first_w - (int)g->span_w : g->first_w;
+    g->padded_h = ampi_padded_side(g->rows, g->height, g->low_h, g->span_h, g->step_h);
+    g->padded_w = ampi_padded_side(g->cols, g->width, g->low_w, g->span_w, g->step_w);
 }
-/* Lines of a source plane that n neighbouring columns of an unfolded image can meet. */
-AMPI_FN size_t ampi_image_lines(const ampi_unfold* g, size_t n) {
-    const ampi_stage d = ampi_stage_of(g);
-    return ampi_min_size((n + g->cols - 2) / g->cols, g->rows - 1) * (size_t)g->step_h + d.span;
+/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if they are over `most`. */
+AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
+    const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
+    const double wide = (double)g->padded_w, planes = (double)ampi_phases_h(g) * (double)ampi_phases_w(g);
+    const double reach = (double)(g->span_h / (size_t)g->step_h) * wide + (double)(g->span_w / (size_t)g->step_w);
+    const double gaps = (double)ampi_div_up(n, g->cols) * (wide - (double)g->cols)
+                        + (double)ampi_div_up(n, g->pixels) * (double)(g->padded_h - g->rows) * wide;
+    const double floats = (double)channels * planes * ((double)n + gaps + reach + 4 * AMPI_LANES);
+    return floats <= (double)most ? (size_t)floats : 0;
 }
-/* Floats that packing k rows x n columns of an unfolded image takes: copied rows, staged lines, a line to sort in. */
-AMPI_FN size_t ampi_image_floats(const ampi_unfold* g, size_t k, size_t n) {
-    const ampi_stage d = ampi_stage_of(g);
-    return ampi_min_size(k, g->taps) * (n + 2 * AMPI_PAD) + (ampi_image_lines(g, n) + 1) * d.pitch + 3 * AMPI_PAD;
+/* The place of a column of the grid. */
+AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
+    const size_t image = column / g->pixels, pixel = column % g->pixels;
+    return (image * g->padded_h + pixel / g->cols) * g->padded_w + pixel % g->cols;
 }
-AMPI_FN void ampi_stage_table(const ampi_unfold* g, const ampi_stage* d, uint32_t* at) {
-    size_t c, h, w;
-    for (c = 0; c < g->channels; c++)
-        for (h = 0; h < g->taps_h; h++)
-            for (w = 0; w < g->taps_w; w++) {
-                const size_t y = (size_t)(g->first_h + (int)h * g->next_h - d->low_h);
-                const size_t x = (size_t)(g->first_w + (int)w * g->next_w - d->low_w), step = (size_t)g->step_w;
-                *at++ = (uint32_t)((c * d->rows + y) * d->pitch + x % step * d->segment + x / step);
-            }
-}
-/* The stage of a weight gradient: `channels` channels at a time, whose kernels fill `lanes` lanes, and `rows` rows of
-   y, or `images` images. */
-typedef struct ampi_kernels_stage {
-    size_t channels, lanes, width, rows, images, table, sums, dy, stage, floats;
-} ampi_kernels_stage;
-enum { AMPI_KERNEL_LANES = 48 };
-/* Floats from one column of the stage to the next: whole vectors, if the kernels fit the lanes then. */
-AMPI_FN size_t ampi_kernels_side(const ampi_unfold* g, size_t channels) {
-    const size_t side = channels * g->taps_h, whole = ampi_round_up(side, AMPI_LANES);
-    return whole * g->taps_w <= AMPI_KERNEL_LANES ? whole : side;
-}
-AMPI_FN ampi_kernels_stage ampi_kernels_stage_of(const ampi_unfold* g, size_t outputs) {
-    enum { floats = 16384 };
-    const size_t lanes = AMPI_KERNEL_LANES;
-    ampi_kernels_stage d;
-    size_t side;
-    d.channels = ampi_min_size(ampi_div_up(lanes + 1 - ampi_min_size(g->taps, lanes), g->taps), g->channels);
-    side = ampi_kernels_side(g, d.channels);
-    d.lanes = ampi_round_up(side * g->taps_w, AMPI_LANES);
-    d.width = (g->cols - 1) * (size_t)g->step_w + g->taps_w;
-    d.rows = ampi_min_size(g->rows, ampi_div_up(floats, d.width * side));
-    d.images = d.rows == g->rows ? ampi_div_up(floats, d.rows * ampi_max_size(d.width * side, 64 * g->cols)) : 1;
-    d.table = ampi_round_up(ampi_max_size(d.images * d.rows * g->cols, d.lanes), AMPI_LANES);
-    d.sums = outputs * d.lanes;
-    d.dy = ampi_round_up(outputs * (d.images * d.rows * g->cols + AMPI_PAD), AMPI_LANES) + AMPI_LANES;
-    d.stage = ampi_round_up(ampi_max_size(d.images * d.rows * d.width * side + AMPI_LANES * side, d.lanes)
-                                + 2 * AMPI_LANES,
-                            AMPI_LANES);
-    d.floats = d.table + d.sums + d.dy + d.stage
-               + (((d.rows - 1) * (size_t)g->step_h + g->taps_h) * d.channels + AMPI_LANES)
-                     * (ampi_round_up(d.width, AMPI_LANES) + AMPI_PAD) + AMPI_PAD;
-    return d;
+/* at[i]: where row first + i of the unfolded image begins in a padded copy whose planes are `step` floats apart. */
+AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, size_t rows, uint32_t* at) {
+    const size_t high = ampi_phases_h(g), wide = ampi_phases_w(g);
+    const uint32_t sh = (uint32_t)g->step_h, sw = (uint32_t)g->step_w;
+    size_t i, channel = 0, h = first % g->taps / g->taps_w, w = first % g->taps_w;
+    for (i = 0; i < rows; i++) {
+        const uint32_t y = (uint32_t)(g->first_h + (int)h * g->next_h - g->low_h);
+        const uint32_t x = (uint32_t)(g->first_w + (int)w * g->next_w - g->low_w);
+        const size_t plane = (channel * high + y % sh) * wide + x % sw;
+        at[i] = i >= g->taps ? at[i - g->taps] + (uint32_t)(high * wide * step)
+                             : (uint32_t)(plane * step + y / sh * g->padded_w + x / sw);
+        if (++w < g->taps_w) continue;
+        w = 0;
+        if (++h < g->taps_h) continue;
+        h = 0;
+        channel = 1;
+    }
 }
 /* The stage of sixteen channels, side by side, for depthwise convolutions. */
-typedef struct ampi_channels { int low_h, low_w; size_t rows, pitch, table, result, flat, floats; } ampi_channels;
+typedef struct ampi_channels { size_t rows, pitch, table, result, flat, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
-    const int high_w = ampi_tap_high(g->first_w, g->next_w, g->taps_w);
     const size_t plane = ampi_round_up((size_t)g->height * (size_t)g->width, AMPI_LANES);
     const size_t pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
-    d.low_h = ampi_tap_low(g->first_h, g->next_h, g->taps_h);
-    d.low_w = ampi_tap_low(g->first_w, g->next_w, g->taps_w);
-    d.rows = (g->rows - 1) * (size_t)g->step_h
-             + (size_t)(ampi_tap_high(g->first_h, g->next_h, g->taps_h) - d.low_h) + 1;
-    d.pitch = ((g->cols - 1) * (size_t)g->step_w + (size_t)(high_w - d.low_w) + 1) * AMPI_LANES;
+    d.rows = (g->rows - 1) * (size_t)g->step_h + g->span_h + 1;
+    d.pitch = ((g->cols - 1) * (size_t)g->step_w + g->span_w + 1) * AMPI_LANES;
     d.table = ampi_round_up(g->taps, AMPI_LANES);
     d.result = pixels * AMPI_LANES;
     d.flat = plane * AMPI_LANES;
@@ -2828,8 +2814,8 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
     size_t h, w;
     for (h = 0; h < g->taps_h; h++)
         for (w = 0; w < g->taps_w; w++)
-            *at++ = (uint32_t)((size_t)(g->first_h + (int)h * g->next_h - d->low_h) * d->pitch
-                               + (size_t)(g->first_w + (int)w * g->next_w - d->low_w) * AMPI_LANES);
+            *at++ = (uint32_t)((size_t)(g->first_h + (int)h * g->next_h - g->low_h) * d->pitch
+                               + (size_t)(g->first_w + (int)w * g->next_w - g->low_w) * AMPI_LANES);
 }
 
 #if AMPI_X86
@@ -3360,12 +3346,12 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 /* --- the micro-kernel -------------------------------------------------------------------------- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Every sum takes p
-   in ascending order, one fused multiply-add for each. Row p of b is that of a packed panel [k][nr]; or, in a direct
-   convolution, begins at b + at[p], and each further vector of it lies b_next floats on. */
+   in ascending order, one fused multiply-add for each. Row p of b is that of a packed panel [k][nr], or, in a padded
+   copy of an image, begins at b + at[p]. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
-    const float* b; const uint32_t* at; size_t b_next;
+    const float* b; const uint32_t* at;
     float* sums; size_t ld;
     int first, exact;
 } AMPI_K(micro_args);
@@ -3374,7 +3360,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
     AMPI_V16 acc[AMPI_PASS_MR][AMPI_PASS_NV], x[AMPI_PASS_NV];
     const float* a[(AMPI_PASS_MR + 3) / 4] = { 0 };    /* every fourth row: more pointers take too many registers */
     const uint32_t* at = u->at;
-    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = at ? u->b_next : (size_t)AMPI_LANES;
+    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k;
     size_t p;
     int i, j;
     (void)pairs;
@@ -3384,7 +3370,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
             acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
     for (p = 0; p < k; p++) {
         const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
-        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + (size_t)j * next);
+        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + AMPI_LANES * j);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
@@ -3467,6 +3453,11 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
 
 /* --- runs of operands ------------------------------------------------------------------------------ */
 
+/* Zeros, most often a few: gcc calls memset for a loop. */
+AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
+    if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
+    else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
+}
 /* The pixels of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats behind the last
    are written. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
@@ -3474,8 +3465,8 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
     const ampi_unfold* g = v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     size_t i, l;
-    if (y < 0 || y >= g->height || inside == 0) { AMPI_K(clear)(dst, row->count); return; }
-    if (row->left > 0) AMPI_K(clear)(dst, row->left);
+    if (y < 0 || y >= g->height || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
+    AMPI_K(margin)(dst, row->left);
     plane += (size_t)y * (size_t)g->width + row->first;
     for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * row->step) {
         const char* src = (const char*)v->data + plane * size;
@@ -3485,56 +3476,100 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
         else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
         else for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
     }
-    if (behind < row->count) AMPI_K(clear)(dst + behind, row->count - behind);
+    AMPI_K(margin)(dst + behind, row->count - behind);
 }
-/* Lines y0, y0 + 1, ... of the plane that begins at element `plane`, from line d->low_h on, in FP32 with margins of
-   zeros. Columns are sorted by their place in a stride, so that 16 neighbouring pixels of the result read
-   neighbouring floats for each kernel position. mixed: room for a line. */
-AMPI_KERNEL_FN void AMPI_K(stage_lines)(const ampi_operand* v, const ampi_stage* d, size_t plane, size_t y0,
-                                        size_t lines, float* stage, float* mixed) {
-    const size_t steps = (size_t)v->image->step_w;
-    const ampi_row_pixels row = ampi_row_pixels_of(v->image->width, d->low_w, 1, d->pitch);
-    size_t y, i, phase;
-    for (y = y0; y < y0 + lines; y++, stage += d->pitch) {
-        AMPI_K(source_row)(steps == 1 ? stage : mixed, v, plane, (int64_t)y + d->low_h, &row);
-        for (phase = 0; steps > 1 && phase < steps; phase++)
-            for (i = 0; i < d->segment; i++) stage[phase * d->segment + i] = mixed[i * steps + phase];
-    }
-}
-/* Columns [at, at + count) of row `row` of an unfolded image. */
-AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, const ampi_operand* v, size_t row, size_t at, size_t count) {
+/* Places [from, from + count) of the padded planes of some channels, planes `step` floats apart. Up to 15 floats behind
+   each are written. */
+AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, size_t step, const ampi_operand* v, size_t channel, size_t channels,
+                                size_t from, size_t count) {
     const ampi_unfold* g = v->image;
-    const size_t channel = row / g->taps, tap = row % g->taps;
-    const int64_t off_h = g->first_h + (int64_t)(tap / g->taps_w) * g->next_h;
-    const int64_t off_w = g->first_w + (int64_t)(tap % g->taps_w) * g->next_w;
-    size_t plane = at / g->pixels * g->image + channel * g->plane;
-    size_t y = at % g->pixels / g->cols, x = at % g->pixels % g->cols, here;
-    ampi_row_pixels row_pixels;
-    for (; count > 0; count -= here, dst += here, x = 0, y++) {
-        here = ampi_min_size(g->cols - x, count);
-        if (y == g->rows) { y = 0; plane += g->image; }
-        row_pixels = ampi_row_pixels_of(g->width, (int64_t)x * g->step_w + off_w, g->step_w, here);
-        AMPI_K(source_row)(dst, v, plane, (int64_t)y * g->step_h + off_h, &row_pixels);
-    }
-}
-/* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
-AMPI_KERNEL_FN void AMPI_K(turned_weights)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
-    size_t row = at % v->taps / v->taps_w, column = at % v->taps % v->taps_w, i;
-    size_t from = at / v->taps * v->output + channel * v->ld;
-    for (i = 0; i < count; i++) {
-        dst[i] = AMPI_K(element)(v->data, v->dtype, from + row * v->next_h + column * v->next_w);
-        if (++column < v->taps_w) continue;
-        column = 0;
-        if ((++row) * v->taps_w < v->taps) continue;
+    const size_t high = ampi_phases_h(g), wide = ampi_phases_w(g);
+    size_t p, here, c, h, w, x = from % g->padded_w, row = from / g->padded_w % g->padded_h;
+    size_t plane = from / g->padded_w / g->padded_h * g->image + channel * g->plane;
+    for (p = 0; p < count; p += here, x = 0) {
+        const int64_t y = plane < g->elements ? (int64_t)row * g->step_h + g->low_h : g->height;
+        here = ampi_min_size(g->padded_w - x, count - p);
+        for (w = 0; w < wide; w++) {
+            const ampi_row_pixels pixels =
+                ampi_row_pixels_of(g->width, (int64_t)(x * (size_t)g->step_w + w) + g->low_w, g->step_w, here);
+            for (c = 0; c < channels; c++)
+                for (h = 0; h < high; h++)
+                    AMPI_K(source_row)(dst + ((c * high + h) * wide + w) * step + p, v, plane + c * g->plane,
+                                       y + (int64_t)h, &pixels);
+        }
+        if (++row < g->padded_h) continue;
         row = 0;
-        from += v->output;
+        plane += g->image;
     }
 }
-/* Elements [at, at + count) of a run in FP32. Up to 15 floats behind them are written. */
-AMPI_KERNEL_FN void AMPI_K(run)(float* dst, const ampi_operand* v, size_t run, size_t at, size_t count) {
-    if (v->image) AMPI_K(unfold)(dst, v, run, at, count);
-    else if (v->taps) AMPI_K(turned_weights)(dst, v, run, at, count);
-    else AMPI_K(widen)(dst, (const char*)v->data + (run * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
+/* The padded copy that rows [first, first + rows) of an unfolded image need in `count` columns, and its table. */
+AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
+                                     size_t column, size_t count) {
+    const ampi_unfold* g = v->image;
+    const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
+    const size_t places = to - from + g->span_h / (size_t)g->step_h * g->padded_w + g->span_w / (size_t)g->step_w;
+    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES, channel = first / g->taps;
+    ampi_padded_table(g, step, first, rows, at);
+    AMPI_K(pad)(dst, step, v, channel, (first + rows - 1) / g->taps + 1 - channel, from, places);
+}
+/* Columns [column, column + count) of a row of an unfolded image, all in one row of the grid. */
+AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
+    const ampi_unfold* g = v->image;
+    const size_t pixel = column % g->pixels, tap = row % g->taps;
+    const int64_t y = (int64_t)(pixel / g->cols) * g->step_h + g->first_h + (int64_t)(tap / g->taps_w) * g->next_h;
+    const int64_t x = (int64_t)(pixel % g->cols) * g->step_w + g->first_w + (int64_t)(tap % g->taps_w) * g->next_w;
+    const ampi_row_pixels pixels = ampi_row_pixels_of(g->width, x, g->step_w, count);
+    AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
+}
+/* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
+   apart: from a padded copy, if room->padded holds it. Up to 15 floats behind each row are written. */
+AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
+                                   size_t column, size_t count, const ampi_pack_room* room) {
+    const ampi_unfold* g = v->image;
+    const int copied = g->taps > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
+    const size_t from = ampi_padded_place(g, column);
+    uint32_t at[AMPI_KC];
+    size_t i, r, y, j, high, wide;
+    if (copied) AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
+    for (i = 0; i < count; i += high * wide) {              /* a part of a grid row, or some whole ones */
+        const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
+        wide = ampi_min_size(g->cols - pixel % g->cols, count - i);
+        high = wide < g->cols || !copied ? 1 : ampi_min_size(g->rows - pixel / g->cols, (count - i) / wide);
+        for (r = 0; r < rows && copied; r++)
+            for (y = 0; y < high; y++)
+                for (j = 0; j < wide; j += AMPI_LANES)
+                    AMPI_K(store)(dst + r * ld + i + y * wide + j,
+                                  AMPI_K(load)(room->padded + at[r] + place + y * g->padded_w + j));
+        for (r = first; r < first + rows && !copied; r++)
+            AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
+    }
+}
+/* Weights of channel `channel`, (output, kernel position) = at .. at + count. Up to 15 floats behind them are
+   written. */
+AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
+    size_t from = at / v->taps * v->output + channel * v->ld, tap = at % v->taps, i;
+    if (tap == 0 && v->next_w == 1 && v->next_h == v->taps_w)        /* a whole kernel lies together */
+        for (i = 0; i < count; i += v->taps, from += v->output)
+            AMPI_K(widen)(dst + i, (const char*)v->data + from * ampi_type_size(v->dtype), v->dtype,
+                          ampi_min_size(v->taps, count - i));
+    else
+        for (i = 0; i < count; i++) {
+            const size_t h = tap / v->taps_w, w = tap % v->taps_w;
+            dst[i] = AMPI_K(element)(v->data, v->dtype, from + h * v->next_h + w * v->next_w);
+            if (++tap < v->taps) continue;
+            tap = 0;
+            from += v->output;
+        }
+}
+/* Elements [at, at + count) of runs [first, first + runs) in FP32, runs `ld` floats apart. Up to 15 floats behind each
+   are written. */
+AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
+                                 size_t count, const ampi_pack_room* room) {
+    size_t r;
+    if (v->image) { AMPI_K(unfold)(dst, ld, v, first, runs, at, count, room); return; }
+    for (r = first; r < first + runs; r++, dst += ld)
+        if (v->taps) AMPI_K(kernel_row)(dst, v, r, at, count);
+        else AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
 }
 AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype == AMP_F32 && !v->image && !v->taps; }
 
@@ -3561,49 +3596,12 @@ AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const 
             AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i,
                           AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
 }
-/* Rows [k0, k0 + k) of an unfolded image, columns [j0, j0 + n): channel by channel and image by image, the lines that
-   the columns meet are staged in FP32 with their margins, from where all kernel positions are copied. */
-AMPI_KERNEL_FN void AMPI_K(pack_image)(float* dst, size_t deep, const ampi_operand* b, size_t k0, size_t k,
-                                       size_t j0, size_t n, float* line) {
-    const ampi_unfold* g = b->image;
-    const ampi_stage d = ampi_stage_of(g);
-    const size_t ld = n + 2 * AMPI_PAD, most = ampi_min_size(k, g->taps);
-    float* const stage = line + most * ld;
-    float* const mixed = stage + ampi_image_lines(g, n) * d.pitch + AMPI_PAD;
-    size_t p, end, j, here, t, y, x;
-    for (p = k0; p < k0 + k; p = end) {
-        const size_t channel = p / g->taps;
-        end = ampi_min_size((channel + 1) * g->taps, k0 + k);
-        for (j = j0; j < j0 + n; j += here) {
-            const size_t image = j / g->pixels, pixel = j % g->pixels, first = pixel / g->cols;
-            here = ampi_min_size(g->pixels - pixel, j0 + n - j);
-            AMPI_K(stage_lines)(b, &d, image * g->image + channel * g->plane, first * (size_t)g->step_h,
-                                ((pixel + here - 1) / g->cols - first) * (size_t)g->step_h + d.span, stage, mixed);
-            for (t = p; t < end; t++) {
-                const size_t h = t % g->taps / g->taps_w, w = t % g->taps % g->taps_w;
-                const size_t at = (size_t)(g->first_w + (int)w * g->next_w - d.low_w), step = (size_t)g->step_w;
-                const float* from = stage + (size_t)(g->first_h + (int)h * g->next_h - d.low_h) * d.pitch
-                                    + at % step * d.segment + at / step;
-                float* to = line + (t - p) * ld + (j - j0);
-                size_t left = here, columns;
-                for (y = 0, x = pixel % g->cols; left > 0; left -= columns, to += columns, y++, x = 0) {
-                    const float* row = from + y * (size_t)g->step_h * d.pitch + x;
-                    size_t i;
-                    columns = ampi_min_size(g->cols - x, left);
-                    for (i = 0; i < columns; i += AMPI_LANES) AMPI_K(store)(to + i, AMPI_K(load)(row + i));
-                }
-            }
-        }
-        for (t = p; t < end; t++) AMPI_K(spread_row)(dst, deep, t - k0, line + (t - p) * ld, AMP_F32, n);
-    }
-}
 /* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][kc][nr]; the last vector is filled up with 0. */
-AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, const ampi_blocks* blocks, size_t k0, size_t k,
-                                   size_t j0, size_t n, float* line) {
-    const size_t size = ampi_type_size(b->dtype), deep = blocks->kc, ld = k + AMPI_PAD;
-    size_t j, p, i;
+AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
+                                   size_t n, const ampi_pack_room* room) {
+    const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
+    size_t j, p, i, here;
     if (k == 0) return;                                     /* B may be NULL then */
-    if (blocks->staged) { AMPI_K(pack_image)(dst, deep, b, k0, k, j0, n, line); return; }
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         if (n - j >= AMPI_LANES && !b->image) {
@@ -3611,32 +3609,32 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, const ampi
             AMPI_K(turn)(to, AMPI_K(nr), from, b->ld * size, b->dtype, k);
             continue;
         }
-        for (i = 0; i < AMPI_LANES; i++)
-            if (j + i < n) AMPI_K(run)(line + i * ld, b, j0 + j + i, k0, k);
-            else AMPI_K(clear)(line + i * ld, k);
-        AMPI_K(turn)(to, AMPI_K(nr), line, ld * sizeof(float), AMP_F32, k);
+        here = ampi_min_size(n - j, AMPI_LANES);
+        AMPI_K(rows)(room->line, ld, b, j0 + j, here, k0, k, room);
+        for (i = here; i < AMPI_LANES; i++) AMPI_K(clear)(room->line + i * ld, k);
+        AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, k);
     }
-    for (p = 0; p < k && !b->along_k; p++) {
-        if (b->image) AMPI_K(unfold)(line, b, k0 + p, j0, n);
-        AMPI_K(spread_row)(dst, deep, p, b->image ? (const char*)line
-                                                  : (const char*)b->data + ((k0 + p) * b->ld + j0) * size,
-                           b->image ? AMP_F32 : b->dtype, n);
+    for (p = 0; p < k && !b->along_k && b->image; p += here) {
+        here = ampi_min_size(k - p, AMPI_LANES);
+        AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
+        for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n);
     }
+    for (p = 0; p < k && !b->along_k && !b->image; p++)
+        AMPI_K(spread_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
    are read `once`, else in room, whose rows share no cache sets. Element
    (i, p) lies at i * *row_step + p * *k_step. */
 AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, size_t i0, size_t m, size_t k0, size_t k,
-                                           int once, size_t* row_step, size_t* k_step) {
+                                           int once, const ampi_pack_room* packing, size_t* row_step, size_t* k_step) {
     const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
     const size_t runs = a->along_k ? m : k, length = a->along_k ? k : m;
     const int in_place = (once || a->along_k) && AMPI_K(lies_in_fp32)(a);
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
-    size_t r;
     *row_step = a->along_k ? ld : 1;
     *k_step = a->along_k ? 1 : ld;
     if (in_place) return k > 0 ? (const float*)a->data + run0 * ld + at : room;
-    for (r = 0; r < runs; r++) AMPI_K(run)(room + r * ld, a, run0 + r, at, length);
+    AMPI_K(rows)(room, ld, a, run0, runs, at, length, packing);
     return room;
 }
 #if AMPI_PASS_PAIRS
@@ -3729,19 +3727,18 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
 /* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
 AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
                                        const float* sums, size_t ld) {
-    size_t i, j, here;
-    for (i = i0; i < i0 + m; i++, sums += ld) {
-        const AMPI_V16 bias = AMPI_K(row_bias)(c, i);
-        for (j = j0; j < j0 + n; j += here) {
-            size_t at = i * c->row + j * c->column;
-            here = j0 + n - j;
-            if (c->part) {
-                const size_t pixel = j % c->part, x = pixel % c->cols;
-                at = i * c->row + j / c->part * c->image + pixel / c->cols * c->next_row + x * c->column;
-                here = ampi_min_size(here, c->cols - x);
-            }
-            AMPI_K(store_run)(c, at, j, sums + (j - j0), here, bias);
+    size_t i, j, here, count;
+    for (j = j0; j < j0 + n; j += here, sums += here) {
+        size_t at = j * c->column;
+        count = here = j0 + n - j;
+        if (c->part) {
+            const size_t pixel = j % c->part, x = pixel % c->pitch;
+            at = j / c->part * c->image + pixel / c->pitch * c->next_row + x * c->column;
+            here = ampi_min_size(here, c->pitch - x);
+            count = pixel < c->used && x < c->cols ? ampi_min_size(here, c->cols - x) : 0;
         }
+        for (i = 0; i < m && count > 0; i++)
+            AMPI_K(store_run)(c, (i0 + i) * c->row + at, j, sums + i * ld, count, AMPI_K(row_bias)(c, i0 + i));
     }
 }
 
@@ -3762,10 +3759,12 @@ AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
                                     size_t j0, size_t n, float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
-    float* const line = b_block + b->kc * b->nc;
-    float* const sums = line + b->line;
+    float* const sums = b_block + b->packed + b->line + b->padded;
+    const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const size_t ld = b->nc + AMPI_PAD;
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
+    const int in_place = s->b.image && s->b.image->in_place && b->padded > 0;
+    uint32_t* const table = (uint32_t*)(void*)room.line;
     size_t top, jn, k0, im, j;
     for (top = 0; top < m; top += b->tall)
         for (jn = 0; jn < n; jn += b->nc) {
@@ -3773,27 +3772,32 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
             k0 = 0;
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
-                AMPI_K(pack_b)(b_block, &s->b, b, k0, kc, j0 + jn, nc, line);
+                if (in_place) AMPI_K(pad_rows)(room.padded, table, &s->b, k0, kc, j0 + jn, nc);
+                else AMPI_K(pack_b)(b_block, &s->b, b->kc, k0, kc, j0 + jn, nc, &room);
 #if AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
                     AMPI_K(pair_rows)(b_block + j * b->kc, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
 #endif
                 for (im = 0; im < rows; im += b->mc) {
                     const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
+                    float* const tile = sums + (kept ? im : 0) * ld;
                     AMPI_K(micro_args) u;
                     memset(&u, 0, sizeof u);
                     u.k = kc; u.first = k0 == 0; u.exact = s->exact;
                     u.ld = ld;
-                    u.sums = sums + (kept ? im : 0) * ld;
-                    u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &u.row_step, &u.k_step);
+                    if (in_place) u.at = table;
+                    u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &room, &u.row_step, &u.k_step);
 #if AMPI_PASS_PAIRS
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
-                    for (j = 0; j < nc; j += AMPI_K(nr), u.sums += AMPI_K(nr)) {
-                        u.b = b_block + j * b->kc;
+                    for (j = 0; j < nc; j += AMPI_K(nr)) {
+                        if (in_place) j = ampi_next_pixel(&s->c, j0 + jn + j) - j0 - jn;
+                        if (j >= nc) break;
+                        u.b = in_place ? room.padded + j : b_block + j * b->kc;
+                        u.sums = tile + j;
                         AMPI_K(micro_form)(s, mc, nc - j, &u);
                     }
-                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, sums + (kept ? im : 0) * ld, ld);
+                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, tile, ld);
                 }
                 k0 += kc;
             } while (k0 < s->k);
@@ -3809,116 +3813,6 @@ AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks
     AMPI_K(amx_close)();
 }
 #endif
-
-/* --- direct convolution ---------------------------------------------------------------------------------------- */
-
-/* One image of a convolution whose weights are FP32 rows. Where rows of y are short a micro-tile holds several. */
-AMPI_KERNEL_FN void AMPI_K(direct_image)(const ampi_product* s, size_t image, float* scratch) {
-    const ampi_unfold* g = s->b.image;
-    const ampi_result* c = &s->c;
-    const ampi_stage d = ampi_stage_of(g);
-    const size_t most = AMPI_PASS_NV, high = g->cols <= AMPI_LANES ? most : 1, wide = (size_t)AMPI_K(nr) / high;
-    const size_t next_row = c->cols == c->part ? g->cols : c->next_row;
-    uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const stage = scratch + d.table, *const line = stage + d.floats, *const sums = line + d.line;
-    size_t i, y, x, h;
-    AMPI_K(micro_args) u;
-    ampi_stage_table(g, &d, at);
-    for (i = 0; i < g->channels; i++)
-        AMPI_K(stage_lines)(&s->b, &d, image * g->image + i * g->plane, 0, d.rows, stage + i * d.rows * d.pitch, line);
-    u.k = s->k; u.first = 1; u.exact = s->exact;
-    u.a = (const float*)s->a.data; u.row_step = s->a.ld; u.k_step = 1;
-    u.at = at; u.b_next = high > 1 ? (size_t)g->step_h * d.pitch : (size_t)AMPI_LANES;
-    u.sums = sums; u.ld = AMPI_K(nr);
-    for (y = 0; y < g->rows; y += high)
-        for (x = 0; x < g->cols; x += wide) {
-            const size_t columns = ampi_min_size(g->cols - x, wide), lines = ampi_min_size(g->rows - y, high);
-            u.b = stage + y * (size_t)g->step_h * d.pitch + x;
-            AMPI_K(micro)(s->m, high > 1 ? lines * AMPI_LANES : columns, &u);
-            for (i = 0; i < s->m; i++) {
-                const AMPI_V16 bias = AMPI_K(row_bias)(c, i);
-                for (h = 0; h < lines; h++)
-                    AMPI_K(store_run)(c, i * c->row + image * c->image + (y + h) * next_row + x * c->column, 0,
-                                      sums + i * u.ld + h * AMPI_LANES, columns, bias);
-            }
-        }
-}
-
-/* What the kernels of `channels` channels from `channel` on see of rows [y0, y0 + rows) of y: for each of these rows a
-   row of the stage, in which kernel rows and channels of a column lie side by side, so that kernel columns follow each
-   other. Column x of it begins at x * side. */
-AMPI_KERNEL_FN void AMPI_K(stage_kernels)(const ampi_operand* v, const ampi_kernels_stage* d, size_t image,
-                                          size_t channel, size_t channels, size_t y0, size_t rows,
-                                          float* stage, float* planes) {
-    const ampi_unfold* g = v->image;
-    const size_t side = ampi_kernels_side(g, channels), ld = ampi_round_up(d->width, AMPI_LANES) + AMPI_PAD;
-    const size_t step = (size_t)g->step_h, lines = (rows - 1) * step + g->taps_h;
-    const ampi_row_pixels row = ampi_row_pixels_of(g->width, g->first_w, 1, d->width);
-    float turned[AMPI_LANES][AMPI_LANES];
-    size_t y, c, block, x, i;
-    for (y = 0; y < lines; y++)
-        for (c = 0; c < channels; c++)
-            AMPI_K(source_row)(planes + (y * channels + c) * ld, v, image * g->image + (channel + c) * g->plane,
-                               (int64_t)(y0 * step + y) + g->first_h, &row);
-    AMPI_K(clear)(planes + lines * channels * ld, AMPI_LANES * ld);
-    for (y = 0; y < rows; y++, stage += d->width * side)
-        for (block = ampi_div_up(channels * g->taps_h, AMPI_LANES);
-             block-- > 0;) /* what a block writes behind its rows comes later */
-            for (x = 0; x < d->width; x += AMPI_LANES) {
-                AMPI_K(transpose)(turned[0], AMPI_LANES, planes + (y * step * channels + block * AMPI_LANES) * ld + x,
-                                  ld * sizeof(float), AMP_F32);
-                for (i = 0; i < AMPI_LANES; i++)
-                    AMPI_K(store)(stage + (x + i) * side + block * AMPI_LANES, AMPI_K(load)(turned[i]));
-            }
-}
-/* The weight gradient of some channels from `channel` on: a is dy, b is x. */
-AMPI_KERNEL_FN void AMPI_K(weight_gradient)(const ampi_product* s, size_t channel, size_t images, float* scratch) {
-    const ampi_unfold *g = s->b.image, *out = s->a.image;
-    const ampi_kernels_stage d = ampi_kernels_stage_of(g, out->channels);
-    const size_t channels = ampi_min_size(g->channels - channel, d.channels), side = ampi_kernels_side(g, channels);
-    const size_t lanes = (g->taps_w - 1) * side + channels * g->taps_h, outputs = out->channels;
-    uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const sums = scratch + d.table, *const dy = sums + d.sums, *const stage = dy + d.dy,
-                 *const line = stage + d.stage;
-    size_t n, y, x, o, j, i, rows, many = 1;
-    for (y = 0; y < d.images * d.rows; y++)
-        for (x = 0; x < g->cols; x++)
-            at[y * g->cols + x] = (uint32_t)(y * d.width * side + x * (size_t)g->step_w * side);
-    AMPI_K(clear)(sums, outputs * d.lanes);
-    for (n = 0; n < images; n += many)
-        for (y = 0; y < g->rows; y += rows) {
-            const int packed = s->a.dtype != AMP_F32 || d.images > 1;
-            const size_t size = ampi_type_size(s->a.dtype);
-            AMPI_K(micro_args) u;
-            rows = ampi_min_size(g->rows - y, d.rows);
-            many = ampi_min_size(images - n, d.images);
-            u.k = many * rows * g->cols; u.first = 0; u.exact = s->exact;
-            u.k_step = 1; u.row_step = packed ? d.images * d.rows * g->cols + AMPI_PAD : out->plane;
-            u.a = packed ? dy : (const float*)s->a.data + n * out->image + y * g->cols;
-            for (i = 0; i < many; i++) {
-                for (o = 0; o < outputs && packed; o++)
-                    AMPI_K(widen)(dy + o * u.row_step + i * rows * g->cols,
-                                  (const char*)s->a.data + ((n + i) * out->image + o * out->plane + y * g->cols) * size,
-                                  s->a.dtype, rows * g->cols);
-                AMPI_K(stage_kernels)(&s->b, &d, n + i, channel, channels, y, rows,
-                                      stage + i * rows * d.width * side, line);
-            }
-            u.at = at; u.b_next = AMPI_LANES; u.ld = d.lanes;
-            for (j = 0; j < lanes; j += AMPI_K(nr)) {
-                u.b = stage + j;
-                u.sums = sums + j;
-                AMPI_K(micro)(outputs, lanes - j, &u);
-            }
-        }
-    for (n = 0, i = 0; n < channels; n++)                  /* sorted by channel, kernel row, kernel column */
-        for (y = 0; y < g->taps_h; y++)
-            for (x = 0; x < g->taps_w; x++) at[i++] = (uint32_t)(x * side + y * channels + n);
-    for (o = 0; o < outputs; o++) {
-        float* const row = stage;
-        for (i = 0; i < channels * g->taps; i++) row[i] = sums[o * d.lanes + at[i]];
-        AMPI_K(store_run)(&s->c, o * s->c.row + channel * g->taps, 0, row, channels * g->taps, AMPI_K(set1)(-0.0f));
-    }
-}
 
 /* --- depthwise convolution: sixteen channels side by side ------------------------------------------------------ */
 
@@ -3939,14 +3833,14 @@ AMPI_KERNEL_FN void AMPI_K(turn_planes)(float* dst, const ampi_operand* v, size_
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(const ampi_operand* v, const ampi_channels* d, size_t plane, size_t channels,
                                            float* stage, float* flat, float* planes) {
     const ampi_unfold* g = v->image;
-    const size_t width = (size_t)g->width, left = d->low_w < 0 ? (size_t)-d->low_w : 0,
-                 skip = d->low_w > 0 ? (size_t)d->low_w : 0;
+    const size_t width = (size_t)g->width, left = g->low_w < 0 ? (size_t)-g->low_w : 0,
+                 skip = g->low_w > 0 ? (size_t)g->low_w : 0;
     const size_t columns = d->pitch / AMPI_LANES;
     size_t y, x;
     AMPI_K(clear)(stage, d->rows * d->pitch);
     AMPI_K(turn_planes)(flat, v, plane, channels, (size_t)g->height * width, planes);
     for (y = 0; y < d->rows; y++) {
-        const int64_t source = (int64_t)y + d->low_h;
+        const int64_t source = (int64_t)y + g->low_h;
         if (source < 0 || source >= g->height) continue;
         for (x = 0; left + x < columns && skip + x < width; x++)
             AMPI_K(store)(stage + y * d->pitch + (left + x) * AMPI_LANES,
@@ -4039,27 +3933,6 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, 
             for (i = 0; i < here; i++) row[i] = sums[(t + i) * AMPI_LANES + c];
             AMPI_K(store_run)(&s->c, (channel + c) * g->taps + t, t, row, here, AMPI_K(set1)(-0.0f));
         }
-}
-
-/* --- weights ------------------------------------------------------------------------------------------------------ */
-
-/* The weights of an input gradient of one group as rows, a row for each channel. line: room for an output's weights. */
-AMPI_KERNEL_FN void AMPI_K(turn_weights)(float* dst, const ampi_operand* w, size_t channels, size_t outputs,
-                                         float* line) {
-    const size_t k = outputs * w->taps, taps_h = w->taps / w->taps_w;
-    const size_t reach = (channels - 1) * w->ld + (taps_h - 1) * w->next_h + (w->taps_w - 1) * w->next_w + 1;
-    size_t o, c, x, y;
-    for (o = 0; o < outputs; o++, dst += w->taps) {
-        const float* row = (const float*)w->data + o * w->output;
-        if (w->dtype != AMP_F32) {
-            AMPI_K(widen)(line, (const uint16_t*)w->data + o * w->output, w->dtype, reach);
-            row = line;
-        }
-        for (c = 0; c < channels; c++)
-            for (y = 0; y < taps_h; y++)
-                for (x = 0; x < w->taps_w; x++)
-                    dst[c * k + y * w->taps_w + x] = row[c * w->ld + y * w->next_h + x * w->next_w];
-    }
 }
 
 /* --- sums over a batch (gradients of biases) -------------------------------------------------------------------- */
@@ -4247,11 +4120,9 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
                                               AMPI_K(product),
-                                              AMPI_K(direct_image),
-                                              AMPI_K(weight_gradient),
                                               AMPI_K(depthwise),
                                               AMPI_K(depthwise_dw),
-                                              AMPI_K(turn_weights),
+                                              AMPI_K(kernel_row),
                                               AMPI_K(column_sums),
                                               AMPI_K(lane_sums),
 #if AMPI_PASS_PAIRS
@@ -4822,30 +4693,30 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 
 /* --- blocking ---------------------------------------------------------------------------- */
 
-enum { AMPI_KC = 256, AMPI_MC = 96, AMPI_TALL = 768,
-       AMPI_STAGED = 32768,                  /* floats at most of a staged image */
+enum { AMPI_MC = 96, AMPI_TALL = 768,
        AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
 
-/* Blocks for an m x n x k product, `cut` times halved; image: B, if it is one whose rows are unfolded. Blocks of k
-   are of about the same depth. */
-AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, size_t m, size_t n, size_t k,
-                                   const ampi_unfold* image, int cut) {
+/* Blocks for m rows and n columns of a product, `cut` times halved. Blocks of k are of about the same depth. */
+AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
     const size_t tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
     ampi_blocks b;
-    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(k, 1), ampi_div_up(k, kc)), 2 * AMPI_LANES);
+    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
     b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     b.mc = ampi_min_size(m, mc);
     b.tall = ampi_min_size(m, tall);
-    b.line = ampi_max_size(AMPI_LANES * (b.kc + 2 * AMPI_PAD), b.nc + 2 * AMPI_PAD);
-    b.staged = image && image->taps > 1 && ampi_image_floats(image, b.kc, b.nc) <= (size_t)AMPI_STAGED >> 2 * cut;
-    if (b.staged) b.line = ampi_max_size(b.line, ampi_image_floats(image, b.kc, b.nc));
+    b.line = AMPI_LANES * (ampi_max_size(b.kc, s->b.image ? b.nc : 0) + 2 * AMPI_PAD);
+    b.packed = b.kc * b.nc;
+    b.padded = 0;
+    if (s->a.image) b.padded = ampi_padded_floats(s->a.image, b.mc, b.kc, 2 * b.packed);
+    else if (s->b.image) b.padded = ampi_padded_floats(s->b.image, b.kc, b.nc, 2 * b.packed);
+    if (s->b.image && s->b.image->in_place && b.padded > 0) b.packed = 0;
     return b;
 }
 /* Floats of scratch memory: a panel of A, a block of B, a line, the sums. */
 AMPI_FN size_t ampi_blocks_floats(const ampi_blocks* b, size_t k) {
-    return (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD) + b->kc * b->nc + b->line
+    return (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD) + b->packed + b->line + b->padded
            + ((k > b->kc ? b->tall : b->mc) + AMPI_LANES) * (b->nc + AMPI_PAD) + AMPI_LANES;
 }
 /* Threads that a product is worth: an element brought from memory counts as 4 multiplications. */
@@ -4855,20 +4726,19 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
 }
 /* How a product is dealt to threads: by columns, in micro-tiles, or by rows where there are more of these. */
 typedef struct ampi_deal { size_t shares, units, unit; int by_rows; } ampi_deal;
-AMPI_FN ampi_deal ampi_deal_of(const ampi_kernels* g, size_t m, size_t n, size_t k) {
-    const size_t rows = ampi_div_up(m, g->mr), columns = ampi_div_up(n, g->nr);
+AMPI_FN ampi_deal ampi_deal_of(const ampi_kernels* g, const ampi_product* s) {
+    const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_deal d;
     d.by_rows = rows > columns;
     d.unit = d.by_rows ? g->mr : g->nr;
     d.units = d.by_rows ? rows : columns;
-    d.shares = ampi_min_size(ampi_gemm_threads(m, n, k), d.units);
+    d.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), d.units);
     return d;
 }
-AMPI_FN ampi_blocks ampi_deal_blocks(const ampi_kernels* g, const ampi_deal* d, size_t m, size_t n, size_t k,
-                                     const ampi_unfold* image, int cut) {
+AMPI_FN ampi_blocks ampi_deal_blocks(const ampi_kernels* g, const ampi_deal* d, const ampi_product* s, int cut) {
     const size_t each = ampi_div_up(d->units, d->shares) * d->unit;
-    return ampi_blocks_of(g, d->by_rows ? ampi_min_size(m, each) : m,
-                          d->by_rows ? n : ampi_min_size(n, each), k, image, cut);
+    return ampi_blocks_of(g, s, d->by_rows ? ampi_min_size(s->m, each) : s->m,
+                          d->by_rows ? s->n : ampi_min_size(s->n, each), cut);
 }
 /* Are the sums of products of two bfloat16 whose least exponent fields are a and b never subnormal, which vdpbf16ps
    takes as zero? All are multiples of 2^(a - 127 - 7 + b - 127 - 7), which is at least 2^-126 then. */
@@ -4887,9 +4757,11 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
 /* How a product is packed. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const int matrices = !s->a.image && !s->b.image && !s->a.taps;
+    if (!matrices && (!s->b.image || s->b.image->in_place || s->b.along_k || s->a.taps || s->m <= AMPI_PAIRED_ROWS))
+        return AMPI_FP32;
     if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
-    if (!AMPI_IN_PAIRS || s->a.taps
+    if (!AMPI_IN_PAIRS
         || !ampi_pairs_are_normal(
             ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k, s->a.along_k ? s->k : s->m),
             ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n))) return AMPI_FP32;
@@ -4916,7 +4788,6 @@ AMPI_APART void ampi_deal_on_stack(const ampi_kernels* g, const ampi_product* s,
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const size_t room = ampi_room(exec);
-    const ampi_unfold* image = product->b.along_k ? NULL : product->b.image;
     ampi_product s = *product;
     ampi_deal d;
     ampi_blocks b;
@@ -4924,11 +4795,11 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     int cut = 0;
     int64_t i;
     if (s.m == 0 || s.n == 0) return;
-    s.exact = s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
+    s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
     s.form = ampi_gemm_form(g, &s, exec);
-    d = ampi_deal_of(g, s.m, s.n, s.k);
+    d = ampi_deal_of(g, &s);
     do {
-        b = ampi_deal_blocks(g, &d, s.m, s.n, s.k, image, cut);
+        b = ampi_deal_blocks(g, &d, &s, cut);
         floats = ampi_blocks_floats(&b, s.k);
     } while (d.shares * floats > room && cut++ < 2);
     if (d.shares * floats <= room) {
@@ -4938,7 +4809,7 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
         return;
     }
     for (cut = 2; ampi_blocks_floats(&b, s.k) > AMPI_STACK_FLOATS; cut++)
-        b = ampi_deal_blocks(g, &d, s.m, s.n, s.k, image, cut);
+        b = ampi_deal_blocks(g, &d, &s, cut);
     AMPI_PARALLEL_FOR(d.shares > 1,
                       for (i = 0; i < (int64_t)d.shares; i++) ampi_deal_on_stack(g, &s, &d, &b, (size_t)i));
 }
@@ -4995,18 +4866,20 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->c.alpha = 1.0f;
 }
 
-/* Floats with which a product runs at full speed; image: B, if it is one whose rows are unfolded. */
-AMPI_FN size_t ampi_gemm_floats(size_t m, size_t n, size_t k, const ampi_unfold* image) {
+/* Floats with which a product runs at full speed. */
+AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
     const ampi_kernels* g = ampi_kernels_now();
-    const ampi_deal d = ampi_deal_of(g, m, n, k);
-    const ampi_blocks b = ampi_deal_blocks(g, &d, m, n, k, image, 0);
-    return d.shares * ampi_blocks_floats(&b, k);
+    const ampi_deal d = ampi_deal_of(g, s);
+    const ampi_blocks b = ampi_deal_blocks(g, &d, s, 0);
+    return d.shares * ampi_blocks_floats(&b, s->k);
 }
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
+    ampi_product s;
     size_t elements;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    return ampi_gemm_floats(m, n, k, NULL) * sizeof(float) + 128;
+    ampi_product_init(&s, m, n, k, NULL, AMP_F32, n);
+    return ampi_gemm_floats(&s) * sizeof(float) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
@@ -5423,6 +5296,7 @@ AMPI_FN ampi_unfold ampi_unfold_x(const ampi_conv2d* c) {
     g.height = c->s.height; g.width = c->s.width;
     g.channels = c->cg; g.plane = c->in_pixels; g.image = (size_t)c->s.channels * c->in_pixels;
     g.elements = c->x_count;
+    ampi_pad_planes(&g);
     return g;
 }
 /* dy, each pixel by itself. */
@@ -5439,10 +5313,12 @@ AMPI_FN ampi_unfold ampi_unfold_dy(const ampi_conv2d* c) {
 }
 /* Planes that are read as they lie are one long row. */
 AMPI_FN void ampi_unfold_flat(ampi_unfold* g) {
-    if (g->taps != 1 || g->step_h != 1 || g->step_w != 1 || g->first_h != 0 || g->first_w != 0
-        || g->rows != (size_t)g->height || g->cols != (size_t)g->width || g->pixels > 0x7fffffff) return;
-    g->rows = 1; g->cols = g->pixels;
-    g->height = 1; g->width = (int)g->pixels;
+    if (g->taps == 1 && g->step_h == 1 && g->step_w == 1 && g->first_h == 0 && g->first_w == 0
+        && g->rows == (size_t)g->height && g->cols == (size_t)g->width && g->pixels <= 0x7fffffff) {
+        g->rows = 1; g->cols = g->pixels;
+        g->height = 1; g->width = (int)g->pixels;
+    }
+    ampi_pad_planes(g);
 }
 AMPI_FN ampi_operand ampi_unfolded(const void* data, amp_dtype t, int along_k, const ampi_unfold* g) {
     ampi_operand v = ampi_matrix(data, t, 0, along_k);
@@ -5467,7 +5343,8 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     ampi_unfold_flat(&v->b);
     v->s.a = ampi_matrix(u->w, u->w_dtype, k, 1);
     v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
-    y->row = y->part = y->cols = c->out_pixels;
+    y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
+    y->next_row = (size_t)c->out_w;
     y->image = (size_t)c->s.out_channels * c->out_pixels;
     y->bias = u->b; y->bias_dtype = ampi_dtype(u->b_dtype);
     y->bias_per_row = 1;
@@ -5529,102 +5406,72 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
     if (u->y) dx->data = (char*)u->y + ((size_t)h * width + (size_t)w) * ampi_type_size(u->y_dtype);
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
-    dx->part = ph.pixels * pw.pixels;
-    dx->cols = c->s.stride_h == 1 && c->s.stride_w == 1 ? dx->part : pw.pixels;
+    dx->part = dx->used = ph.pixels * pw.pixels;
+    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? dx->part : pw.pixels;
     dx->next_row = (size_t)c->s.stride_h * width;
     dx->image = (size_t)c->s.channels * c->in_pixels;
     v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x; transposed, unless that would fill fewer lanes. */
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of x * dy, transposed: A is the unfolded x, B is dy, and a column of C an
+   output's weights. */
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
-    const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
-    const size_t x_group = c->cg * c->in_pixels, dy_group = c->og * c->out_pixels;
-    const int transposed = weights * ampi_round_up(c->og, AMPI_LANES) <= c->og * ampi_round_up(weights, AMPI_LANES);
-    ampi_convolution_init(v, c, u, transposed ? weights : c->og, transposed ? c->og : weights, k);
-    v->a = transposed ? ampi_unfold_x(c) : ampi_unfold_dy(c);
-    v->b = transposed ? ampi_unfold_dy(c) : ampi_unfold_x(c);
+    const size_t weights = c->cg * c->taps;
+    ampi_convolution_init(v, c, u, weights, c->og, (size_t)c->s.n * c->out_pixels);
+    v->a = ampi_unfold_x(c);
+    v->b = ampi_unfold_dy(c);
     ampi_unfold_flat(&v->a);
     ampi_unfold_flat(&v->b);
-    v->s.a = transposed ? ampi_unfolded(u->w, u->w_dtype, 1, &v->a) : ampi_unfolded(u->x, u->x_dtype, 1, &v->a);
-    v->s.b = transposed ? ampi_unfolded(u->x, u->x_dtype, 1, &v->b) : ampi_unfolded(u->w, u->w_dtype, 1, &v->b);
-    v->s.c.row = transposed ? 1 : weights;
-    v->s.c.column = transposed ? weights : 1;
-    v->a_group = transposed ? x_group : dy_group;
-    v->b_group = transposed ? dy_group : x_group;
-    v->c_group = c->og * weights;
+    v->s.a = ampi_unfolded(u->w, u->w_dtype, 1, &v->a);
+    v->s.b = ampi_unfolded(u->x, u->x_dtype, 1, &v->b);
+    v->s.c.row = 1;
+    v->s.c.column = weights;
+    v->a_group = c->cg * c->in_pixels; v->b_group = c->og * c->out_pixels; v->c_group = c->og * weights;
 }
 
 /* --- how it is computed ----------------------------------------------------------------------- */
 
-/* Floats that the weights of all groups take as FP32 rows, with a line for laying them out; 0 if they are such rows. */
+/* Floats that the weights of all groups take as FP32 rows; 0 if they are such rows. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->dtype == AMP_F32 && a->taps == 0) return 0;
-    return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + ampi_round_up(a->output, AMPI_LANES) + AMPI_LANES;
+    return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
-    float* const line = room + ampi_round_up(v->groups * rows, AMPI_LANES);
-    size_t group;
+    size_t group, i;
     if (ampi_wide_weights(v) == 0) return;
     for (group = 0; group < v->groups; group++) {
+        float* const to = room + group * rows;
         ampi_operand w = all;
         w.data = ampi_at(all.data, all.dtype, group * v->a_group);
-        if (w.taps == 0) ampi_load_f32(room + group * rows, w.data, w.dtype, 0, rows);
-        else ampi_kernels_now()->turn_weights(room + group * rows, &w, v->s.m, v->s.k / w.taps, line);
+        if (w.taps == 0) ampi_load_f32(to, w.data, w.dtype, 0, rows);
+        for (i = 0; i < v->s.m && w.taps > 0; i++) ampi_kernels_now()->kernel_row(to + i * v->s.k, &w, i, 0, v->s.k);
     }
     ampi_kernels_end();
+    v->s.exact = all.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
-
-/* The direct form pays where the second-level cache holds the image and the weights, and rows of y fill their
-   vectors; or where there are so few outputs that unfolding would cost as much as the product. */
-enum { AMPI_DIRECT_FLOATS = 1 << 17, AMPI_DIRECT_ROWS = 32 };
-AMPI_FN int ampi_is_direct(const ampi_convolution* v) {
-    const ampi_product* s = &v->s;
-    const size_t lanes = ampi_round_up(v->b.cols, AMPI_LANES);
-    return s->k > 0 && v->b.taps > 1 && s->m * s->k <= AMPI_DIRECT_FLOATS
-           && ampi_stage_of(&v->b).floats <= AMPI_DIRECT_FLOATS
-           && (s->m <= AMPI_DIRECT_ROWS || 8 * (lanes - v->b.cols) <= lanes);
-}
-AMPI_FN size_t ampi_direct_floats(const ampi_convolution* v) {
-    const ampi_stage d = ampi_stage_of(&v->b);
-    return ampi_round_up(d.table + d.floats + d.line + v->s.m * 3 * AMPI_LANES, AMPI_LANES);
+/* The columns of y, or of a phase of dx, are places of the padded planes, where enough of these are pixels: the
+   micro-kernel reads B in its padded copy then, and sums for places that are no pixel are not stored. */
+AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
+    ampi_unfold* g = &v->b;
+    ampi_result* c = &v->s.c;
+    const uint64_t part = (uint64_t)g->padded_h * g->padded_w;
+    if (v->s.k == 0 || part / 2 > g->pixels) return;
+    g->in_place = 1;
+    if (part == g->pixels) return;
+    c->cols = g->cols;
+    c->pitch = g->padded_w;
+    c->used = (g->rows - 1) * g->padded_w + g->cols;
+    g->rows = g->padded_h; g->cols = g->padded_w;
+    g->pixels = c->part = (size_t)part;
+    v->s.n = v->images * c->part;
 }
 AMPI_FN size_t ampi_conv2d_shares(const ampi_convolution* v, size_t tasks) {
     return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), tasks);
-}
-/* One share of all pairs of an image and a group. */
-AMPI_FN void ampi_direct_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
-                               size_t shares, float* scratch) {
-    const size_t tasks = v->groups * v->images;
-    size_t i;
-    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++) {
-        ampi_convolution one;
-        g->direct(ampi_group_of(v, i % v->groups, &one), i / v->groups, scratch);
-    }
-    ampi_kernels_end();
-}
-AMPI_FN int ampi_direct_run(const ampi_convolution* v, const amp_exec* exec) {
-    const ampi_kernels* g = ampi_kernels_now();
-    const size_t weights = ampi_wide_weights(v), shares = ampi_conv2d_shares(v, v->groups * v->images);
-    ampi_convolution wide = *v;
-    size_t floats;
-    float* memory;
-    int64_t i;
-    if (!ampi_is_direct(v)) return 0;
-    floats = ampi_direct_floats(v);
-    if (ampi_room(exec) < weights + shares * floats) return 0;
-    memory = ampi_align64(exec->workspace);
-    wide.s.exact = v->s.a.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
-    ampi_widen_weights(&wide, memory);
-    memory += weights;
-    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
-        ampi_direct_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
-    return 1;
 }
 /* Is each channel a group with one output? */
 AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) { return v->b.channels == 1 && v->s.m == 1 && v->groups > 1; }
@@ -5657,14 +5504,13 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
         ampi_depthwise_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
     return 1;
 }
-/* y, or one phase of dx: directly, or as a product. Weights that would be gathered again and again are laid out first,
-   where there is room. */
+/* y, or one phase of dx. Weights that would be gathered again and again are laid out first, where there is room. */
 AMPI_FN void ampi_conv2d_run(const ampi_convolution* v, const amp_exec* exec) {
     const size_t weights = ampi_wide_weights(v);
     ampi_convolution one, wide = *v;
     amp_exec rest;
     size_t group;
-    if (ampi_depthwise_run(v, exec) || ampi_direct_run(v, exec)) return;
+    if (ampi_depthwise_run(v, exec)) return;
     memset(&rest, 0, sizeof rest);
     if (exec) rest = *exec;
     if (v->s.a.taps > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
@@ -5672,6 +5518,7 @@ AMPI_FN void ampi_conv2d_run(const ampi_convolution* v, const amp_exec* exec) {
         rest.workspace = ampi_align64(exec->workspace) + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64;
     }
+    if (ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_in_place(&wide);
     for (group = 0; group < v->groups; group++) ampi_gemm_run(ampi_group_of(&wide, group, &one), &rest);
 }
 
@@ -5721,48 +5568,6 @@ AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* 
     return 1;
 }
 
-/* Scratch floats of one share of a weight gradient. */
-AMPI_FN size_t ampi_weight_gradient_floats(const ampi_conv2d* c) {
-    const ampi_unfold x = ampi_unfold_x(c);
-    return ampi_round_up(ampi_kernels_stage_of(&x, c->og).floats, AMPI_LANES);
-}
-AMPI_FN void ampi_weight_gradient_share(const ampi_kernels* g, const ampi_convolution* v, size_t blocks,
-                                        size_t channels, size_t share, size_t shares, float* scratch) {
-    const size_t tasks = v->groups * blocks;
-    size_t i;
-    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++) {
-        ampi_convolution one;
-        g->weight_gradient(ampi_group_of(v, i / blocks, &one), i % blocks * channels, v->images, scratch);
-    }
-    ampi_kernels_end();
-}
-/* dw, some channels of x at a time, if the kernel's pixels are neighbours and the workspace has room. */
-AMPI_FN int ampi_weight_gradient_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
-    const ampi_kernels* g = ampi_kernels_now();
-    const size_t floats = ampi_weight_gradient_floats(c);
-    size_t channels, blocks, shares;
-    ampi_convolution v;
-    float* memory;
-    int64_t i;
-    if (c->s.dilation_h != 1 || c->s.dilation_w != 1) return 0;
-    ampi_convolution_init(&v, c, u, c->og, c->cg * c->taps, (size_t)c->s.n * c->out_pixels);
-    v.a = ampi_unfold_dy(c);
-    v.b = ampi_unfold_x(c);
-    v.s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v.a);
-    v.s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v.b);
-    v.s.c.row = c->cg * c->taps;
-    v.s.exact = v.s.a.dtype == AMP_F16 && v.s.b.dtype == AMP_F16;
-    v.a_group = c->og * c->out_pixels; v.b_group = c->cg * c->in_pixels; v.c_group = c->og * c->cg * c->taps;
-    channels = ampi_kernels_stage_of(&v.b, c->og).channels;
-    blocks = ampi_div_up(c->cg, channels);
-    shares = ampi_min_size(ampi_gemm_threads(v.s.m, v.s.n * v.groups, v.s.k), v.groups * blocks);
-    if (ampi_room(exec) < shares * floats) return 0;
-    memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
-        ampi_weight_gradient_share(g, &v, blocks, channels, (size_t)i, shares, memory + (size_t)i * floats));
-    return 1;
-}
-
 /* --- gradient of the bias ---------------------------------------------------------------------- */
 
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
@@ -5789,17 +5594,16 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
 
 /* --- amp_conv2d ---------------------------------------------------------------------------------- */
 
-/* Floats of workspace for the fastest way to y, or to one phase of dx: FP32 weights, and what the neediest of the three
-   forms takes. Shares are threads, each with scratch memory of its own, which ampi_gemm_floats counts itself. */
+/* Floats of workspace for y, or one phase of dx: FP32 weights, and what the neediest form takes. Shares are threads,
+   each with scratch memory of its own, which ampi_gemm_floats counts itself. */
 AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
-    const size_t product = ampi_gemm_floats(v->s.m, v->s.n, v->s.k, &v->b);
-    const size_t shares = ampi_conv2d_shares(v, v->groups * v->images);
-    const size_t direct = ampi_is_direct(v) ? shares * ampi_direct_floats(v) : 0;
-    const size_t depthwise = ampi_is_depthwise(v)
-                                 ? ampi_conv2d_shares(v, ampi_div_up(v->groups, AMPI_LANES) * v->images)
-                                       * ampi_depthwise_floats(v)
-                                 : 0;
-    return ampi_wide_weights(v) + ampi_max_size(product, ampi_max_size(direct, depthwise));
+    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES) * v->images, product = ampi_gemm_floats(&v->s);
+    const size_t depthwise = ampi_is_depthwise(v) ? ampi_conv2d_shares(v, blocks) * ampi_depthwise_floats(v) : 0;
+    ampi_convolution in_place = *v;
+    in_place.s.b.image = &in_place.b;
+    ampi_read_in_place(&in_place);
+    return ampi_wide_weights(v)
+           + ampi_max_size(depthwise, ampi_max_size(product, ampi_gemm_floats(&in_place.s)));
 }
 /* Phases of a side that are looked at: the first ones have the most pixels. */
 enum { AMPI_PHASES = 32 };
@@ -5815,11 +5619,10 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     for (h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
         for (w = 0; w < ampi_min_int(c.s.width, ampi_min_int(c.s.stride_w, AMPI_PHASES)); w++) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
-            floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
+            if (v.s.k > 0) floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
         }
     ampi_conv2d_dw(&v, &c, &none);
-    floats = ampi_max_size(floats, ampi_gemm_floats(v.s.m, v.s.n, v.s.k, NULL));
-    floats = ampi_max_size(floats, ampi_threads() * ampi_weight_gradient_floats(&c));
+    floats = ampi_max_size(floats, ampi_gemm_floats(&v.s));
     if (c.cg == 1 && c.og == 1 && c.s.groups > 1) {
         ampi_conv2d_y(&v, &c, &none);
         floats = ampi_max_size(floats, ampi_threads() * ampi_depthwise_floats(&v));
@@ -5887,7 +5690,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_dx_run(&c, &of_x, exec);
-    if (dw && !ampi_depthwise_dw_run(&c, &of_w, exec) && !ampi_weight_gradient_run(&c, &of_w, exec)) {
+    if (dw && !ampi_depthwise_dw_run(&c, &of_w, exec)) {
         ampi_conv2d_dw(&v, &c, &of_w);
         for (group = 0; group < v.groups; group++) ampi_gemm_run(ampi_group_of(&v, group, &one), exec);
     }
