@@ -26,8 +26,7 @@
      license      MIT */
 
 /* ======================================================================================== */
-/* >>guide    Read this once.                                                                 */
-/* ======================================================================================== */
+/* >>guide    Read this once. */
 /*
    Three ways in.
    1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half
@@ -77,8 +76,7 @@
 #define AMP_H_INCLUDED
 
 /* ======================================================================================== */
-/* >>config   Version, and the option macros (define them before the include).               */
-/* ======================================================================================== */
+/* >>config   Version, and the option macros (define them before the include). */
 #include <stddef.h>
 #include <stdint.h>
 #if !defined(AMP_NO_STDIO)
@@ -122,7 +120,6 @@ extern "C" {
 
 /* ======================================================================================== */
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
-/* ======================================================================================== */
 
 /* One table makes the enum and the texts. */
 #define AMP_RESULT_LIST(X)                                                             \
@@ -226,8 +223,7 @@ AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 
 /* ======================================================================================== */
-/* >>cpu      Which instructions the kernels use. The results are the same bits on each.      */
-/* ======================================================================================== */
+/* >>cpu      Which instructions the kernels use. The results are the same bits on each. */
 
 typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_AUTO   = 0,   /* the best that this processor has */
@@ -250,8 +246,7 @@ AMP_DEF int amp_cpu_has_fast_sums(void);
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* ======================================================================================== */
-/* >>half     IEEE half and bfloat16, conversions one by one and in bulk.                     */
-/* ======================================================================================== */
+/* >>half     IEEE half and bfloat16, conversions one by one and in bulk. */
 
 /* Structs, never a bare uint16_t: adding two halves must not compile. */
 typedef struct amp_half     { uint16_t bits; } amp_half;       /* 1 sign, 5 exponent, 10 fraction bits */
@@ -308,8 +303,7 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* ======================================================================================== */
-/* >>ops      Operators on raw pointers, usable alone. Forward beside backward.               */
-/* ======================================================================================== */
+/* >>ops      Operators on raw pointers, usable alone. Forward beside backward. */
 
 /* Rules that hold for all of them.
    - Tensors are row-major and packed (only amp_gemm has leading dimensions); images are N,C,H,W.
@@ -324,7 +318,7 @@ typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
 
-/* --- matrix product -------------------------------------------------------------------- */
+/* --- matrix product --- */
 
 typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpose;
 
@@ -347,7 +341,7 @@ AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b
     size_t ldb, size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride, size_t batch,
     const amp_exec* exec);
 
-/* --- dense layer ----------------------------------------------------------------------- */
+/* --- dense layer --- */
 
 /* y[N,O] = x[N,I] * w[O,I]^T + b[O].   b may be NULL. */
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
@@ -357,7 +351,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
     amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
 
-/* --- convolution ----------------------------------------------------------------------- */
+/* --- convolution --- */
 
 /* Shapes of a 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
    OH = (H + 2*pad_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
@@ -383,7 +377,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy
     amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
     void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec);
 
-/* --- pooling --------------------------------------------------------------------------- */
+/* --- pooling --- */
 
 typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
 
@@ -407,7 +401,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
     amp_dtype x_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec);
 
-/* --- normalisation --------------------------------------------------------------------- */
+/* --- normalisation --- */
 
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
    training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
@@ -446,7 +440,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
    256 KB, and as much for each thread. 0 where it has no use for any. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
-/* --- element by element ---------------------------------------------------------------- */
+/* --- element by element --- */
 
 typedef AMPI_ENUM(amp_activation) {
     AMP_RELU    = 0,      /* max(x, 0); NaN stays NaN */
@@ -489,7 +483,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
     amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
-/* --- losses: FP32 arithmetic; the loss is the mean over the batch ----------------------- */
+/* --- losses: FP32 arithmetic; the loss is the mean over the batch --- */
 
 /* Each forward writes the mean loss to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
    (*loss_scale) * weight * loss, weight finite. The scale is read through a pointer because on a GPU it lives on the
@@ -516,8 +510,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     const amp_exec* exec);
 
 /* ======================================================================================== */
-/* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
-/* ======================================================================================== */
+/* >>policy   Autocast: which operator runs in which type. Rules are data. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
    O1, O2: the class under these levels in the style of PyTorch. At O0 all are FP32, at O3 all but the losses are LOW.
@@ -652,8 +645,7 @@ AMP_DEF const char* amp_style_name(amp_style style);
 AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* ======================================================================================== */
-/* >>scaler   The loss-scale machine.                                                         */
-/* ======================================================================================== */
+/* >>scaler   The loss-scale machine. */
 
 /* One state machine reproduces the scalers of the systems below, step by step. State: scale s, tracker c
    (clean steps in a row), hysteresis left h. Parameters: the fields of amp_scaler_desc.
@@ -895,7 +887,6 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
 
 /* ======================================================================================== */
 /* >>optim    Optimizers on FP32 master weights; clip, unscale and half copy in the same pass. */
-/* ======================================================================================== */
 
 /* g is the gradient / loss scale * clip coefficient (+ weight_decay * w where "L2" is said), in FP32:
      SGD    g += wd*w (L2); buf = momentum*buf + (1-dampening)*g (first step: buf = g);
@@ -1032,8 +1023,7 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 /* ======================================================================================== */
-/* >>model    A static graph: build it with calls that read like the maths, then finalize.    */
-/* ======================================================================================== */
+/* >>model    A static graph: build it with calls that read like the maths, then finalize. */
 
 typedef struct amp_model amp_model;
 typedef struct amp_backend amp_backend;
@@ -1080,7 +1070,7 @@ AMP_DEF void amp_model_destroy(amp_model* m);
 /* The last error sentence of this model; "" if none. */
 AMP_DEF const char* amp_model_error(const amp_model* m);
 
-/* --- building: an error is remembered, later calls do nothing, and finalize reports it ----- */
+/* --- building: an error is remembered, later calls do nothing, and finalize reports it --- */
 
 /* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within +-1/sqrt(fan_in). He: normal,
    sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). The biases of these two are 0. */
@@ -1186,7 +1176,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
    for a batch norm that is not frozen. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
-/* --- looking inside -------------------------------------------------------------------- */
+/* --- looking inside --- */
 
 /* One layer, as it will run. */
 typedef struct amp_layer {
@@ -1241,8 +1231,7 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
 /* ======================================================================================== */
-/* >>train    The step: forward, FP32 loss, scaled backward, check, skip or update, adjust.   */
-/* ======================================================================================== */
+/* >>train    The step: forward, FP32 loss, scaled backward, check, skip or update, adjust. */
 
 #define AMP_MAX_INPUTS 8
 #define AMP_MAX_LOSSES 8
@@ -1385,8 +1374,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
 /* ======================================================================================== */
-/* >>checkpoint  Everything that training needs to go on, in the safetensors format.          */
-/* ======================================================================================== */
+/* >>checkpoint  Everything that training needs to go on, in the safetensors format. */
 #if !defined(AMP_NO_STDIO)
 
 /* A named tensor of a file. shape has `rank` entries whose product is tensor.count. */
@@ -1454,8 +1442,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 #endif
 
 /* ======================================================================================== */
-/* >>report   What a person wants to see.                                                     */
-/* ======================================================================================== */
+/* >>report   What a person wants to see. */
 
 /* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
 #define AMP_STATS_MIN_EXPONENT (-149)
@@ -1497,8 +1484,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #endif
 
 /* ======================================================================================== */
-/* >>backend  For authors: the processor a model runs on.                                     */
-/* ======================================================================================== */
+/* >>backend  For authors: the processor a model runs on. */
 
 /* What training moves, and what its last step did. A backend that is `asynchronous` keeps the true state in its own
    memory; this is then what was last read. */
@@ -1660,14 +1646,12 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #endif /* AMP_H_INCLUDED */
 
 /* ======================================================================================== */
-/* >>impl     Stop here if you only want the interface.                                       */
-/* ======================================================================================== */
+/* >>impl     Stop here if you only want the interface. */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
 
 /* ======================================================================================== */
-/* >>impl-base                                                                                */
-/* ======================================================================================== */
+/* >>impl-base */
 #include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
@@ -2113,8 +2097,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 }
 
 /* ======================================================================================== */
-/* >>impl-cpu                                                                                 */
-/* ======================================================================================== */
+/* >>impl-cpu */
 
 /* Which instruction sets this compiler can emit for single functions. */
 #if !defined(AMP_NO_SIMD) && (defined(__x86_64__) || defined(__i386__)) && !defined(__TINYC__) \
@@ -2316,10 +2299,9 @@ AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
 AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* ======================================================================================== */
-/* >>impl-half                                                                                */
-/* ======================================================================================== */
+/* >>impl-half */
 
-/* --- one value: formulas on bits -------------------------------------------------------- */
+/* --- one value: formulas on bits --- */
 
 /* float -> half. Read the magnitude as sig * 2^(e-150) with a 24-bit sig, cut the k lowest bits of sig (13,
    and one more for each step below the smallest normal exponent, 113), and put the exponent above what is
@@ -2441,7 +2423,7 @@ AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype) { return ampi_beside_inf(
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) == 0; }
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) < 0; }
 
-/* --- sixteen values in plain C ------------------------------------------------------------ */
+/* --- sixteen values in plain C --- */
 
 /* Compilers vectorise loops over sixteen elements. They are on integers alone, so the processor's modes do not matter.
    Most values are zero, or normal in both formats: then rounding is a shift, and sixteen such values take the easy way.
@@ -2482,7 +2464,6 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
 
 /* ======================================================================================== */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
-/* ======================================================================================== */
 
 /* How kernels are written. Each is one plain C function over v16, sixteen lanes of FP32, and the operations below. The
    text stands once, in impl-kernels, and is compiled once for each instruction set: this file includes itself with
@@ -2605,7 +2586,7 @@ typedef struct ampi_blocks { size_t mc, nc, kc, tall, packed, line, padded; } am
 /* Scratch memory for packing: lines, and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
 
-/* --- updates of weights, for one element -------------------------------------------------------- */
+/* --- updates of weights, for one element --- */
 
 /* Constants of one step for one group; all products and quotients of them were formed in double. */
 typedef struct ampi_update {
@@ -3283,12 +3264,11 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #ifdef AMPI_PASS
 /* ======================================================================================== */
 /* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
-/* ======================================================================================== */
 
 #define AMPI_PASS_DONE 1
 enum { AMPI_K(nr) = AMPI_LANES * AMPI_PASS_NV };
 
-/* --- elements ------------------------------------------------------------------------------ */
+/* --- elements --- */
 
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     if (t == AMP_F16) return AMPI_K(load_f16)((const uint16_t*)p);
@@ -3343,7 +3323,7 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     for (i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
 }
 
-/* --- the micro-kernel -------------------------------------------------------------------------- */
+/* --- the micro-kernel --- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Every sum takes p
    in ascending order, one fused multiply-add for each. Row p of b is that of a packed panel [k][nr], or, in a padded
@@ -3451,7 +3431,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
 #endif
 
-/* --- runs of operands ------------------------------------------------------------------------------ */
+/* --- runs of operands --- */
 
 /* Zeros, most often a few: gcc calls memset for a loop. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
@@ -3573,7 +3553,7 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
 }
 AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype == AMP_F32 && !v->image && !v->taps; }
 
-/* --- packing -------------------------------------------------------------------------------------------- */
+/* --- packing --- */
 
 /* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart; k is rounded up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k) {
@@ -3669,7 +3649,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 }
 #endif
 
-/* --- the epilogue ------------------------------------------------------------------------------------------ */
+/* --- the epilogue --- */
 
 /* Whole vectors of neighbouring columns: alpha * sum + bias. t is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums, size_t vectors, AMPI_V16 alpha,
@@ -3742,7 +3722,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
     }
 }
 
-/* --- the product ------------------------------------------------------------------------------------------ */
+/* --- the product --- */
 
 /* The micro-kernel of the product's form. */
 AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
@@ -3814,7 +3794,7 @@ AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks
 }
 #endif
 
-/* --- depthwise convolution: sixteen channels side by side ------------------------------------------------------ */
+/* --- depthwise convolution: sixteen channels side by side --- */
 
 /* Pixels [0, n) of 16 planes that begin at element `plane`, a pixel's channels side by side; where there are fewer, the
    others are 0. planes: room for 16 of n + pad floats. */
@@ -3935,7 +3915,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, 
         }
 }
 
-/* --- sums over a batch (gradients of biases) -------------------------------------------------------------------- */
+/* --- sums over a batch (gradients of biases) --- */
 
 /* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width) {
@@ -3957,7 +3937,7 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
     AMPI_K(store)(sums, sum);
 }
 
-/* --- updates of weights ------------------------------------------------------------------------------------------- */
+/* --- updates of weights --- */
 
 #ifdef AMPI_PASS_WIDTH
 /* Loops go over the lanes of one register, so that a compiler keeps these arrays in registers. */
@@ -4020,7 +4000,7 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 #endif
 }
 
-/* --- conversions and sums of squares --------------------------------------------------------------------------- */
+/* --- conversions and sums of squares --- */
 
 /* Each NaN becomes quiet, and keeps its sign and the upper bits of its payload: halves do so by themselves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet_typed)(amp_dtype t, AMPI_V16 x) { return t == AMP_BF16 ? AMPI_K(quiet)(x) : x; }
@@ -4143,8 +4123,7 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
 #undef AMPI_PASS_BASE
 #undef AMPI_PASS_DONE
 /* ======================================================================================== */
-/* >>impl-convert  Conversions of arrays.                                                     */
-/* ======================================================================================== */
+/* >>impl-convert  Conversions of arrays. */
 
 /* The kernels for the instruction set in use. */
 AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
@@ -4159,7 +4138,7 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 /* Is called behind kernels of the table: see ampi_clear_upper, which needs AVX. */
 AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_clear_upper(); }
 
-/* --- double, and rounding at random ----------------------------------------------------------- */
+/* --- double, and rounding at random --- */
 
 /* The processor widens normal floats exactly in every mode. */
 AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
@@ -4212,7 +4191,7 @@ AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n
     }
 }
 
-/* --- to and from FP32 --------------------------------------------------------------------------- */
+/* --- to and from FP32 --- */
 
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
@@ -4238,7 +4217,7 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
     }
 }
 
-/* --- amp_convert ------------------------------------------------------------------------------ */
+/* --- amp_convert --- */
 
 #define AMPI_F64_BLOCK 256         /* elements in a block of doubles */
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
@@ -4411,8 +4390,7 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 }
 
 /* ======================================================================================== */
-/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling.                   */
-/* ======================================================================================== */
+/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling. */
 
 /* Half way between the largest float and 2^128: what rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
@@ -4422,7 +4400,7 @@ AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     info->first_tensor = info->last_tensor = -1;
 }
 
-/* --- lists of tensors, cut into chunks ------------------------------------------------------- */
+/* --- lists of tensors, cut into chunks --- */
 
 /* Tensors that lie in an array of any struct: `at` gives the i-th. */
 typedef struct ampi_tensors {
@@ -4504,7 +4482,7 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     }
 }
 
-/* --- check ------------------------------------------------------------------------------------ */
+/* --- check --- */
 
 /* Magnitude bits of infinity in a type; what lies above them is NaN. */
 AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
@@ -4578,7 +4556,7 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     }
 }
 
-/* --- unscale ---------------------------------------------------------------------------------- */
+/* --- unscale --- */
 
 /* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, looks at what dst would hold, and
    changes nothing; without `info` it stores that and does not look. */
@@ -4669,8 +4647,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
 }
 
 /* ======================================================================================== */
-/* >>impl-gemm  Matrix product, dense layer.                                                  */
-/* ======================================================================================== */
+/* >>impl-gemm  Matrix product, dense layer. */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Floats of a workspace, from where it is aligned. */
@@ -4691,7 +4668,7 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
     return n / shares * share + (share < n % shares ? share : n % shares);
 }
 
-/* --- blocking ---------------------------------------------------------------------------- */
+/* --- blocking --- */
 
 enum { AMPI_MC = 96, AMPI_TALL = 768,
        AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
@@ -4814,7 +4791,7 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
                       for (i = 0; i < (int64_t)d.shares; i++) ampi_deal_on_stack(g, &s, &d, &b, (size_t)i));
 }
 
-/* --- amp_gemm ---------------------------------------------------------------------------- */
+/* --- amp_gemm --- */
 
 /* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
@@ -4916,7 +4893,7 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
     return r;
 }
 
-/* --- amp_gemm_batched --------------------------------------------------------------------- */
+/* --- amp_gemm_batched --- */
 
 /* How many products, and the elements from one matrix to the next. */
 typedef struct ampi_series { size_t count, a, b, c; } ampi_series;
@@ -5036,7 +5013,7 @@ AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b
     return r;
 }
 
-/* --- sums over a batch (gradients of biases) --------------------------------------------- */
+/* --- sums over a batch (gradients of biases) --- */
 
 /* Does a call add to dx, and to the parameters' gradients? */
 AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
@@ -5071,7 +5048,7 @@ AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db,
         ampi_linear_db_chunk((const char*)dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, n, out, (size_t)i * 256));
 }
 
-/* --- dense layer ------------------------------------------------------------------------- */
+/* --- dense layer --- */
 
 /* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]; its operands are checked. */
 AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, const void* x, amp_dtype x_dtype,
@@ -5153,8 +5130,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 }
 
 /* ======================================================================================== */
-/* >>impl-conv   Convolution: the same product of other operands, and a direct form.          */
-/* ======================================================================================== */
+/* >>impl-conv   Convolution: the same product of other operands, and a direct form. */
 
 /* A checked shape with its defaults filled in, and the sizes that follow from it. */
 typedef struct ampi_conv2d {
@@ -5247,7 +5223,7 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
-/* --- a convolution as products -------------------------------------------------------------- */
+/* --- a convolution as products --- */
 
 /* Operands of a call. Of an input gradient x is dy and y is dx; of a weight gradient w is x, and y is dw. */
 typedef struct ampi_conv2d_call {
@@ -5429,7 +5405,7 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->a_group = c->cg * c->in_pixels; v->b_group = c->og * c->out_pixels; v->c_group = c->og * weights;
 }
 
-/* --- how it is computed ----------------------------------------------------------------------- */
+/* --- how it is computed --- */
 
 /* Floats that the weights of all groups take as FP32 rows; 0 if they are such rows. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
@@ -5568,7 +5544,7 @@ AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* 
     return 1;
 }
 
-/* --- gradient of the bias ---------------------------------------------------------------------- */
+/* --- gradient of the bias --- */
 
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
@@ -5592,7 +5568,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
         ampi_conv2d_db_of(c, dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, (size_t)o));
 }
 
-/* --- amp_conv2d ---------------------------------------------------------------------------------- */
+/* --- amp_conv2d --- */
 
 /* Floats of workspace for y, or one phase of dx: FP32 weights, and what the neediest form takes. Shares are threads,
    each with scratch memory of its own, which ampi_gemm_floats counts itself. */
@@ -5699,8 +5675,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 }
 
 /* ======================================================================================== */
-/* >>impl-math   exp, log, tanh and the like, the same bits everywhere.                       */
-/* ======================================================================================== */
+/* >>impl-math   exp, log, tanh and the like, the same bits everywhere. */
 
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
@@ -5858,8 +5833,7 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 }
 
 /* ======================================================================================== */
-/* >>impl-nn  Pooling, normalisation, element by element, losses.                            */
-/* ======================================================================================== */
+/* >>impl-nn  Pooling, normalisation, element by element, losses. */
 
 /* Every operator walks over its data in tiles of at most AMPI_TILE elements: widen a tile into floats on
    the stack (or take the operand in place where it is F32), run a kernel over it, narrow it back. The
@@ -5870,7 +5844,7 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
 
-/* --- operands ---------------------------------------------------------------------------- */
+/* --- operands --- */
 
 /* Refuses NULL pointers, types that operators do not compute on, sizes that no memory could hold, and results that
    would be written over operands. */
@@ -5979,7 +5953,7 @@ AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missi
     return missing;
 }
 
-/* --- sums -------------------------------------------------------------------------------- */
+/* --- sums --- */
 
 /* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
 AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
@@ -6011,7 +5985,7 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     return total;
 }
 
-/* --- pooling ----------------------------------------------------------------------------- */
+/* --- pooling --- */
 
 /* A checked shape with the defaults filled in. */
 typedef struct ampi_pool_plan {
@@ -6972,7 +6946,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     return AMP_OK;
 }
 
-/* --- activations ------------------------------------------------------------------------- */
+/* --- activations --- */
 
 /* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 =
    sigmoid(2u). */
@@ -7135,7 +7109,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     return AMP_OK;
 }
 
-/* --- rows -------------------------------------------------------------------------------- */
+/* --- rows --- */
 
 /* An operand as floats, a part at a time: where it lies, or widened into the tile, where it stays until another part is
    asked for. all: how many elements the operand has, or 0 where a result is written over it. */
@@ -7374,7 +7348,7 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const void* context, size_t rows
         work(context, (size_t)i, ampi_min_size(rows - (size_t)i, (size_t)step)));
 }
 
-/* --- batch norm -------------------------------------------------------------------------- */
+/* --- batch norm --- */
 
 /* A group of channels is summed and then normed: as many as fit a tile, at most AMPI_BN_WIDE. A channel of several
    pixels is summed by lanes, a tile at a time: as many planes of it as fit, or a part of one plane. A plane of 128
@@ -7684,7 +7658,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     return AMP_OK;
 }
 
-/* --- layer norm -------------------------------------------------------------------------- */
+/* --- layer norm --- */
 
 /* The arguments of both passes. add, add_params: dx, dgamma and dbeta add to what is there. */
 typedef struct ampi_layer_norm {
@@ -7869,7 +7843,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     return AMP_OK;
 }
 
-/* --- softmax ----------------------------------------------------------------------------- */
+/* --- softmax --- */
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of max[r] and the elements of row r. NaNs are passed over: they come back through exp. */
@@ -8026,7 +8000,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     return r;
 }
 
-/* --- dropout, sum, concat ---------------------------------------------------------------- */
+/* --- dropout, sum, concat --- */
 
 /* A number in [0,1) of 24 random bits. */
 AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
@@ -8121,7 +8095,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
     return AMP_OK;
 }
 
-/* --- losses ------------------------------------------------------------------------------ */
+/* --- losses --- */
 
 /* (*loss_scale) * weight / n, the factor of every loss gradient. */
 AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
@@ -8315,8 +8289,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 #endif
 
 /* ======================================================================================== */
-/* >>impl-policy                                                                              */
-/* ======================================================================================== */
+/* >>impl-policy */
 
 /* A row of AMP_OP_LIST. */
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
@@ -8526,10 +8499,9 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 }
 
 /* ======================================================================================== */
-/* >>impl-scaler                                                                              */
-/* ======================================================================================== */
+/* >>impl-scaler */
 
-/* --- fields of descs, also of an optimizer's ------------------------------------------------- */
+/* --- fields of descs, also of an optimizer's --- */
 
 /* A field of a desc and its range, in which AMP_ZERO may lie apart. kind: d double, f float, i int or enumerator. */
 typedef struct ampi_desc_field {
@@ -8562,7 +8534,7 @@ AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fi
     return AMP_OK;
 }
 
-/* --- presets and validation ----------------------------------------------------------------- */
+/* --- presets and validation --- */
 
 /* Bits: 1 an overflow divides, 2 factors are doubles, 4 the scale is one. */
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
@@ -8736,7 +8708,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     return AMP_OK;
 }
 
-/* --- the rule ------------------------------------------------------------------------------- */
+/* --- the rule --- */
 
 /* A product and a quotient of two floats that were formed in double round to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* rule, const amp_scaler_state* state) {
@@ -8794,7 +8766,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
     return hit;
 }
 
-/* --- windows ---------------------------------------------------------------------------------- */
+/* --- windows --- */
 
 enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 
@@ -9145,7 +9117,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     return AMP_OK;
 }
 
-/* --- save and load ------------------------------------------------------------------------------ */
+/* --- save and load --- */
 
 /* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. The other fields
    of rule and state are rows of a table: runs of words, or of pairs of words, that lie side by side. Version 1 has no
@@ -9302,10 +9274,9 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
 }
 
 /* ======================================================================================== */
-/* >>impl-optim                                                                               */
-/* ======================================================================================== */
+/* >>impl-optim */
 
-/* --- schedule ------------------------------------------------------------------------------- */
+/* --- schedule --- */
 
 /* A product in double that no compiler fuses with a following sum. */
 AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
@@ -9363,7 +9334,7 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
     return s ? (float)ampi_mul64((double)base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
 }
 
-/* --- validation ------------------------------------------------------------------------------- */
+/* --- validation --- */
 
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
@@ -9559,7 +9530,7 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
     return r;
 }
 
-/* --- passes over the parameters ------------------------------------------------------------------ */
+/* --- passes over the parameters --- */
 
 AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
@@ -9675,7 +9646,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
     }
 }
 
-/* --- the step ------------------------------------------------------------------------------------- */
+/* --- the step --- */
 
 /* Bias corrections by b^(t+1), t being the steps that moved the group until now. Products of two floats are exact in
    double. */
@@ -9871,8 +9842,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 }
 
 /* ======================================================================================== */
-/* >>impl-backend                                                                             */
-/* ======================================================================================== */
+/* >>impl-backend */
 
 AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
 AMPI_FN void ampi_cpu_free(void* p, const amp_allocator* a) { ampi_free(a, p); }
@@ -10010,8 +9980,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 }
 
 /* ======================================================================================== */
-/* >>impl-model                                                                               */
-/* ======================================================================================== */
+/* >>impl-model */
 
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
@@ -10102,7 +10071,7 @@ struct amp_model {
     char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
 };
 
-/* --- errors ---------------------------------------------------------------------------- */
+/* --- errors --- */
 
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
@@ -10134,7 +10103,7 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
     ampi_build_fail(m, code, "layer %d after '%s': %s", m->node_count, m->draft.layer.name, sentence);
 }
 
-/* --- memory ---------------------------------------------------------------------------- */
+/* --- memory --- */
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
@@ -10171,7 +10140,7 @@ AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at)
 /* A field that is 0 stands for another value. */
 AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
 
-/* --- life ------------------------------------------------------------------------------ */
+/* --- life --- */
 
 /* A name, and every function that the CPU's table has: from `open` on there is nothing else in it. */
 AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
@@ -10261,7 +10230,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
     ampi_free(&allocator, m);
 }
 
-/* --- building -------------------------------------------------------------------------- */
+/* --- building --- */
 
 /* A value is the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
    from. So a value of another model shows, unless all that leads to it is the same there. */
@@ -10643,7 +10612,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     else n->group = group;
 }
 
-/* --- finalize, 1: which type each layer computes in, and each value is kept in ------------- */
+/* --- finalize, 1: which type each layer computes in, and each value is kept in --- */
 
 /* Behind flatten: the node whose memory it is. */
 AMPI_FN int ampi_source(const amp_model* m, int node) {
@@ -10756,7 +10725,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     return AMP_OK;
 }
 
-/* --- finalize, 2: who needs a gradient ----------------------------------------------------- */
+/* --- finalize, 2: who needs a gradient --- */
 
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     for (int i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
@@ -10779,7 +10748,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     return AMP_OK;
 }
 
-/* --- finalize, 3: memory of values --------------------------------------------------------- */
+/* --- finalize, 3: memory of values --- */
 
 /* May n have the memory of its input, which no other node reads: for the gradient, or even for the output? */
 AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
@@ -10898,7 +10867,7 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
     }
 }
 
-/* --- finalize, 4: parameters ---------------------------------------------------------------- */
+/* --- finalize, 4: parameters --- */
 
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM; }
 
@@ -10976,7 +10945,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
     return AMP_OK;
 }
 
-/* --- finalize, 5: the rest ------------------------------------------------------------------ */
+/* --- finalize, 5: the rest --- */
 
 /* Scratch memory of a layer's operators. */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
@@ -11125,7 +11094,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     return AMP_OK;
 }
 
-/* --- looking inside ------------------------------------------------------------------------- */
+/* --- looking inside --- */
 
 AMP_DEF int amp_model_layer_count(const amp_model* m) { return m && m->finalized ? m->layer_count : 0; }
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
@@ -11219,7 +11188,7 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
 }
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
-/* --- what a checkpoint needs ----------------------------------------------------------------- */
+/* --- what a checkpoint needs --- */
 
 /* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
@@ -11265,15 +11234,14 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 }
 
 /* ======================================================================================== */
-/* >>impl-train                                                                               */
-/* ======================================================================================== */
+/* >>impl-train */
 
 AMP_DEF const char* amp_outcome_name(amp_outcome o) {
     static const char* const names[] = { "applied", "accumulated", "skipped: overflow", "skipped: model" };
     return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)o);
 }
 
-/* --- where things are ----------------------------------------------------------------------- */
+/* --- where things are --- */
 
 AMPI_FN void* ampi_arena(const amp_model* m, const ampi_lease* l) {
     return m->blocks[AMPI_BLOCK_ARENA].base + l->offset;
@@ -11365,7 +11333,7 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     return op == AMP_OP_GELU ? AMP_GELU : op == AMP_OP_TANH ? AMP_TANH : op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
 
-/* --- forward ---------------------------------------------------------------------------------- */
+/* --- forward --- */
 
 /* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
    has to be seen. */
@@ -11466,7 +11434,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
     return AMP_OK;
 }
 
-/* --- backward --------------------------------------------------------------------------------- */
+/* --- backward --- */
 
 /* The gradient of input j into dx, if that is not NULL, and of the weights. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const ampi_pass* p, int j, void* dx) {
@@ -11531,7 +11499,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
     return AMP_OK;
 }
 
-/* --- data --------------------------------------------------------------------------------------- */
+/* --- data --- */
 
 /* An array of a batch, or of a data set, is known by a number: inputs come first, then targets. */
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
@@ -11625,7 +11593,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     return AMP_OK;
 }
 
-/* --- what is frozen ------------------------------------------------------------------------------- */
+/* --- what is frozen --- */
 
 /* Whether the rates as they are now freeze p; a number of a group that the caller has spoilt is refused later. */
 AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
@@ -11650,7 +11618,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
     }
 }
 
-/* --- why a step was skipped ----------------------------------------------------------------------- */
+/* --- why a step was skipped --- */
 
 /* Batch norm's running statistics, so that a skipped step can put them back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
@@ -11739,7 +11707,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
                  rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 
-/* --- ranks ------------------------------------------------------------------------------------------ */
+/* --- ranks --- */
 
 /* Sums values in the backend's memory over the ranks. */
 AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
@@ -11789,7 +11757,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass*
     return m->backend->training_agree(&m->training, flags, &m->exec);
 }
 
-/* --- the step ------------------------------------------------------------------------------------- */
+/* --- the step --- */
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
@@ -11990,7 +11958,7 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     return m->micro > 0 ? AMP_OK : m->training.limit;
 }
 
-/* --- evaluation ------------------------------------------------------------------------------------ */
+/* --- evaluation --- */
 
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     amp_eval_info told = { 0.0f, 0 };
@@ -12025,7 +11993,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     return r;
 }
 
-/* --- data sets --------------------------------------------------------------------------------------- */
+/* --- data sets --- */
 
 /* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. */
 typedef struct ampi_feed {
@@ -12136,7 +12104,7 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
     return r;
 }
 
-/* --- fit ------------------------------------------------------------------------------------------------ */
+/* --- fit --- */
 
 /* One run of amp_fit. */
 typedef struct ampi_fit {
@@ -12295,8 +12263,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 }
 
 /* ======================================================================================== */
-/* >>impl-checkpoint                                                                          */
-/* ======================================================================================== */
+/* >>impl-checkpoint */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
 #include <time.h>
@@ -12364,7 +12331,7 @@ typedef struct ampi_file {
     size_t entry_count, found_count;
 } ampi_file;
 
-/* --- sorting and searching records that begin with their name ---------------------------- */
+/* --- sorting and searching records that begin with their name --- */
 
 typedef int (*ampi_order)(const void* a, const void* b);      /* as for qsort and bsearch */
 
@@ -12415,7 +12382,7 @@ AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
     return found ? ((const amp_file_text*)found)->value : NULL;
 }
 
-/* --- sentences and numbers ---------------------------------------------------------------- */
+/* --- sentences and numbers --- */
 
 /* Refusals of what the caller hands in, and of what a file holds. */
 #define AMPI_BAD_CALL(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
@@ -12482,7 +12449,7 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
-/* --- what the caller hands in ------------------------------------------------------------ */
+/* --- what the caller hands in --- */
 
 /* Bytes of a tensor whose count was checked. */
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
@@ -12525,7 +12492,7 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
     return AMP_OK;
 }
 
-/* --- the system's files ------------------------------------------------------------------- */
+/* --- the system's files --- */
 
 /* What C's streams lack: a file created where there is none, a file on the disk, a file replaced in one step. POSIX and
    Windows have it, under nearly the same names; elsewhere C's own functions come nearest. */
@@ -12629,7 +12596,7 @@ AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary, uint64_t* byte
     return stream;
 }
 
-/* --- writing --------------------------------------------------------------------------- */
+/* --- writing --- */
 
 /* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
 AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
@@ -12767,7 +12734,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
     return ampi_file_close(&f, ampi_file_save(&f, path, texts, text_count));
 }
 
-/* --- JSON, as much as a header may hold --------------------------------------------------- */
+/* --- JSON, as much as a header may hold --- */
 
 /* A cursor over a text that ends in a 0. Strings are decoded where they stand: no escape is shorter than what it means,
    and the closing quote leaves room for the final 0. At the first error the cursor stops: all that follows does
@@ -12864,7 +12831,7 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     return n;
 }
 
-/* --- the header ------------------------------------------------------------------------ */
+/* --- the header --- */
 
 /* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. Returns that product. */
 AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
@@ -12974,7 +12941,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     return AMP_OK;
 }
 
-/* --- reading --------------------------------------------------------------------------- */
+/* --- reading --- */
 
 /* Reads n bytes, or with out = NULL steps over them. */
 AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
@@ -13119,7 +13086,7 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     return ampi_file_close(&f, r);
 }
 
-/* --- checkpoints of a model, and of a loop of the caller's ------------------------------- */
+/* --- checkpoints of a model, and of a loop of the caller's --- */
 
 /* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
 enum { AMPI_INT, AMPI_LONG, AMPI_STEPS, AMPI_FLOAT };    /* of 4, 8, 8 and 4 bytes */
@@ -13504,8 +13471,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 #endif
 
 /* ======================================================================================== */
-/* >>impl-report                                                                              */
-/* ======================================================================================== */
+/* >>impl-report */
 
 /* What a type can hold: its least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
 typedef struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_range;
@@ -13716,8 +13682,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #endif /* AMP_IMPLEMENTATION */
 
 /* ======================================================================================== */
-/* >>license                                                                                  */
-/* ======================================================================================== */
+/* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.
    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
    associated documentation files (the "Software"), to deal in the Software without restriction, including
