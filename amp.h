@@ -4514,26 +4514,18 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
     return good;
 }
 
-AMPI_FN uint32_t ampi_magnitude_at(const void* data, amp_dtype t, size_t i) {
-    uint32_t u;
-    uint16_t h;
-    if (t == AMP_F32) {
-        memcpy(&u, (const float*)data + i, sizeof u);
-        return u & 0x7fffffffu;
-    }
-    memcpy(&h, (const uint16_t*)data + i, sizeof h);
-    return h & 0x7fffu;
-}
-
 /* Counts what is above `last` among elements [i, end) of data; `base` is the index of element 0 of data. */
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
                             ampi_chunk* c) {
-    const uint32_t inf = ampi_inf_bits(t);
     for (; i < end; i++) {
-        const uint32_t u = ampi_magnitude_at(data, t, i);
+        uint32_t u;
+        uint16_t low;
+        if (t == AMP_F32) memcpy(&u, (const float*)data + i, sizeof u);
+        else { memcpy(&low, (const uint16_t*)data + i, sizeof low); u = low; }
+        u &= t == AMP_F32 ? 0x7fffffffu : 0x7fffu;
         if (u <= last) continue;
         if (c->inf + c->nan == 0) c->first = base + i;
-        if (u > inf) c->nan++;
+        if (u > ampi_inf_bits(t)) c->nan++;
         else c->inf++;
     }
 }
@@ -4576,11 +4568,6 @@ AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float*
 }
 AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
 
-/* Elements of the block that starts at i. */
-AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
-    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-}
-
 /* y + x * inverse: checked as it would be stored, or stored. */
 AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
                                    ampi_chunk* c) {
@@ -4589,7 +4576,7 @@ AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor*
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
     size_t n;
     for (size_t i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_block_size(c, i);
+        n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
         ampi_load_f32(sum, y->data, t, i, n);
         ampi_load_f32(tile, x->data, x->dtype, i, n);
         ampi_axpy_f32(sum, tile, n, pass->inverse);
@@ -8617,28 +8604,23 @@ AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
 
 #define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 
-/* What a desc may not ask for, before the defaults are filled in. */
-AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_scaler_row* row) {
+/* What a desc may not ask for, as it was given and with the defaults filled in. */
+AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* given, const amp_scaler_desc* d,
+                                          const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
+    const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
     const int is_static = row->desc.growth_interval == AMP_ZERO;
-    AMPI_REFUSE_DESC(is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
-                                   !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
+    AMPI_REFUSE_DESC(is_static && (given->growth_interval > 0 || !ampi_is_zero64(&given->growth_factor) ||
+                                   !ampi_is_zero64(&given->backoff_factor) || given->hysteresis != 0),
                      "scaler: growth_interval %d, growth_factor %g, backoff_factor %g and hysteresis %d mean nothing "
-                     "to the static preset %s", d->growth_interval, d->growth_factor, d->backoff_factor, d->hysteresis,
-                     row->text);
+                     "to the static preset %s", given->growth_interval, given->growth_factor, given->backoff_factor,
+                     given->hysteresis, row->text);
     AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
                      "scaler: ignore_overflow is for static presets, not for %s", row->text);
-    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale) && row->desc.init_scale <= 0.0f,
-                     "scaler: init_scale 0: the preset %s has no default, give one", row->text);
-    return AMP_OK;
-}
-
-/* Ranges, after the defaults were filled in. */
-AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d) {
-    const amp_logger* logger = d->logger;
-    const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
+    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale), "scaler: init_scale 0: the preset %s has no default, give one",
+                     row->text);
     AMPI_TRY(ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger));
     AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d),
@@ -8678,18 +8660,16 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
-    const ampi_scaler_row* row;
-    const amp_logger* logger;
-    amp_scaler_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    logger = d.logger;
-    row = ampi_scaler_preset(d.preset);
+    const amp_logger* logger = desc ? desc->logger : NULL;
+    const ampi_scaler_row* row = ampi_scaler_preset(desc ? desc->preset : AMP_SCALER_PYTORCH);
+    amp_scaler_desc given, d;
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
-    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
-    AMPI_TRY(ampi_scaler_check_given(&d, row));
+    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)desc->preset);
+    memset(&given, 0, sizeof given);
+    if (desc) given = *desc;
+    d = given;
     ampi_scaler_fill(&d, row);
-    AMPI_TRY(ampi_scaler_check_ranges(&d));
+    AMPI_TRY(ampi_scaler_check_desc(&given, &d, row));
     memset(s, 0, sizeof *s);
     if (logger) s->logger = *logger;
     s->desc = d;
@@ -8794,16 +8774,14 @@ AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     return NULL;
 }
 
-/* Where a tensor begins and ends; 0 if it is empty. */
-AMPI_FN int ampi_tensor_span(const ampi_tensors* t, int i, uintptr_t* from, uintptr_t* to) {
+/* The memory of a tensor. */
+AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     const amp_tensor x = t->at(t->list, i);
-    *from = (uintptr_t)x.data;
-    *to = *from + x.count * ampi_type_size(x.dtype);
-    return x.count > 0;
+    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
 }
 
 /* The first span that ends behind this address. */
-AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
+AMPI_FN int ampi_scaler_span(const amp_scaler* s, uint64_t address) {
     int low = 0, high = s->span_count, middle;
     while (low < high) {
         middle = (low + high) / 2;
@@ -8816,13 +8794,13 @@ AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
 /* The unscaled and stepped lists of this window that share memory with these, or may, a bit for each. */
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
-    uintptr_t from, to;
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
-        if (!ampi_tensor_span(t, i, &from, &to)) continue;
-        for (int k = ampi_scaler_span(s, from); k < s->span_count && s->spans[k][0] < to; k++)
+        const ampi_array x = ampi_tensor_span(t, i, 0);
+        if (x.from == x.to) continue;
+        for (int k = ampi_scaler_span(s, x.from); k < s->span_count && s->spans[k][0] < x.to; k++)
             set |= (uint64_t)1 << s->span_list[k];
         for (int k = 0; k < s->list_count; k++)
-            if (s->lists[k].coarse && from < s->lists[k].to && to > s->lists[k].from) set |= (uint64_t)1 << k;
+            if (s->lists[k].coarse && x.from < s->lists[k].to && x.to > s->lists[k].from) set |= (uint64_t)1 << k;
     }
     return set;
 }
@@ -8849,16 +8827,17 @@ AMPI_FN int ampi_scaler_add_span(amp_scaler* s, uintptr_t from, uintptr_t to, in
    memory has changed no earlier check is trusted: checked lists may share it. */
 AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint32_t done, amp_scaler_list* entry) {
     const uint64_t set = ampi_scaler_sharing(s, t);
-    uintptr_t from, to;
-    int i, written = (done & AMPI_UNSCALED) != 0;
-    for (i = 0; i < t->count && set == 0; i++) {
-        if (!ampi_tensor_span(t, i, &from, &to)) continue;
+    const int written = (done & AMPI_UNSCALED) != 0;
+    for (int i = 0; i < t->count && set == 0; i++) {
+        const ampi_array x = ampi_tensor_span(t, i, 0);
+        const uintptr_t from = (uintptr_t)x.from, to = (uintptr_t)x.to;
+        if (from == to) continue;
         if (from < entry->from) entry->from = from;
         if (to > entry->to) entry->to = to;
         if (!entry->coarse && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists)))
             entry->coarse = 1;
     }
-    for (i = 0; i < s->list_count; i++) {
+    for (int i = 0; i < s->list_count; i++) {
         amp_scaler_list* l = &s->lists[i];
         if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
         if (written && l != entry) l->done &= ~(uint32_t)AMPI_CHECKED;
@@ -8903,10 +8882,8 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
 AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const ampi_two_lists* two = (const ampi_two_lists*)lists;
-    const size_t count = (size_t)two->dst->count;
-    const ampi_tensors* t = id < count ? two->dst : two->src;
-    const amp_tensor x = t->at(t->list, (int)(id < count ? id : id - count));
-    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), id < count);
+    const int count = two->dst->count, i = (int)id;
+    return i < count ? ampi_tensor_span(two->dst, i, 1) : ampi_tensor_span(two->src, i - count, 0);
 }
 /* A tensor of dst that shares memory with another would be unscaled twice. src: NULL, or a list of equal length. */
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
@@ -9588,7 +9565,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w = p->master ? p->master + i : w_tile, *g = g_tile;
-        n = ampi_block_size(c, i);
+        n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
         if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
         else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
@@ -9748,24 +9725,21 @@ AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
     return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
-/* Norm and overflows of the gradients: by a pass over them, or from the last check of them.
-   Returns 1 if the step may be applied. */
+/* Norm and overflows of the gradients: by a pass over them, or from the last check of them. Returns 1 if the step may
+   be applied. */
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
                                 float factor, amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
     if (ampi_optimizer_blind(o, s)) {
         ampi_overflow_clear(found);
-        return 1;
-    }
-    if (checked) {
+    } else if (checked) {
         *found = s->info;
         found->norm = checked->norm;
-        return !s->state.found_inf;
+    } else {
+        ampi_unscale(t, NULL, factor, 0, found);
+        if (s) ampi_scaler_record(s, found, "amp_optimizer_step");
     }
-    ampi_unscale(t, NULL, factor, 0, found);
-    if (!s) return !found->found_inf;
-    ampi_scaler_record(s, found, "amp_optimizer_step");
-    return !s->state.found_inf;
+    return s ? !s->state.found_inf : !found->found_inf;
 }
 
 AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm) {
