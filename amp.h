@@ -3942,15 +3942,14 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
 #ifdef AMPI_PASS_WIDTH
 /* Loops go over the lanes of one register, so that a compiler keeps these arrays in registers. */
 enum { AMPI_K(width) = AMPI_PASS_WIDTH };
-/* Updates vectors until n elements are done; what lies behind these is written too, but its overflows do not count.
-   kind is a constant where it is called. */
+/* Updates n elements, those behind the last whole register one by one. kind is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
                                       const ampi_update* constants, ampi_update_overflow* over) {
     const ampi_update u = *constants;
     const uint32_t low = over->low, finite = over->finite;
     const int hw = 1;
     size_t i;
-    for (i = 0; i < n; i += AMPI_K(width)) {
+    for (i = 0; i + AMPI_K(width) <= n; i += AMPI_K(width)) {
         ampi_weight x;
         float grad[AMPI_K(width)], first[AMPI_K(width)], second[AMPI_K(width)], root[AMPI_K(width)] = { 0 };
         float direction[AMPI_K(width)], moved[AMPI_K(width)];
@@ -3976,13 +3975,14 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
             continue;
         }
         if (AMPI_K(above)(moved, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above)(second, finite))) {
-            ampi_update_singly(kind, w, g, m, v, i, ampi_min_size(i + AMPI_K(width), n), constants, over);
+            ampi_update_singly(kind, w, g, m, v, i, i + AMPI_K(width), constants, over);
             continue;
         }
         AMPI_K(put)(w + i, moved);
         if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_K(put)(m + i, first);
         if (kind >= AMPI_UPDATE_ADAM) AMPI_K(put)(v + i, second);
     }
+    if (i < n) ampi_update_singly(kind, w, g, m, v, i, n, constants, over);
 }
 #endif
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
@@ -9536,28 +9536,12 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_mast
     over->last = has_master ? over->finite : over->low;
 }
 
-/* Updates n elements. Those behind the last whole vector are copied into one, and what was written is copied back. */
-AMPI_FN void ampi_update_block(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                               ampi_update_overflow* over) {
-    const ampi_kernels* kernels = ampi_kernels_now();
-    const size_t whole = n - n % AMPI_LANES, bytes = (n - whole) * sizeof(float);
-    const int arrays = kind == AMPI_UPDATE_SGD ? 2 : kind == AMPI_UPDATE_MOMENTUM ? 3 : 4;
-    float part[4][AMPI_LANES] = { { 0 } }, *all[4];
-    all[0] = w; all[1] = g; all[2] = m; all[3] = v;
-    kernels->update(kind, w, g, m, v, whole, u, over);
-    for (int a = 0; bytes > 0 && a < arrays; a++) memcpy(part[a], all[a] + whole, bytes);
-    over->base += whole;
-    if (bytes > 0) kernels->update(kind, part[0], part[1], part[2], part[3], n - whole, u, over);
-    for (int a = 0; bytes > 0 && a < arrays; a++)
-        if ((a == 1) == (kind == AMPI_LAMB_DIRECTION)) memcpy(all[a] + whole, part[a], bytes);
-    ampi_kernels_end();
-}
-
 /* Updates a chunk, or finds the sums of squares of its weights and of LAMB's direction. */
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
+    const ampi_kernels* kernels = ampi_kernels_now();
     const int direction = step->kind == AMPI_LAMB_DIRECTION;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     ampi_update_overflow over;
@@ -9570,16 +9554,17 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
         else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
         over.base = i;
-        ampi_update_block(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
+        kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
         if (direction) {
-            ampi_kernels_now()->add_squares(&c->sum, w, AMP_F32, n);
-            ampi_kernels_now()->add_squares(&c->sum2, g, AMP_F32, n);
+            kernels->add_squares(&c->sum, w, AMP_F32, n);
+            kernels->add_squares(&c->sum2, g, AMP_F32, n);
         } else if (p->master && p->low && over.held + over.saturated > 0) {
             ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
         } else if (p->low) {
             ampi_store_f32(p->low, p->low_dtype, i, w, n);
         }
     }
+    ampi_kernels_end();
     c->inf = over.held;
     c->nan = over.saturated;
     c->first = over.first;
