@@ -10066,13 +10066,6 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
-AMPI_FN void ampi_block_free(amp_model* m, int which) {
-    ampi_allocation* b = &m->blocks[which];
-    if (which >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, b->raw);
-    else if (b->raw) m->backend->free(b->raw, &m->desc.allocator);
-    memset(b, 0, sizeof *b);
-}
-
 /* Zeroed memory, aligned to a cache line; of no bytes, nothing. */
 AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
     const int on_host = which >= AMPI_BLOCK_HOST;
@@ -10174,7 +10167,10 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 /* Takes the model back to the graph as it was built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->training_open) m->backend->training_close(&m->training, &m->exec);
-    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
+        if (i >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, m->blocks[i].raw);
+        else if (m->blocks[i].raw) m->backend->free(m->blocks[i].raw, &m->desc.allocator);
+    memset(m->blocks, 0, sizeof m->blocks);
     m->training_open = 0;
     m->node_count = m->layer_count;
 }
@@ -10830,24 +10826,13 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
 
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM; }
 
-/* Elements of the weights, or of the bias. */
-AMPI_FN size_t ampi_param_count(const ampi_node* n, int is_bias) {
-    const size_t channels = (size_t)n->layer.channels;
-    if (!ampi_is_norm(n)) return is_bias ? channels : channels * n->fan_in;
-    return n->layer.op == AMP_OP_BATCH_NORM ? channels : ampi_features(n);
-}
-
-/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
-AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
-    if (ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW)) return AMP_F32;
-    return n->layer.compute_dtype;
-}
-
 #define AMPI_PARAM_NAME 48
 /* Gives a parameter its place in each block, from at[] on; before there are blocks, sizes are counted. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index, int is_bias, int moments, size_t* at) {
     if (index == AMPI_NONE) return;
-    const size_t count = ampi_param_count(n, is_bias);
+    const size_t channels = (size_t)n->layer.channels;
+    const size_t count = n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n)
+                         : is_bias || ampi_is_norm(n) ? channels : channels * n->fan_in;
     const int is_low = n->layer.param_dtype != AMP_F32;
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME, at);
     amp_param p;
@@ -10935,7 +10920,8 @@ AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted in at[]. */
+/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted in at[]. Matrix
+   layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
 AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
     const size_t params = (size_t)m->param_count, channel = 2 * sizeof(float);
     size_t workspace = 0, rows = 0;
@@ -10945,7 +10931,8 @@ AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
         ampi_node* n = &m->nodes[i];
         const size_t each = channel * (n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels
                                                                         : (size_t)m->desc.batch);
-        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : ampi_param_dtype(m, n);
+        const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
+        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32 : n->layer.compute_dtype;
         n->layer.parameters = 0;
         ampi_place_param(m, n, n->weight, 0, moments, at);
         ampi_place_param(m, n, n->bias, 1, moments, at);

@@ -401,6 +401,8 @@ TABLE = [
      "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), i);"),
     ("model", "if (ampi_is_norm(n)) n->stats = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, each, at);",
      "if (ampi_is_norm(n)) n->stats = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, each / 2, at);"),
+    ("model train", "        passed = 0;\n        if (offset", "        if (offset"),
+    ("model", "if (in->grad_written) part->bytes = grad->bytes;", ""),
     ("model", "AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f,", "AMPI_REFUSE_LAYER(0,"),
     ("model", "else if (!ampi_is_utf8(name))\n", "else if (0)\n"),
     ("model", "size_t at = offsetof(amp_backend, open);", "size_t at = sizeof *b;"),
