@@ -4444,9 +4444,8 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks
-   of a wave may run in parallel, their results are combined in order. Neither size depends on the
-   machine. */
+/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks of a wave may
+   run in parallel, their results are combined in order. Neither size depends on the machine. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
@@ -8623,9 +8622,8 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* given, const am
                      row->text);
     AMPI_TRY(ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger));
     AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be greater than 2^-128", init);
-    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d),
-                     "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow",
-                     d->backoff_factor, 1.0 / d->growth_factor);
+    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d), "scaler: backoff_factor %g must be "
+                     "1/growth_factor = %g for the preset oneflow", d->backoff_factor, 1.0 / d->growth_factor);
     AMPI_REFUSE_DESC(min > init, "scaler: min_scale %g is greater than init_scale %g", min, init);
     AMPI_REFUSE_DESC(max >= 0.0 && max < init, "scaler: max_scale %g is less than init_scale %g", max, init);
     return AMP_OK;
@@ -8823,30 +8821,11 @@ AMPI_FN int ampi_scaler_add_span(amp_scaler* s, uintptr_t from, uintptr_t to, in
     return 1;
 }
 
-/* Remembers that a list was unscaled or stepped. Unscaled lists that are now stepped as one are stepped each. After
-   memory has changed no earlier check is trusted: checked lists may share it. */
-AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint32_t done, amp_scaler_list* entry) {
-    const uint64_t set = ampi_scaler_sharing(s, t);
-    const int written = (done & AMPI_UNSCALED) != 0;
-    for (int i = 0; i < t->count && set == 0; i++) {
-        const ampi_array x = ampi_tensor_span(t, i, 0);
-        const uintptr_t from = (uintptr_t)x.from, to = (uintptr_t)x.to;
-        if (from == to) continue;
-        if (from < entry->from) entry->from = from;
-        if (to > entry->to) entry->to = to;
-        if (!entry->coarse && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists)))
-            entry->coarse = 1;
-    }
-    for (int i = 0; i < s->list_count; i++) {
-        amp_scaler_list* l = &s->lists[i];
-        if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
-        if (written && l != entry) l->done &= ~(uint32_t)AMPI_CHECKED;
-    }
-}
-
-/* Remembers what was done to a list. A check that finds the table full is forgotten: the step will check again. */
+/* Remembers what was done to a list; a check that finds the table full is forgotten, so the step will check again.
+   Unscaled lists that are now stepped as one are stepped each. After memory has changed no earlier check is trusted:
+   checked lists may share it. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
-    const uint64_t key = ampi_tensors_key(t);
+    const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
@@ -8856,7 +8835,19 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         entry->key = key;
         entry->from = ~(uintptr_t)0;
     }
-    if (done != AMPI_CHECKED) ampi_scaler_note_change(s, t, done, entry);
+    for (int i = 0; i < t->count && set == 0 && done != AMPI_CHECKED; i++) {
+        const ampi_array x = ampi_tensor_span(t, i, 0);
+        const uintptr_t from = (uintptr_t)x.from, to = (uintptr_t)x.to;
+        if (from == to) continue;
+        if (from < entry->from) entry->from = from;
+        if (to > entry->to) entry->to = to;
+        if (!entry->coarse && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists))) entry->coarse = 1;
+    }
+    for (int i = 0; i < s->list_count; i++) {
+        amp_scaler_list* l = &s->lists[i];
+        if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
+        if (done & AMPI_UNSCALED && l != entry) l->done &= ~(uint32_t)AMPI_CHECKED;
+    }
     entry->done |= done;
     entry->norm = norm;
 }
@@ -8902,13 +8893,12 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
                                      int* unscaled) {
     const amp_logger* logger = s ? &s->logger : NULL;
-    uint64_t set, key, sum = 0;
+    uint64_t sum = 0;
     uint32_t done = 0;
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
     AMPI_TRY(ampi_tensors_validate(t, logger, place));
-    set = ampi_scaler_sharing(s, t);
-    key = ampi_tensors_key(t);
+    const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
         if (!(set >> k & 1)) continue;
         done |= s->lists[k].done;
@@ -8962,9 +8952,8 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells too */
-            ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
-                      "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
-                      (double)s->state.scale_in_use);
+            ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
+                      "skipped", place, (double)s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;
@@ -9044,41 +9033,35 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     return s && s->recorded && !s->state.found_inf;
 }
 
-/* What to do about a limit that was reached. */
-AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const char* what) {
-    if (action == AMP_LIMIT_CLAMP) return AMP_OK;
-    if (action == AMP_LIMIT_CALLBACK && s->desc.on_limit(s, s->desc.user_data) == 0) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
-                     "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
-                     (double)s->state.scale, (int)s->state.consecutive_skips);
+/* Is a limit that was reached an error? */
+AMPI_FN int ampi_scaler_objects(const amp_scaler* s, int32_t action) {
+    return action == AMP_LIMIT_CALLBACK ? s->desc.on_limit(s, s->desc.user_data) != 0 : action != AMP_LIMIT_CLAMP;
 }
-
 /* What amp_scaler_advance returned, as a result. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
-    amp_result r = AMP_OK;
-    if (hit & (1 | 8))
-        r = ampi_scaler_limit(s, s->rule.at_min, hit & 8 ? "the scale is of no use any more"
-                                                         : "an overflow although the scale is at its floor");
-    if (r == AMP_OK && (hit & 2))
-        r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
-    if (r == AMP_OK && (hit & 4))
-        r = ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
-                      "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
-                      (int)s->rule.max_unsound);
-    if (r == AMP_OK && (hit & 8) && !ampi_scale_usable(&s->state.scale))        /* on_limit may have set it */
-        r = ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be "
-                      "skipped: min_scale and max_scale keep it in range, amp_scaler_set_scale brings it back",
-                      (double)s->state.scale);
-    return r;
+    const amp_logger* logger = &s->logger;
+    AMPI_REFUSE_CALL(hit & (1 | 8) && ampi_scaler_objects(s, s->rule.at_min), AMP_ERR_OVERFLOW,
+                     "amp_scaler_update: %s: loss scale %g, %d overflows in a row",
+                     hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor",
+                     (double)s->state.scale, (int)s->state.consecutive_skips);
+    AMPI_REFUSE_CALL(hit & 2 && ampi_scaler_objects(s, s->rule.at_max_skips), AMP_ERR_OVERFLOW, "amp_scaler_update: "
+                     "more overflows in a row than max_skips: loss scale %g, %d overflows in a row",
+                     (double)s->state.scale, (int)s->state.consecutive_skips);
+    AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
+                     "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
+                     (int)s->rule.max_unsound);
+    AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),        /* on_limit may have set it */
+                     AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale "
+                     "and max_scale keep it in range, amp_scaler_set_scale brings it back", (double)s->state.scale);
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
-    const amp_logger* logger = s ? &s->logger : NULL;
-    int hit;
     if (!s) return AMP_ERR_ARGUMENT;
+    const amp_logger* logger = &s->logger;
     AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
                      "the last update");
-    hit = amp_scaler_advance(&s->rule, &s->state);
+    const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
 }
@@ -9220,14 +9203,12 @@ AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const amp_scale
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
     const amp_logger* logger = s ? &s->logger : NULL;
-    ampi_saved saved;
-    uint32_t version;
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
     AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
                      AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
     memcpy(theirs, bytes, size);
     ampi_scaler_write(s, ours);
-    version = ampi_get32(theirs + 4);
+    const uint32_t version = ampi_get32(theirs + 4);
     AMPI_REFUSE_CALL(memcmp(theirs, ours, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
                          ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
                      AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
@@ -9237,8 +9218,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     }
     if (memcmp(theirs + 8, ours + 8, 56) != 0 || memcmp(theirs + 96, ours + 96, 16) != 0)
         return ampi_scaler_refuse_rule(s, theirs, ours);
-    saved.rule = s->rule;
-    saved.state = s->state;
+    ampi_saved saved = { s->rule, s->state };
     ampi_scaler_move(&saved, theirs, 1);
     AMPI_REFUSE_CALL(!ampi_scaler_state_is_sound(&s->rule, &saved.state), AMP_ERR_FORMAT,
                      "amp_scaler_load: the state holds a scale or a count that no scaler has");
@@ -9275,8 +9255,7 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below
-   2^-57. */
+/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
@@ -9366,14 +9345,12 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
     AMPI_TRY(ampi_check_fields(d, ampi_optimizer_fields, sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields,
                                "optimizer", logger));
-    AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
-                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g",
-                     (double)d->momentum, (double)d->dampening);
+    AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f), "optimizer: nesterov needs momentum "
+                     "> 0 and no dampening, not %g and %g", (double)d->momentum, (double)d->dampening);
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
                      (long long)s->warmup_steps);
-    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
-                     "optimizer: schedule.total_steps %lld must be greater than warmup_steps %lld",
-                     (long long)s->total_steps, (long long)s->warmup_steps);
+    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps, "optimizer: schedule.total_steps %lld must be greater "
+                     "than warmup_steps %lld", (long long)s->total_steps, (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
                      "optimizer: schedule.step_size %lld must be at least 1", (long long)s->step_size);
     AMPI_REFUSE_DESC(d->group_count > 0 && !d->groups, "optimizer: group_count is %d, but groups is NULL",
@@ -9453,16 +9430,14 @@ AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
 /* What stands in two places would be moved twice, or by a gradient that is counted twice, or by what is none. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
-    size_t a, b, swap;
-    const amp_param *p, *q;
-    if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &a, &b)) return AMP_OK;
-    if (a > b) { swap = a; a = b; b = swap; }
-    p = &o->params[a / AMPI_PARAM_ARRAYS];
-    q = &o->params[b / AMPI_PARAM_ARRAYS];
+    size_t one, other;
+    if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &one, &other)) return AMP_OK;
+    const size_t a = one < other ? one : other, b = one < other ? other : one;
+    const int p = (int)(a / AMPI_PARAM_ARRAYS), q = (int)(b / AMPI_PARAM_ARRAYS);
     return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                      "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
-                     array[a % AMPI_PARAM_ARRAYS], (int)(a / AMPI_PARAM_ARRAYS), ampi_name_or_none(p->name),
-                     array[b % AMPI_PARAM_ARRAYS], (int)(b / AMPI_PARAM_ARRAYS), ampi_name_or_none(q->name));
+                     array[a % AMPI_PARAM_ARRAYS], p, ampi_name_or_none(o->params[p].name),
+                     array[b % AMPI_PARAM_ARRAYS], q, ampi_name_or_none(o->params[q].name));
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
@@ -9500,8 +9475,7 @@ AMPI_FN void ampi_params_write_low(const amp_param* params, int count) {
             ampi_store_saturated((uint16_t*)params[i].low, params[i].low_dtype, params[i].master, params[i].count);
 }
 
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
-                                      int count) {
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
     amp_result r = ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init");
     if (r == AMP_OK) ampi_params_write_low(params, count);
     return r;
@@ -9735,17 +9709,15 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
 AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, const char* place,
                                        amp_optimizer_info* info) {
     amp_optimizer_info report;
-    double coefficient;
-    float factor;
     int unscaled = 1;
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, place, &unscaled));
-    factor = s && !unscaled ? s->state.inverse : 1.0f;
+    const float factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
     report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     report.applied = ampi_optimizer_look(o, s, t, factor, &report.overflow);
     report.grad_norm = report.overflow.norm;
-    coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
+    const double coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
     if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient), &report);
     if (s) {
@@ -9760,15 +9732,14 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
 /* Steps, or unscales. A silent scaler tells the optimizer's logger meanwhile. */
 AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what, const char* place,
                                        amp_optimizer_info* info) {
-    amp_logger own;
     ampi_tensors t;
-    amp_result r;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, place, info);
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
-    own = s->logger;
+    const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
-    r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, place, info) : ampi_scaler_look(s, &t, what, place, NULL);
+    const amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, place, info)
+                                              : ampi_scaler_look(s, &t, what, place, NULL);
     s->logger = own;
     return r;
 }
@@ -9786,9 +9757,8 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
                          (double)lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
-        ampi_fail(&o->logger, AMP_OK,
-                  "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
-                  (long long)o->state.step);
+        ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
+                    (long long)o->state.step);
     return AMP_OK;
 }
 
