@@ -2713,6 +2713,7 @@ AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
        AMPI_KC = 256,                  /* k of a packed panel */
        AMPI_PAIRED_ROWS = 32,          /* so few rows of A that pairs of a convolution's B do not pay */
+       AMPI_FEW_ROWS = 16,             /* so few rows of A that a row of B is not packed for them */
        AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
        AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
 
@@ -3724,6 +3725,30 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
 
 /* --- the product --- */
 
+/* Few rows of A do not pay for packing rows of a stored op(B): each is read once, `deep` of them side by side, and adds
+   to the sums, which the first-level cache holds. */
+AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
+                                     const AMPI_K(micro_args)* u) {
+    enum { deep = AMPI_PASS_MR > 8 ? 8 : 4 };
+    const size_t size = ampi_type_size(b->dtype);
+    size_t p, i, j, q, here;
+    for (p = 0; p < u->k; p += here)
+        for (j = 0, here = ampi_min_size(u->k - p, deep); j < n; j += AMPI_LANES) {
+            const char* from = (const char*)b->data + ((k0 + p) * b->ld + j0 + j) * size;
+            AMPI_V16 x[deep];
+            AMPI_UNROLL for (q = 0; q < deep; q++)
+                x[q] = AMPI_K(load_any)(from + ampi_min_size(q, here - 1) * b->ld * size, b->dtype, n - j);
+            for (i = 0; i < rows; i++) {
+                float* const sums = u->sums + i * u->ld + j;
+                AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
+                AMPI_UNROLL for (q = 0; q < deep; q++)
+                    if (q < here)
+                        sum = AMPI_K(fma)(u->exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q],
+                                          sum);
+                AMPI_K(store)(sums, sum);
+            }
+        }
+}
 /* The micro-kernel of the product's form. */
 AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
 #if AMPI_PASS_PAIRS
@@ -3739,21 +3764,27 @@ AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
                                     size_t j0, size_t n, float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
-    float* const sums = b_block + b->packed + b->line + b->padded;
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
-    const size_t ld = b->nc + AMPI_PAD;
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
     const int in_place = s->b.image && s->b.image->in_place && b->padded > 0;
+    /* Few rows: rows of B are read where they lie, as many columns as there is room for sums; of columns a panel is
+       packed and used while the first-level cache holds it. */
+    const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.image && s->k > 0;
+    const int by_rows = few && !s->b.along_k;
+    const size_t wide = by_rows ? b->kc * b->nc / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
+                        : few ? (size_t)AMPI_K(nr) : b->nc;
+    const size_t ld = wide + AMPI_PAD;
+    float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
     uint32_t* const table = (uint32_t*)(void*)room.line;
     size_t top, jn, k0, im, j;
     for (top = 0; top < m; top += b->tall)
-        for (jn = 0; jn < n; jn += b->nc) {
-            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, b->nc);
+        for (jn = 0; jn < n; jn += wide) {
+            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, wide);
             k0 = 0;
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
                 if (in_place) AMPI_K(pad_rows)(room.padded, table, &s->b, k0, kc, j0 + jn, nc);
-                else AMPI_K(pack_b)(b_block, &s->b, b->kc, k0, kc, j0 + jn, nc, &room);
+                else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, b->kc, k0, kc, j0 + jn, nc, &room);
 #if AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
                     AMPI_K(pair_rows)(b_block + j * b->kc, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
@@ -3770,7 +3801,9 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
 #if AMPI_PASS_PAIRS
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
-                    for (j = 0; j < nc; j += AMPI_K(nr)) {
+                    u.sums = tile;
+                    if (by_rows) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
+                    for (j = 0; !by_rows && j < nc; j += AMPI_K(nr)) {
                         if (in_place) j = ampi_next_pixel(&s->c, j0 + jn + j) - j0 - jn;
                         if (j >= nc) break;
                         u.b = in_place ? room.padded + j : b_block + j * b->kc;
