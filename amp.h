@@ -3652,54 +3652,36 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 
 /* --- the epilogue --- */
 
-/* Whole vectors of neighbouring columns: alpha * sum + bias. t is a constant where it is called. */
-AMPI_LANES_FN void AMPI_K(store_whole)(amp_dtype t, char* to, const float* sums, size_t vectors, AMPI_V16 alpha,
-                                        AMPI_V16 bias) {
-    const size_t bytes = AMPI_LANES * (t == AMP_F32 ? 4 : 2);
-    for (; vectors > 0; vectors--, sums += AMPI_LANES, to += bytes)
-        AMPI_K(store_typed)(to, t, AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums)), bias)));
-}
-/* `count` neighbouring elements of `size` bytes to places `step` elements apart; gather brings them back. */
-AMPI_LANES_FN void AMPI_K(scatter)(char* to, size_t step, const void* from, size_t size, size_t count) {
-    size_t l;
-    if (size == 4) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, (const char*)from + 4 * l, 4);
-    else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)from + 2 * l, 2);
-}
-AMPI_LANES_FN void AMPI_K(gather)(void* to, const char* from, size_t step, size_t size, size_t count) {
-    size_t l;
-    if (size == 4) for (l = 0; l < count; l++) memcpy((char*)to + 4 * l, from + 4 * l * step, 4);
-    else for (l = 0; l < count; l++) memcpy((char*)to + 2 * l, from + 2 * l * step, 2);
-}
-/* Up to 16 columns of any kind, the first of which is column j. */
-AMPI_KERNEL_FN void AMPI_K(store_some)(const ampi_result* c, char* to, size_t j, const float* sums, size_t count,
-                                       AMPI_V16 bias) {
-    const size_t size = ampi_type_size(c->dtype);
-    float old[AMPI_LANES], packed[AMPI_LANES];
-    AMPI_V16 x = AMPI_K(mul)(AMPI_K(set1)(c->alpha), AMPI_K(load)(sums));
-    if (c->beta != 0.0f) {
-        AMPI_K(gather)(old, to, c->column, size, count);
-        x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load_part)(old, c->dtype, count), x);
-    }
-    if (c->bias && !c->bias_per_row)
-        bias = AMPI_K(load_any)((const char*)c->bias + j * ampi_type_size(c->bias_dtype), c->bias_dtype, count);
-    x = AMPI_K(clean_lanes)(AMPI_K(add)(x, bias));
-    if (c->column == 1) { AMPI_K(store_part)(to, c->dtype, x, count); return; }
-    AMPI_K(store_typed)(packed, c->dtype, x);
-    AMPI_K(scatter)(to, c->column, packed, size, count);
-}
-/* `count` neighbouring columns of C from column j on, the first of which is element `at`. */
+/* alpha * sum + beta * C + bias for `count` neighbouring columns of C from column j on, the first of which is element
+   `at`. Whole vectors without beta and a bias of columns come first. */
 AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
                                       AMPI_V16 bias) {
-    const size_t size = ampi_type_size(c->dtype);
-    const size_t plain = c->column == 1 && c->beta == 0.0f && (!c->bias || c->bias_per_row) ? count / AMPI_LANES : 0;
+    const size_t size = ampi_type_size(c->dtype), step = c->column;
+    const size_t plain = step == 1 && c->beta == 0.0f && (!c->bias || c->bias_per_row) ? count / AMPI_LANES : 0;
     const AMPI_V16 alpha = AMPI_K(set1)(c->alpha);
+    float old[AMPI_LANES] = { 0 };
     char* to = (char*)c->data + at * size;
-    size_t i;
-    if (c->dtype == AMP_F32) AMPI_K(store_whole)(AMP_F32, to, sums, plain, alpha, bias);
-    else if (c->dtype == AMP_F16) AMPI_K(store_whole)(AMP_F16, to, sums, plain, alpha, bias);
-    else AMPI_K(store_whole)(AMP_BF16, to, sums, plain, alpha, bias);
-    for (i = plain * AMPI_LANES; i < count; i += AMPI_LANES)
-        AMPI_K(store_some)(c, to + i * c->column * size, j + i, sums + i, ampi_min_size(count - i, AMPI_LANES), bias);
+    size_t i, l, here;
+    for (i = 0; i < plain * AMPI_LANES; i += AMPI_LANES)
+        AMPI_K(store_typed)(to + i * size, c->dtype,
+                            AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias)));
+    for (; i < count; i += here) {
+        AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + i));
+        here = ampi_min_size(count - i, AMPI_LANES);
+        to = (char*)c->data + (at + i * step) * size;
+        if (c->beta != 0.0f) {
+            for (l = 0; l < here; l++) old[l] = AMPI_K(element)(to, c->dtype, l * step);
+            x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
+        }
+        if (c->bias && !c->bias_per_row)
+            bias = AMPI_K(load_any)((const char*)c->bias + (j + i) * ampi_type_size(c->bias_dtype), c->bias_dtype,
+                                    here);
+        x = AMPI_K(clean_lanes)(AMPI_K(add)(x, bias));
+        if (step == 1) { AMPI_K(store_part)(to, c->dtype, x, here); continue; }
+        AMPI_K(store_typed)(old, c->dtype, x);
+        if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &old[l], 4);
+        else for (l = 0; l < here; l++) memcpy(to + 2 * l * step, (const char*)old + 2 * l, 2);
+    }
 }
 /* The bias of row i. Without one -0 is added, which changes nothing. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
