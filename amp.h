@@ -2928,17 +2928,9 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
     AMPI_K(transpose8)(dst + 8 * ldd + 8, ldd, (const char*)src + 8 * step + eight, step, t);
 }
 #include AMP_SELF
-#ifndef AMPI_PASS_DONE
+#ifdef AMPI_PASS      /* impl-kernels ends it */
   #error "define AMP_SELF to the name of this file: its implementation includes itself"
 #endif
-#undef AMPI_PASS_DONE
-#undef AMPI_PASS
-#undef AMPI_PASS_TARGET
-#undef AMPI_PASS_MR
-#undef AMPI_PASS_NV
-#undef AMPI_PASS_NC
-#undef AMPI_PASS_WIDTH
-#undef AMPI_PASS_PAIRS
 #endif
 
 #if AMPI_AVX512
@@ -2992,18 +2984,17 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least of `least` and 32 magnitudes less 1: subtracting 1 turns a zero into 0xffff, which is never the least. */
-AMPI_LANES_FN __m512i AMPI_K(lesser)(__m512i least, __m512i x) {
-    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    return _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
-}
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Of magnitudes less 1 a zero's is 0xffff, which
+   is never the least. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     __m512i least = _mm512_set1_epi16(-1);
     uint16_t lanes[32];
     unsigned all = 0x7fff;
     size_t i;
-    for (i = 0; i + 32 <= n; i += 32) least = AMPI_K(lesser)(least, _mm512_loadu_si512(x + i));
+    for (i = 0; i + 32 <= n; i += 32) {
+        const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi16(0x7fff));
+        least = _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+    }
     _mm512_storeu_si512(lanes, least);
     for (; i < n; i++) if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
     for (i = 0; i < 32; i++) if (lanes[i] < all) all = lanes[i];
@@ -3114,18 +3105,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
     AMPI_UNROLL for (i = 0; i < 16; i++) _mm512_storeu_ps(dst + (size_t)i * ldd, t[i]);
 }
 #include AMP_SELF
-#ifndef AMPI_PASS_DONE
-  #error "define AMP_SELF to the name of this file: its implementation includes itself"
-#endif
-#undef AMPI_PASS_DONE
-#undef AMPI_PASS
-#undef AMPI_PASS_TARGET
-#undef AMPI_PASS_MR
-#undef AMPI_PASS_NV
-#undef AMPI_PASS_NC
-#undef AMPI_PASS_WIDTH
-#undef AMPI_PASS_MASKS
-#undef AMPI_PASS_PAIRS
 #endif
 
 /* --- the baseline: NEON, or sixteen floats --- */
@@ -3266,7 +3245,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 /* ======================================================================================== */
 /* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
 
-#define AMPI_PASS_DONE 1
 enum { AMPI_K(nr) = AMPI_LANES * AMPI_PASS_NV };
 
 /* --- elements --- */
@@ -4131,12 +4109,18 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(narrow_low),
                                               AMPI_K(add_squares),
                                               AMPI_K(scale) };
+#undef AMPI_PASS
+#undef AMPI_PASS_TARGET
+#undef AMPI_PASS_MR
+#undef AMPI_PASS_NV
+#undef AMPI_PASS_NC
+#undef AMPI_PASS_WIDTH
+#undef AMPI_PASS_MASKS
+#undef AMPI_PASS_PAIRS
 #endif /* AMPI_PASS */
 
 #ifdef AMPI_PASS_BASE
-#undef AMPI_PASS
 #undef AMPI_PASS_BASE
-#undef AMPI_PASS_DONE
 /* ======================================================================================== */
 /* >>impl-convert  Conversions of arrays. */
 
@@ -4674,24 +4658,6 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 enum { AMPI_MC = 96, AMPI_TALL = 768,
        AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
 
-/* Blocks for m rows and n columns of a product, `cut` times halved. Blocks of k are of about the same depth. */
-AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
-    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
-    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
-    const size_t tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
-    ampi_blocks b;
-    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
-    b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
-    b.mc = ampi_min_size(m, mc);
-    b.tall = ampi_min_size(m, tall);
-    b.line = AMPI_LANES * (ampi_max_size(b.kc, s->b.image ? b.nc : 0) + 2 * AMPI_PAD);
-    b.packed = b.kc * b.nc;
-    b.padded = 0;
-    if (s->a.image) b.padded = ampi_padded_floats(s->a.image, b.mc, b.kc, 2 * b.packed);
-    else if (s->b.image) b.padded = ampi_padded_floats(s->b.image, b.kc, b.nc, 2 * b.packed);
-    if (s->b.image && s->b.image->in_place && b.padded > 0) b.packed = 0;
-    return b;
-}
 /* Floats of scratch memory: a panel of A, a block of B, a line, the sums. */
 AMPI_FN size_t ampi_blocks_floats(const ampi_blocks* b, size_t k) {
     return (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD) + b->packed + b->line + b->padded
@@ -4713,10 +4679,25 @@ AMPI_FN ampi_deal ampi_deal_of(const ampi_kernels* g, const ampi_product* s) {
     d.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), d.units);
     return d;
 }
-AMPI_FN ampi_blocks ampi_deal_blocks(const ampi_kernels* g, const ampi_deal* d, const ampi_product* s, int cut) {
+/* Blocks for a share of a product, `cut` times halved. Blocks of k are of about the same depth. */
+AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, const ampi_deal* d, const ampi_product* s, int cut) {
     const size_t each = ampi_div_up(d->units, d->shares) * d->unit;
-    return ampi_blocks_of(g, s, d->by_rows ? ampi_min_size(s->m, each) : s->m,
-                          d->by_rows ? s->n : ampi_min_size(s->n, each), cut);
+    const size_t m = d->by_rows ? ampi_min_size(s->m, each) : s->m, n = d->by_rows ? s->n : ampi_min_size(s->n, each);
+    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
+    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
+    const size_t tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
+    ampi_blocks b;
+    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
+    b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
+    b.mc = ampi_min_size(m, mc);
+    b.tall = ampi_min_size(m, tall);
+    b.line = AMPI_LANES * (ampi_max_size(b.kc, s->b.image ? b.nc : 0) + 2 * AMPI_PAD);
+    b.packed = b.kc * b.nc;
+    b.padded = 0;
+    if (s->a.image) b.padded = ampi_padded_floats(s->a.image, b.mc, b.kc, 2 * b.packed);
+    else if (s->b.image) b.padded = ampi_padded_floats(s->b.image, b.kc, b.nc, 2 * b.packed);
+    if (s->b.image && s->b.image->in_place && b.padded > 0) b.packed = 0;
+    return b;
 }
 /* Are the sums of products of two bfloat16 whose least exponent fields are a and b never subnormal, which vdpbf16ps
    takes as zero? All are multiples of 2^(a - 127 - 7 + b - 127 - 7), which is at least 2^-126 then. */
@@ -4777,17 +4758,15 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     s.form = ampi_gemm_form(g, &s, exec);
     d = ampi_deal_of(g, &s);
     do {
-        b = ampi_deal_blocks(g, &d, &s, cut);
+        b = ampi_blocks_of(g, &d, &s, cut);
         floats = ampi_blocks_floats(&b, s.k);
-    } while (d.shares * floats > room && cut++ < 2);
+    } while (d.shares * floats > room && (cut++ < 2 || floats > AMPI_STACK_FLOATS));
     if (d.shares * floats <= room) {
         float* const memory = ampi_align64(exec->workspace);
         AMPI_PARALLEL_FOR(d.shares > 1, for (i = 0; i < (int64_t)d.shares; i++)
             ampi_deal_run(g, &s, &d, &b, (size_t)i, memory + (size_t)i * floats));
         return;
     }
-    for (cut = 2; ampi_blocks_floats(&b, s.k) > AMPI_STACK_FLOATS; cut++)
-        b = ampi_deal_blocks(g, &d, &s, cut);
     AMPI_PARALLEL_FOR(d.shares > 1,
                       for (i = 0; i < (int64_t)d.shares; i++) ampi_deal_on_stack(g, &s, &d, &b, (size_t)i));
 }
@@ -4848,7 +4827,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
     const ampi_kernels* g = ampi_kernels_now();
     const ampi_deal d = ampi_deal_of(g, s);
-    const ampi_blocks b = ampi_deal_blocks(g, &d, s, 0);
+    const ampi_blocks b = ampi_blocks_of(g, &d, s, 0);
     return d.shares * ampi_blocks_floats(&b, s->k);
 }
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
@@ -4968,18 +4947,6 @@ AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call,
     return AMP_OK;
 }
 
-/* The products from `first` up to `end`, one after the other. */
-AMPI_FN void ampi_gemm_in_turn(const ampi_product* s, const ampi_series* batch, size_t first, size_t end,
-                               const amp_exec* exec) {
-    size_t i;
-    for (i = first; i < end; i++) {
-        ampi_product one = *s;
-        one.a.data = (const char*)s->a.data + i * batch->a * ampi_type_size(s->a.dtype);
-        one.b.data = (const char*)s->b.data + i * batch->b * ampi_type_size(s->b.dtype);
-        one.c.data = (char*)s->c.data + i * batch->c * ampi_type_size(s->c.dtype);
-        ampi_gemm_run(&one, exec);
-    }
-}
 /* Whole products to each thread if there are enough for equal shares, or if one is over too soon to be shared; each
    share works in its part of the workspace. */
 AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batch, const amp_exec* exec) {
@@ -4989,13 +4956,20 @@ AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batc
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     int64_t i;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)batch->count >= 65536, for (i = 0; i < (int64_t)shares; i++) {
+        const size_t end = ampi_share(batch->count, shares, (size_t)i + 1);
         amp_exec own;
+        size_t k;
         memset(&own, 0, sizeof own);
         if (exec) own = *exec;
         own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
         own.workspace_size = step;
-        ampi_gemm_in_turn(s, batch, ampi_share(batch->count, shares, (size_t)i),
-                          ampi_share(batch->count, shares, (size_t)i + 1), &own);
+        for (k = ampi_share(batch->count, shares, (size_t)i); k < end; k++) {
+            ampi_product one = *s;
+            one.a.data = (const char*)s->a.data + k * batch->a * ampi_type_size(s->a.dtype);
+            one.b.data = (const char*)s->b.data + k * batch->b * ampi_type_size(s->b.dtype);
+            one.c.data = (char*)s->c.data + k * batch->c * ampi_type_size(s->c.dtype);
+            ampi_gemm_run(&one, &own);
+        }
     });
 }
 
