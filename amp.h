@@ -7191,7 +7191,7 @@ AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mea
 }
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
                                   const ampi_norm_args* q, size_t rows, size_t n, int more) {
-    static const double none[AMPI_LANES] = { 0.0 };      /* gcc would clear an array slowly */
+    static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     ampi_norm_lanes gamma;
     size_t r, i, l;
@@ -7200,8 +7200,8 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
         const double center = s->sum[r];
         double sum[AMPI_LANES], dot[AMPI_LANES];
-        for (l = 0; sums && l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l];
-        for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l];
+        for (l = 0; sums && l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l] + 0.0;
+        for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
         if (terms == AMPI_DOT) ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
         for (i = 0; i < n; i += AMPI_LANES) {
             const uint32_t* in = ampi_lanes_in(n - i);
