@@ -5885,7 +5885,6 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
     return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
 }
 
-
 /* n rounded up to whole groups of lanes; number of tiles of n elements; elements in tile i. */
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
 AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
@@ -5953,11 +5952,14 @@ enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
 }
-AMPI_FN double ampi_parts_total(const double* parts) {
+/* The mean of n elements from their parts' sums. */
+AMPI_FN void ampi_store_mean(float* mean, const double* parts, size_t n) {
     double total = 0.0;
+    float value;
     int i;
     for (i = 0; i < AMPI_PARTS; i++) total += parts[i];
-    return total;
+    value = (float)(total / (double)n);
+    ampi_store(mean, AMP_F32, 0, &value, 1);
 }
 
 /* --- pooling --- */
@@ -6966,14 +6968,12 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
-AMPI_HD AMPI_INLINE float ampi_tanh_slope(int hw, float s) { return ampi_fma(hw, -s, s, 1.0f); }
-AMPI_HD AMPI_INLINE float ampi_sigmoid_slope(float s) { return s * (1.0f - s); }
 AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
     switch (f) {
         case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
         case AMP_GELU_TANH: return dy * ampi_gelu_tanh_slope(hw, s);
-        case AMP_TANH: return dy * ampi_tanh_slope(hw, s);
-        case AMP_SIGMOID: return dy * ampi_sigmoid_slope(s);
+        case AMP_TANH: return dy * ampi_fma(hw, -s, s, 1.0f);
+        case AMP_SIGMOID: return dy * (s * (1.0f - s));
         default: return ampi_relu_back(dy, s);
     }
 }
@@ -8152,14 +8152,12 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     double parts[AMPI_PARTS];
     const ampi_softmax f = { logits, NULL, NULL, logits_dtype, AMP_F32, AMP_F32, classes, all, labels, smoothing,
                              0.0f };
-    float mean;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, n, parts, i, i + some));
-    mean = (float)(ampi_parts_total(parts) / (double)n);
-    ampi_store(loss, AMP_F32, 0, &mean, 1);
+    ampi_store_mean(loss, parts, n);
     return AMP_OK;
 }
 
@@ -8194,7 +8192,6 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     double parts[AMPI_PARTS];
     size_t tiles = (size_t)ampi_tiles(n);
-    float mean;
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
@@ -8212,8 +8209,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
-    mean = (float)(ampi_parts_total(parts) / (double)n);
-    ampi_store(loss, AMP_F32, 0, &mean, 1);
+    ampi_store_mean(loss, parts, n);
     return AMP_OK;
 }
 
