@@ -8521,15 +8521,12 @@ typedef struct ampi_scaler_row {
 /* The row of a preset; NULL for a value that is not one. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_OR_OFF(x) ((x) > 0 ? (x) : AMP_ZERO)
 #define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n)    \
         { text, AMPI_SCALE_##kind, late, start,                                                                      \
-          { AMP_SCALER_##name, init, growth, backoff, AMPI_OR_OFF(interval), AMPI_OR_OFF(min), AMPI_OR_OFF(max),     \
-            AMP_GUARD_##guard, h, AMP_REFILL_##refill, AMP_LIMIT_##at, AMPI_OR_OFF(n), AMP_LIMIT_ERROR, 20, 0, NULL, \
-            NULL, NULL } },
+          { AMP_SCALER_##name, init, growth, backoff, interval, min, max, AMP_GUARD_##guard, h, AMP_REFILL_##refill, \
+            AMP_LIMIT_##at, n, AMP_LIMIT_ERROR, 20, 0, NULL, NULL, NULL } },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
-#undef AMPI_OR_OFF
     };
     return (unsigned)p < (unsigned)AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
 }
@@ -8570,14 +8567,18 @@ static const ampi_desc_field ampi_scaler_fields[] = {
 };
 enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fields };
 
-/* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. Without a preset's
-   backoff it is 1/growth. */
+/* Unset fields take the preset's value, where 0 is AMP_ZERO, so that the kept desc can be used again. Without a
+   preset's backoff it is 1/growth. */
 AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
     static const double zero = 0.0;
     for (int i = 0; i < AMPI_SCALER_FIELDS; i++) {
         const size_t at = ampi_scaler_fields[i].at, size = ampi_scaler_fields[i].kind == 'd' ? 8 : 4;
         if (memcmp((char*)d + at, &zero, size) == 0) memcpy((char*)d + at, (const char*)&row->desc + at, size);
     }
+    if (d->growth_interval == 0) d->growth_interval = AMP_ZERO;
+    if (ampi_is_zero(&d->min_scale)) d->min_scale = (float)AMP_ZERO;
+    if (ampi_is_zero(&d->max_scale)) d->max_scale = (float)AMP_ZERO;
+    if (d->max_skips == 0) d->max_skips = AMP_ZERO;
     if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
     if (ampi_is_zero64(&d->backoff_factor) && d->growth_factor > 1.0) d->backoff_factor = 1.0 / d->growth_factor;
     if (!(row->kind & 2)) d->backoff_factor = (double)(float)d->backoff_factor;
@@ -8593,7 +8594,7 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* given, const am
                                           const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
     const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
-    const int is_static = row->desc.growth_interval == AMP_ZERO;
+    const int is_static = row->desc.growth_interval == 0;
     AMPI_REFUSE_DESC(is_static && (given->growth_interval > 0 || !ampi_is_zero64(&given->growth_factor) ||
                                    !ampi_is_zero64(&given->backoff_factor) || given->hysteresis != 0),
                      "scaler: growth_interval %d, growth_factor %g, backoff_factor %g and hysteresis %d mean nothing "
@@ -8631,7 +8632,7 @@ AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
     r->max_skips = ampi_default_int(d->max_skips, 0);
     r->at_max_skips = (int32_t)d->at_max_skips;
     r->ignore_overflow = d->ignore_overflow != 0;
-    r->is_static = row->desc.growth_interval == AMP_ZERO;
+    r->is_static = row->desc.growth_interval == 0;
     r->max_unsound = ampi_default_int(d->max_unsound, 0);
     r->is_double = (row->kind & 4) != 0;
 }
