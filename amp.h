@@ -12514,7 +12514,7 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
    each is aligned. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
-    char shape[AMPI_SHOWN];
+    char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
     unsigned char eight[8];
     uint64_t begin = 0, at;
     ampi_put64(eight, length);
@@ -12524,8 +12524,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
         fputs(i ? "," : "{\"__metadata__\":{", out);
         ampi_put_string(out, k < 0 ? "" : AMPI_CRC_KEY, k < 0 ? f->texts[i].key : f->tensors[k].tensor.name);
         putc(':', out);
-        if (k < 0) ampi_put_string(out, "", f->texts[i].value);
-        else fprintf(out, "\"%08lx\"", (unsigned long)f->crcs[k]);
+        ampi_put_string(out, "", k < 0 ? f->texts[i].value : ampi_show_number(f->crcs[k], 1, crc));
     }
     putc(f->text_count + f->count > 0 ? '}' : '{', out);
     for (size_t element = 8; element >= 2; element /= 2)
@@ -12582,11 +12581,10 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
 
 /* Everything from the creation of the temporary file to its new name. Whatever goes wrong, the temporary file goes. */
 AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
-    amp_result r;
     errno = 0;
     f->stream = ampi_stream_open(path, temporary, &f->bytes);
     if (!f->stream) return ampi_file_cannot(f, "save");
-    r = ampi_put_file(f);
+    amp_result r = ampi_put_file(f);
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
@@ -12605,15 +12603,14 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
 /* A block holds a chunk of data, a list of names, whose place the checksums take, and the temporary file's name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
-    const char *twice, **names;
     for (int i = 0; i < f->count; i++) AMPI_TRY(ampi_file_check_tensor(f, &f->tensors[i], i));
     f->texts = texts;
     f->text_count = text_count;
-    f->data = (char*)ampi_file_alloc(f, AMPI_FILE_CHUNK + most * sizeof *names + strlen(path) + AMPI_SUFFIX);
+    f->data = (char*)ampi_file_alloc(f, AMPI_FILE_CHUNK + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
     if (!f->data) return AMP_ERR_MEMORY;
-    names = (const char**)(void*)(f->data + AMPI_FILE_CHUNK);
+    const char** names = (const char**)(void*)(f->data + AMPI_FILE_CHUNK);
     for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
-    twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
+    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
     for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
     if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
     f->crcs = (uint32_t*)(void*)names;
@@ -12722,9 +12719,8 @@ AMPI_FN const char* ampi_json_string(ampi_json* j) {
 AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     const int zero = ampi_json_is(j, '0');
     char* end;
-    uint64_t n;
     errno = 0;
-    n = strtoull(j->at, &end, 10);
+    const uint64_t n = strtoull(j->at, &end, 10);
     if (*j->at < '0' || *j->at > '9') ampi_json_fail(j, "a whole number is missing");
     else if (zero && end - j->at > 1) ampi_json_fail(j, "a number begins with a zero");
     else if (errno == ERANGE) ampi_json_fail(j, "a number is too large");
@@ -12814,7 +12810,6 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 /* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with the CRC-32s at their
    tensors; without a tensor such a text says nothing. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
-    const char *twice, *key_twice;
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
@@ -12827,8 +12822,8 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
         if (e->end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside %s", f->path, name);
     }
     if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
-    twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
-    key_twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
+    const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
+    const char* key_twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
     if (!twice) twice = key_twice;
     if (twice) return AMPI_BAD_FILE(f, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
     for (size_t i = 0; i < f->found_count; i++) {
@@ -12866,17 +12861,13 @@ static const char* const ampi_foreign_formats[][2] = {
    takes at least 48 characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that
    many are large enough. ampi_file_close is due in any case. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
-    ampi_json j = { NULL, NULL, NULL, "" };
     unsigned char length[8];
-    char* header;
-    uint64_t n;
-    size_t tensors, texts;
     errno = 0;
     f->stream = ampi_stream_open(path, NULL, &f->bytes);
     if (!f->stream) return ampi_file_cannot(f, "open");
     if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside the length of its header", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
-    n = ampi_get64(length);
+    const uint64_t n = ampi_get64(length);
     for (size_t i = 0; n > AMPI_FILE_MAX_HEADER && i < sizeof ampi_foreign_formats / sizeof *ampi_foreign_formats; i++)
         if (memcmp(length, ampi_foreign_formats[i][0], strlen(ampi_foreign_formats[i][0])) == 0)
             return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
@@ -12886,14 +12877,13 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
                              AMPI_FILE_MAX_HEADER);
     if (n > f->bytes - 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its header", f->path);
     f->bytes -= 8 + n;
-    tensors = (size_t)n / 48 + 1;
-    texts = (size_t)n / 6 + 1;
+    const size_t tensors = (size_t)n / 48 + 1, texts = (size_t)n / 6 + 1;
     f->entries = (ampi_file_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found
                                                       + (size_t)n + 1);
     if (!f->entries) return AMP_ERR_MEMORY;
     f->found = (amp_file_text*)(void*)(f->entries + tensors);
-    j.at = header = (char*)(f->found + texts);
-    j.end = header + n;
+    char* header = (char*)(f->found + texts);
+    ampi_json j = { header, header + n, NULL, "" };
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
     ampi_json_header(&j, f);
@@ -12963,9 +12953,8 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_desc* desc) {
     ampi_file f;
-    amp_result r;
     AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
-    r = ampi_file_open(&f, path);
+    amp_result r = ampi_file_open(&f, path);
     if (r == AMP_OK) r = ampi_file_want(&f, 0);
     if (r == AMP_OK) r = ampi_file_read(&f);
     return ampi_file_close(&f, r);
@@ -12973,13 +12962,11 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc) {
-    const char* text;
     ampi_file f;
-    amp_result r;
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
-    r = ampi_file_open(&f, path);
-    text = r == AMP_OK ? ampi_file_text_at(&f, key) : NULL;
+    amp_result r = ampi_file_open(&f, path);
+    const char* text = r == AMP_OK ? ampi_file_text_at(&f, key) : NULL;
     if (r == AMP_OK && !text) r = AMPI_BAD_FILE(&f, "'%s' has no text '%s'", f.path, ampi_show(&f, key));
     if (text && strlen(text) >= size)
         r = AMPI_BAD_FILE(&f, "text '%s' of '%s' needs %llu bytes; there is room for %llu", ampi_show(&f, key), f.path,
@@ -13314,12 +13301,10 @@ AMPI_FN amp_result ampi_checkpoint_do(ampi_checkpoint* c, int what, const char* 
 
 /* A checkpoint of a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* count) {
-    amp_file_desc desc;
+    if (!m) return AMP_ERR_ARGUMENT;
+    const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
     ampi_checkpoint c;
     memset(&c, 0, sizeof c);
-    if (!m) return AMP_ERR_ARGUMENT;
-    desc.allocator = m->desc.allocator;
-    desc.logger = &m->op_logger;
     AMPI_TRY(ampi_file_begin(&c.file, path, NULL, 0, &desc));
     AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
     AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
