@@ -2702,6 +2702,8 @@ typedef struct ampi_kernels {
     void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
     void (*scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor);
+    void (*lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n);
+    void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
 /* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
@@ -4089,6 +4091,38 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
+/* tile[i][l] = element i of row l, for n elements of up to 16 rows that are `step` bytes apart; other lanes are 0. */
+AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
+    float block[AMPI_LANES][AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
+        const char* from = (const char*)x + i * size;
+        if (rows == AMPI_LANES && n - i >= AMPI_LANES) {
+            AMPI_K(transpose)(tile, AMPI_LANES, from, step, t);
+            continue;
+        }
+        for (l = 0; l < AMPI_LANES; l++)
+            AMPI_K(store)(block[l], l < rows ? AMPI_K(load_any)(from + l * step, t, n - i) : AMPI_K(zero)());
+        AMPI_K(transpose)(tile, AMPI_LANES, block[0], sizeof block[0], AMP_F32);
+    }
+}
+/* And back, rounded; every NaN is 0x7fc00000. */
+AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
+    const size_t size = t == AMP_F32 ? 4 : 2;
+    float block[AMPI_LANES][AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
+        AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
+        for (l = 0; l < rows; l++) {
+            void* to = (char*)x + l * step + i * size;
+            const AMPI_V16 v = AMPI_K(clean_lanes)(AMPI_K(load)(block[l]));
+            if (n - i >= AMPI_LANES) AMPI_K(store_typed)(to, t, v);
+            else AMPI_K(store_part)(to, t, v, n - i);
+        }
+    }
+}
+
 static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(nr),
                                               AMPI_PASS_NC,
@@ -4108,7 +4142,9 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(widen_low),
                                               AMPI_K(narrow_low),
                                               AMPI_K(add_squares),
-                                              AMPI_K(scale) };
+                                              AMPI_K(scale),
+                                              AMPI_K(lanes_in),
+                                              AMPI_K(lanes_out) };
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
 #undef AMPI_PASS_MR
@@ -6032,864 +6068,325 @@ AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, in
     s.last = (int)(start + kernel < size ? start + kernel : size);
     return s;
 }
-/* The windows o in [o0, o1) whose pixel o*stride - pad + k lies in [first, last). */
-AMPI_HD AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
-    int64_t low = (int64_t)first + pad - k, high = (int64_t)last - 1 + pad - k;
-    ampi_span s;
-    s.first = low <= (int64_t)o0 * stride ? o0 : low > (int64_t)(o1 - 1) * stride ? o1 : (int)((low
-                                                                                                + stride - 1) / stride);
-    s.last = high >= (int64_t)(o1 - 1) * stride ? o1 : high < (int64_t)o0 * stride ? o0 : (int)(high / stride) + 1;
-    if (s.last < s.first) s.last = s.first;
-    return s;
-}
-/* The places k in a kernel that lie on one of the pixels [first, last) in one of the windows [o0, o1): of a kernel
-   much larger than the image all others fall on padding. */
-AMPI_FN ampi_span ampi_kernel_range(int o0, int o1, int stride, int pad, int kernel, int first, int last) {
-    int64_t low = (int64_t)first + pad - (int64_t)(o1 - 1) * stride;
-    int64_t high = (int64_t)last + pad - (int64_t)o0 * stride;
-    ampi_span s;
-    s.first = (int)(low > 0 ? (low < kernel ? low : kernel) : 0);
-    s.last = (int)(high > 0 ? (high < kernel ? high : kernel) : 0);
-    return s;
-}
 /* The windows o in [0, out) that cover any of the pixels [first, last). */
-AMPI_HD AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
+AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
+    const int64_t before = (int64_t)first + pad - kernel, end = ((int64_t)last - 1 + pad) / stride + 1;
     ampi_span s;
-    s.first = ampi_windows_at(0, out, stride, pad, kernel - 1, first, last).first;
-    s.last = ampi_windows_at(0, out, stride, pad, 0, first, last).last;
+    s.first = before < 0 ? 0 : (int)(before / stride + 1 < out ? before / stride + 1 : out);
+    s.last = (int)(end < out ? end : out);
     return s;
 }
 /* How many pixels of the plane an average divides by. */
-AMPI_HD AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
+AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
               columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
     if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* An integer that orders numbers as a maximum does: -0 equals 0, a NaN is the largest. inf: the bits of infinity. */
-AMPI_HD AMPI_INLINE int32_t ampi_pool_order(uint32_t u, uint32_t inf) {
-    const uint32_t magnitude = u & 0x7fffffffu;
-    const uint32_t key = ampi_select_bits(0u - (u >> 31), 0u - magnitude, magnitude);
-    return (int32_t)ampi_select_bits(ampi_mask(magnitude > inf), 0x7fffffffu, key);
-}
+/* An integer that orders numbers as a maximum does: -0 equals 0, a NaN is the largest. */
 AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
-    return ampi_pool_order(ampi_bits(x), 0x7f800000u);
+    const uint32_t u = ampi_bits(x), magnitude = u & 0x7fffffffu;
+    const uint32_t key = ampi_select_bits(0u - (u >> 31), 0u - magnitude, magnitude);
+    return (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, key);
 }
 
-/* A tile holds the pixels of many windows, widened and with their padding, in the L1 cache. Place (i, k) of a window is
-   row i and column k of its kernel. The strides split a tile: row t and column c of the padded image lie in part
-   (t % stride_h, c % stride_w), there in row t / stride_h and column c / stride_w. Neighbouring windows then have
-   neighbouring elements at each place, and one loop over all windows, 16 to a vector, reads one place. Elements of a
-   part's row behind its last window take part in these loops, and their results are dropped.
+/* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so that no row has an end inside a
+   vector, whatever its length, the stride and the padding.
    Orders of sums. An average of a small plane adds its window row by row. Another one adds the columns of its window,
    each of which is summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes
    that are not small the windows of one row are summed first, from the last one to the first one, AMPI_POOL_BLOCK
-   windows at a time. */
-enum { AMPI_POOL_BLOCK = 256,          /* windows of a row at a time, where not all windows of a row fit */
-       AMPI_POOL_BAND = 4096,          /* pixels at a time */
-       AMPI_POOL_ROOM = 3584,          /* elements of a tile */
-       AMPI_POOL_WINDOWS = 1536,       /* elements of a part of a tile */
-       AMPI_POOL_PLACES = 1024 };      /* columns of a kernel at a time, where a tile does not hold all */
-/* What becomes of pixels: sums row by row or column by column, maxima without and with NaNs, places of maxima. */
-typedef enum ampi_pool_mode {
-    AMPI_POOL_ROWS, AMPI_POOL_COLUMNS, AMPI_POOL_MAXIMA, AMPI_POOL_NANS, AMPI_POOL_ARGMAX
-} ampi_pool_mode;
+   windows at a time, counted from the first window on each AMPI_POOL_BAND columns. */
+enum { AMPI_POOL_PIXELS = 256, AMPI_POOL_WINDOWS = 256,        /* at most of a tile */
+       AMPI_POOL_MAXIMA = 128,                                 /* windows whose maxima are searched at a time */
+       AMPI_POOL_SIDE = 128,                                   /* columns of a tile, if its windows are not wider */
+       AMPI_POOL_ROOM = (256 + 16) * 16,                       /* floats of a tile, and of 16 pixels behind it */
+       AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
 
 /* Is this a small plane? See the orders of sums. */
 AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
     return p->ow <= AMPI_LANES && p->oh <= AMPI_LANES && p->h <= AMPI_POOL_BAND / p->w;
 }
 
-/* Windows: columns [o0, o1) of the rows [a, b) in each of `planes` planes. Places: [i0, i1) x [k0, k1). */
+/* Rows [r0, r1), columns [c0, c1) of planes. */
+typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
+AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
+AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
+
+/* `count` planes of a tensor, from plane `first` on, h rows x w columns each. */
+typedef struct ampi_planes { void* data; amp_dtype dtype; size_t first, count; int h, w; } ampi_planes;
+AMPI_FN ampi_planes ampi_pool_planes(const ampi_pool_plan* p, void* data, amp_dtype t, size_t first, int h, int w) {
+    ampi_planes s;
+    s.data = data; s.dtype = t;
+    s.first = first; s.count = ampi_min_size(p->planes - first, AMPI_LANES);
+    s.h = h; s.w = w;
+    return s;
+}
+
+/* Fills a tile from a rectangle of planes, or with `back` stores it there. */
+AMPI_FN void ampi_planes_move(const ampi_planes* s, const ampi_rect* d, float* tile, int back) {
+    const ampi_kernels* k = ampi_kernels_now();
+    const amp_dtype t = ampi_dtype(s->dtype);
+    const size_t size = ampi_type_size(t), step = (size_t)s->h * (size_t)s->w * size, width = ampi_rect_width(d);
+    const size_t run = width == (size_t)s->w ? ampi_rect_size(d) : width;      /* neighbours in memory */
+    char* x = (char*)s->data + s->first * step + ((size_t)d->r0 * (size_t)s->w + (size_t)d->c0) * size;
+    size_t i;
+    for (i = 0; i < ampi_rect_size(d); i += run, x += (size_t)s->w * size)
+        if (back) k->lanes_out(x, t, step, tile + i * AMPI_LANES, s->count, run);
+        else k->lanes_in(tile + i * AMPI_LANES, x, t, step, s->count, run);
+    ampi_kernels_end();
+}
+
+/* Windows add up their pixels, take the maximum, or search for its place; or they give gradients to all their pixels,
+   or to the maximum. */
+typedef enum ampi_pool_task {
+    AMPI_POOL_SUM, AMPI_POOL_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
+} ampi_pool_task;
+
 typedef struct ampi_pool_tile {
     const ampi_pool_plan* p;
-    ampi_pool_mode mode;
-    int whole;                         /* are all windows of a row here, with all their places? */
-    int planes, a, b, o0, o1, i0, i1, k0, k1;
-    int begin, first, last;            /* are these the first places, the first rows of them, the last ones? */
-    int sh, sw, down, across;          /* strides; parts of the tile */
-    size_t pitch, rows, size;          /* elements of a part's row; rows of a plane; elements of a part */
-    const float* x;                    /* the first pixel of the first row that is read, ld from row to row */
-    size_t ld;
-    uint32_t *pixel, *column;          /* bits of floats, or keys; sums of columns */
-    uint32_t *acc, *at;                /* of windows: sums, maxima or greatest keys; and where: row * width + column */
+    int columns;                       /* are columns of a window, or windows of a row, summed first? */
+    ampi_rect y;                       /* the windows that are here */
+    float *windows, *pixels, *line;    /* numbers of windows; pixels; a row of such sums */
+    uint32_t *best, *at;               /* greatest key of each window, and row * width + column of it in its plane */
 } ampi_pool_tile;
 
-AMPI_FN void ampi_pool_layout(ampi_pool_tile* q) {
-    q->sh = q->whole ? q->p->sh : 1;
-    q->sw = q->whole || q->o1 - q->o0 > 1 ? q->p->sw : 1;
-    q->down = ampi_min_int(q->sh, q->i1 - q->i0);
-    q->across = ampi_min_int(q->sw, q->k1 - q->k0);
-    q->pitch = (size_t)(q->o1 - q->o0) + (size_t)((q->k1 - q->k0 - 1) / q->sw);
-    q->rows = (size_t)(q->b - q->a) + (size_t)((q->i1 - q->i0 - 1) / q->sh);
-    q->size = ampi_padded((size_t)q->planes * q->rows * q->pitch) + AMPI_LANES;
-}
-/* All places that lie on pixels. */
-AMPI_FN void ampi_pool_layout_all(ampi_pool_tile* q) {
-    const ampi_pool_plan* p = q->p;
-    const ampi_span i = ampi_kernel_range(q->a, q->b, p->sh, p->ph, p->kh, 0, p->h);
-    const ampi_span k = ampi_kernel_range(q->o0, q->o1, p->sw, p->pw, p->kw, 0, p->w);
-    q->i0 = i.first; q->i1 = i.last;
-    q->k0 = k.first; q->k1 = k.last;
-    ampi_pool_layout(q);
-}
-/* Where place (i, k) of the first window lies. */
-AMPI_INLINE size_t ampi_pool_place(const ampi_pool_tile* q, int i, int k) {
-    const size_t part = (size_t)((i - q->i0) % q->sh) * (size_t)q->across + (size_t)((k - q->k0) % q->sw);
-    return part * q->size + (size_t)((i - q->i0) / q->sh) * q->pitch + (size_t)((k - q->k0) / q->sw);
-}
+/* The pixels of a window in a tile: `columns` in each of `rows` rows, which are ld floats apart. The first one, at x,
+   is pixel `place` of its plane, whose rows have `width` pixels. */
+typedef struct ampi_pool_part { float* x; int rows, columns; size_t ld; uint32_t place, width; } ampi_pool_part;
 
-AMPI_INLINE uint32_t ampi_pool_convert(ampi_pool_mode mode, float x) {
-    if (mode == AMPI_POOL_ARGMAX) return (uint32_t)ampi_pool_key(x);
-    return ampi_bits(mode == AMPI_POOL_NANS ? ampi_clean_nan(x) : x);
-}
-AMPI_INLINE void ampi_pool_pack16(ampi_pool_mode mode, uint32_t* AMPI_RESTRICT line, const float* AMPI_RESTRICT x) {
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) line[l] = ampi_pool_convert(mode, x[l]);
-}
-/* n pixels of a row, behind `skip` columns of padding; and what lies behind them. */
-AMPI_INLINE void ampi_pool_pack_row(ampi_pool_mode mode, const ampi_pool_tile* q, uint32_t* line, const float* x,
-                                    size_t skip, size_t n) {
-    const size_t sw = (size_t)q->sw;
-    uint32_t *to = line + skip % 2 * q->size + skip / 2, *next = line + (skip + 1) % 2 * q->size + (skip + 1) / 2;
-    size_t i, l, c;
-    if (sw == 1)
-        for (i = 0; i < n; i += AMPI_LANES) ampi_pool_pack16(mode, line + skip + i, x + i);
-    else if (sw == 2 && q->across == 2)
-        for (i = 0; i < n; i += 2 * AMPI_LANES) {
-            float even[AMPI_LANES], odd[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) { even[l] = x[i + 2 * l]; odd[l] = x[i + 2 * l + 1]; }
-            ampi_pool_pack16(mode, to + i / 2, even);
-            ampi_pool_pack16(mode, next + i / 2, odd);
-        }
-    else
-        for (c = 0; c < (size_t)q->across; c++)
-            for (i = skip > c ? (skip - c + sw - 1) / sw : 0; i * sw + c < skip + n; i++)
-                line[c * q->size + i] = ampi_pool_convert(mode, x[i * sw + c - skip]);
-}
-/* The neutral element in [first, last) of a row, from first + 1 on in `more` parts, in whole groups of lanes. */
-AMPI_INLINE void ampi_pool_pack_padding(const ampi_pool_tile* q, uint32_t neutral, uint32_t* line, size_t first,
-                                        size_t more, size_t last) {
-    size_t c, i, l;
-    for (c = 0; c < (size_t)q->across; c++, line += q->size)
-        for (i = first + (c < more); i < last; i += AMPI_LANES)
-            for (l = 0; l < AMPI_LANES; l++) line[i + l] = neutral;
-}
-/* All pixels of the places; padding is what changes no result. */
-AMPI_INLINE void ampi_pool_pack(ampi_pool_mode mode, uint32_t neutral, const ampi_pool_tile* q) {
-    const ampi_pool_plan* p = q->p;
-    const int64_t left = (int64_t)q->o0 * p->sw - p->pw + q->k0, top = (int64_t)q->a * p->sh - p->ph + q->i0;
-    const int64_t right = left + (int64_t)(q->o1 - q->o0 - 1) * q->sw + q->k1 - q->k0;
-    const size_t skip = (size_t)(left < 0 ? -left : 0), end = (size_t)((right < p->w ? right : p->w) - left);
-    const size_t before = (skip + (size_t)q->sw - 1) / (size_t)q->sw, behind = end / (size_t)q->sw,
-        more = end % (size_t)q->sw;
-    const int tall = (q->b - q->a - 1) * q->sh + q->i1 - q->i0;
-    int u, t, part;
-    for (u = 0; u < q->planes; u++) {
-        const float* x = q->x + (size_t)u * (size_t)p->h * q->ld;
-        uint32_t* row = q->pixel + (size_t)u * q->rows * q->pitch;
-        for (t = 0, part = 0; t < tall; t++) {
-            const int real = top + t >= 0 && top + t < p->h;
-            uint32_t* line = row + (size_t)part * (size_t)q->across * q->size;
-            if (part < q->down) {
-                ampi_pool_pack_padding(q, neutral, line, 0, 0, real ? before : q->pitch);
-                if (real) ampi_pool_pack_row(mode, q, line, x, skip, end - skip);
-                if (real) ampi_pool_pack_padding(q, neutral, line, behind, more, q->pitch);
+/* The first of equal maxima stays; a NaN is larger than any number. `begin`: y has no meaning yet. */
+AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const ampi_pool_part* u) {
+    const float* x = u->x;
+    float v[AMPI_LANES];
+    int r, c, l;
+    if (begin) AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_float(max ? 0xff800000u : 0u);
+    else AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) v[l] = y[l];
+    for (r = 0; r < u->rows; r++, x += u->ld)
+        for (c = 0; c < u->columns; c++)
+            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+                const float e = x[c * AMPI_LANES + l];
+                const int nan = (int32_t)(ampi_bits(e) & 0x7fffffffu) > 0x7f800000;
+                if (max) v[l] = ((e > v[l]) | nan) ? e : v[l];
+                else v[l] += e;
             }
-            if (real) x += q->ld;
-            if (++part == q->sh) part = 0, row += q->pitch;
-        }
-    }
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) y[l] = v[l];
 }
-
-/* NaNs of a tile are positive, so that they are the largest integers. */
-AMPI_INLINE uint32_t ampi_pool_combine(ampi_pool_mode mode, uint32_t acc, uint32_t x) {
-    const float a = ampi_float(acc), v = ampi_float(x);
-    if (mode == AMPI_POOL_MAXIMA) return ampi_bits(v > a ? v : a);
-    if (mode == AMPI_POOL_NANS)   return ((v > a) | ((int32_t)x > 0x7f800000)) ? x : acc;
-    return ampi_bits(a + v);
-}
-AMPI_INLINE void ampi_pool_compare(uint32_t* best, uint32_t* at, uint32_t key, uint32_t place) {
-    *at = (int32_t)key > (int32_t)*best ? place : *at;
-    *best = (int32_t)key > (int32_t)*best ? key : *best;
-}
-/* Up to three places of n windows, x[0] to x[2], from `place` on: added to sums or compared with maxima. */
-AMPI_INLINE void ampi_pool_reduce(ampi_pool_mode mode, int places, uint32_t* AMPI_RESTRICT acc,
-                                  uint32_t* AMPI_RESTRICT at, const uint32_t* const* x, uint32_t place, size_t n) {
-    const uint32_t *x0 = x[0], *x1 = x[1], *x2 = x[2];
-    size_t i, l;
-    for (i = 0; mode != AMPI_POOL_ARGMAX && i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            uint32_t v = ampi_pool_combine(mode, acc[i + l], x0[i + l]);
-            if (places > 1) v = ampi_pool_combine(mode, v, x1[i + l]);
-            if (places > 2) v = ampi_pool_combine(mode, v, x2[i + l]);
-            acc[i + l] = v;
-        }
-    for (i = 0; mode == AMPI_POOL_ARGMAX && i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            uint32_t v = acc[i + l], where = at[i + l];
-            ampi_pool_compare(&v, &where, x0[i + l], place);
-            if (places > 1) ampi_pool_compare(&v, &where, x1[i + l], place + 1);
-            if (places > 2) ampi_pool_compare(&v, &where, x2[i + l], place + 2);
-            acc[i + l] = v;
-            at[i + l] = where;
-        }
-}
-AMPI_INLINE void ampi_pool_reduce_some(ampi_pool_mode mode, int places, uint32_t* acc, uint32_t* at,
-                                       const uint32_t* const* x, uint32_t place, size_t n) {
-    if (places == 1)      ampi_pool_reduce(mode, 1, acc, at, x, place, n);
-    else if (places == 2) ampi_pool_reduce(mode, 2, acc, at, x, place, n);
-    else                  ampi_pool_reduce(mode, 3, acc, at, x, place, n);
-}
-/* Columns: the sums of the rows [i0, i1) at each place, for all windows; and at the end those of the columns. */
-AMPI_INLINE void ampi_pool_reduce_columns(const ampi_pool_tile* q, size_t n) {
-    const size_t all = n + q->pitch - (size_t)(q->o1 - q->o0), part = ampi_padded(all);
-    const uint32_t* x[3];
-    int c, i, k, some, l;
-    for (c = 0; c < q->across; c++)
-        for (i = q->i0; i < q->i1; i += some) {
-            some = ampi_min_int(3, q->i1 - i);
-            for (l = 0; l < 3; l++) x[l] = q->pixel + ampi_pool_place(q, i + (l < some ? l : 0), q->k0 + c);
-            ampi_pool_reduce_some(AMPI_POOL_ROWS, some, q->column + (size_t)c * part, NULL, x, 0, all);
-        }
-    for (k = q->k0; q->last && k < q->k1; k += some) {
-        some = ampi_min_int(3, q->k1 - k);
-        for (l = 0; l < 3; l++) {
-            const int at = k - q->k0 + (l < some ? l : 0);
-            x[l] = q->column + (size_t)(at % q->sw) * part + (size_t)(at / q->sw);
-        }
-        ampi_pool_reduce_some(AMPI_POOL_ROWS, some, q->acc, NULL, x, 0, n);
-    }
-}
-/* Does a NaN lie among the pixels of a tile? */
-AMPI_INLINE int ampi_pool_has_nan(const ampi_pool_tile* q) {
-    const size_t total = (size_t)q->down * (size_t)q->across * q->size;
-    uint32_t seen[4 * AMPI_LANES] = { 0 }, any = 0;    /* the sign bit: beyond infinity */
-    size_t i, l;
-    for (i = 0; i + 4 * AMPI_LANES <= total; i += 4 * AMPI_LANES)
-        for (l = 0; l < 4 * AMPI_LANES; l++) seen[l] |= 0x7f800000u - (q->pixel[i + l] & 0x7fffffffu);
-    for (l = 0; l < 4 * AMPI_LANES; l++) any |= seen[l];
-    for (; i < total; i++) any |= 0x7f800000u - (q->pixel[i] & 0x7fffffffu);
-    return (any & 0x80000000u) != 0;
-}
-/* Places row by row. */
-AMPI_INLINE void ampi_pool_reduce_rows(ampi_pool_mode mode, const ampi_pool_tile* q, size_t n) {
-    const uint32_t* x[3];
-    int i, k, some, c;
-    for (i = q->i0; i < q->i1; i++)
-        for (k = q->k0; k < q->k1; k += some) {
-            some = ampi_min_int(3, q->k1 - k);
-            for (c = 0; c < 3; c++) x[c] = q->pixel + ampi_pool_place(q, i, k + (c < some ? c : 0));
-            ampi_pool_reduce_some(mode, some, q->acc, q->at, x, (uint32_t)i * (uint32_t)q->p->w + (uint32_t)k, n);
-        }
-}
-AMPI_INLINE void ampi_pool_kernel_body(int hw, const ampi_pool_tile* q) {
-    const size_t n = (((size_t)q->planes - 1) * q->rows + (size_t)(q->b - q->a) - 1) * q->pitch
-        + (size_t)(q->o1 - q->o0);
-    const uint32_t neutral = q->mode == AMPI_POOL_MAXIMA ? 0xff800000u : q->mode == AMPI_POOL_ARGMAX ? 0x80000000u : 0u;
-    size_t j, l;
-    (void)hw;
-    for (j = 0; q->begin && j < n; j += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) q->acc[j + l] = neutral;
-    if (q->mode == AMPI_POOL_ARGMAX) {
-        ampi_pool_pack(AMPI_POOL_ARGMAX, neutral, q);
-        ampi_pool_reduce_rows(AMPI_POOL_ARGMAX, q, n);
-        return;
-    }
-    ampi_pool_pack(AMPI_POOL_ROWS, neutral, q);
-    if (q->mode == AMPI_POOL_COLUMNS) {
-        if (q->first) memset(q->column, 0, (size_t)q->across * q->size * sizeof *q->column);
-        ampi_pool_reduce_columns(q, n);
-    } else if (q->mode == AMPI_POOL_ROWS) {
-        ampi_pool_reduce_rows(AMPI_POOL_ROWS, q, n);
-    } else if (!ampi_pool_has_nan(q)) {
-        ampi_pool_reduce_rows(AMPI_POOL_MAXIMA, q, n);
-    } else {
-        ampi_pool_pack(AMPI_POOL_NANS, neutral, q);
-        ampi_pool_reduce_rows(AMPI_POOL_NANS, q, n);
-    }
-}
-AMPI_KERNEL(ampi_pool_kernel, (const ampi_pool_tile* q), q)
-
-/* Elements [i, i+n) of `total` with room for two groups of lanes behind them. */
-AMPI_FN const float* ampi_pool_view(const void* x, amp_dtype t, size_t i, size_t n, size_t total, float* tile) {
-    if (ampi_dtype(t) == AMP_F32 && total - i - n >= 2 * AMPI_LANES) return (const float*)x + i;
-    ampi_load_f32(tile, x, t, i, n);
-    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
-    return tile;
-}
-/* How many rows of windows does a tile hold, with all their places? If all, then of q->planes planes. */
-AMPI_FN int ampi_pool_fit(ampi_pool_tile* q) {
-    const ampi_pool_plan* p = q->p;
-    const ampi_span i = ampi_kernel_range(0, p->oh, p->sh, p->ph, p->kh, 0, p->h);
-    const ampi_span k = ampi_kernel_range(0, p->ow, p->sw, p->pw, p->kw, 0, p->w);
-    const size_t parts = (size_t)ampi_min_int(p->sh, i.last - i.first) * (size_t)ampi_min_int(p->sw, k.last - k.first);
-    const size_t pitch = (size_t)p->ow + (size_t)((k.last - k.first - 1) / p->sw),
-        beyond = (size_t)((i.last - i.first - 1) / p->sh);
-    const size_t room = ampi_min_size((AMPI_POOL_ROOM / parts - 2 * AMPI_LANES) / pitch,
-                                      (AMPI_POOL_WINDOWS - 2 * AMPI_LANES) / pitch);
-    const int64_t seen = AMPI_POOL_BAND / p->w, rows = (seen - (i.last - i.first)) / p->sh;
-    q->planes = 1;
-    q->o1 = p->ow;
-    if (parts > AMPI_POOL_ROOM / (3 * AMPI_LANES) || room <= beyond) return 0;
-    if (p->h <= seen && (size_t)p->oh + beyond <= room) {
-        q->planes = (int)ampi_min_size(room / ((size_t)p->oh + beyond), (size_t)(AMPI_POOL_BAND / (p->h * p->w)));
-        return p->oh;
-    }
-    return rows < 1 ? 0 : (int)ampi_min_size(room - beyond, (size_t)rows);
-}
-/* Sums, maxima or places of maxima of a tile's windows. If q->whole, all places are packed at once. Otherwise these are
-   windows of one row, and as many places at a time as there is room for. */
-AMPI_FN void ampi_pool_tile_forward(ampi_pool_tile* q, const void* x, amp_dtype t, size_t plane) {
-    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
-    const ampi_pool_plan* p = q->p;
-    const ampi_span down = ampi_kernel_range(q->a, q->b, p->sh, p->ph, p->kh, 0, p->h);
-    const ampi_span across = ampi_kernel_range(q->o0, q->o1, p->sw, p->pw, p->kw, 0, p->w);
-    const size_t w = (size_t)p->w, area = (size_t)p->h * w, total = p->planes * area;
-    const int columns = q->mode == AMPI_POOL_COLUMNS;
-    int i = down.first, k = across.first;
-    while (i < down.last && k < across.last) {
-        int64_t left = (int64_t)q->o0 * p->sw - p->pw + k, top = (int64_t)q->a * p->sh - p->ph + i, right, bottom;
-        int full = q->whole;
-        q->i0 = i; q->k0 = k;
-        q->i1 = down.last; q->k1 = across.last;
-        if (!q->whole) {
-            q->i1 = i + 1;
-            q->k1 = ampi_min_int(across.last - k, AMPI_POOL_PLACES) + k;
-            ampi_pool_layout(q);
-            full = q->o1 - q->o0 == p->ow && q->k1 == across.last && k == across.first && p->w <= AMPI_POOL_BAND;
-            if (full) q->i1 = ampi_min_int(down.last - i, ampi_min_int(AMPI_POOL_BAND / p->w,
-                                           (int)((AMPI_POOL_ROOM - 2 * AMPI_LANES) / ((size_t)q->across * q->size))))
-                                               + i;
-        }
-        ampi_pool_layout(q);
-        q->begin = i == down.first && k == across.first;
-        q->first = i == down.first;
-        q->last = q->i1 == down.last;
-        right = left + (int64_t)(q->o1 - q->o0 - 1) * p->sw + q->k1 - k;
-        bottom = top + (int64_t)(q->b - q->a - 1) * p->sh + q->i1 - i;
-        if (left < 0) left = 0;
-        if (top < 0) top = 0;
-        if (right > p->w) right = p->w;
-        if (bottom > p->h) bottom = p->h;
-        q->ld = w;
-        q->x = full ? ampi_pool_view(x, t, plane * area + (size_t)top * w,
-                                     ((size_t)q->planes - 1) * area + (size_t)(bottom - top) * w, total, tile) + left
-                    : ampi_pool_view(x, t, plane * area + (size_t)top * w + (size_t)left, (size_t)(right - left),
-                                     total, tile);
-        ampi_pool_kernel(q);
-        if (columns ? q->last : q->k1 < across.last) k = q->k1, i = columns ? down.first : i;
-        else i = q->i1, k = columns ? k : across.first;
-    }
-}
-
-/* One number for each window: from x, where windows lie side by side, into a tile; or from a tile to y, if x is NULL.
-   Numbers of averages are divided by the count of pixels; a window counts columns[o - o0] columns. */
-AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q, uint32_t* tile, const float* x, float* y,
-                                       const double* columns) {
-    const ampi_pool_plan* p = q->p;
-    const size_t n = (size_t)(q->o1 - q->o0);
-    int u, oh;
-    size_t i, l;
-    (void)hw;
-    for (u = 0; u < q->planes; u++)
-        for (oh = q->a; oh < q->b; oh++) {
-            const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-            const double rows = p->exclude_pad ? seen.last - seen.first : p->kh;
-            uint32_t* in = tile + ((size_t)u * q->rows + (size_t)(oh - q->a)) * q->pitch;
-            for (i = 0; i < n; i += AMPI_LANES) {
-                float v[AMPI_LANES];
-                for (l = 0; x && l < AMPI_LANES; l++) v[l] = x[i + l];
-                for (l = 0; !x && l < AMPI_LANES; l++) v[l] = ampi_float(in[i + l]);
-                for (l = 0; !p->max && l < AMPI_LANES; l++) v[l] /= (float)(rows * columns[i + l]);
-                for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_select(ampi_mask((uint32_t)l < (uint32_t)(n - i)), v[l],
-                                                                    0.0f);
-                memcpy(x ? (void*)(in + i) : (void*)(y + i), v, sizeof v);
+AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_t* AMPI_RESTRICT best,
+                                  const ampi_pool_part* u) {
+    const float* x = u->x;
+    int32_t top[AMPI_LANES];
+    uint32_t where[AMPI_LANES], row = u->place;
+    int r, c, l;
+    if (begin) AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) top[l] = INT32_MIN, where[l] = 0;
+    else AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) top[l] = (int32_t)best[l], where[l] = at[l];
+    for (r = 0; r < u->rows; r++, x += u->ld, row += u->width)
+        for (c = 0; c < u->columns; c++)
+            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+                const int32_t key = ampi_pool_key(x[c * AMPI_LANES + l]);
+                where[l] = key > top[l] ? row + (uint32_t)c : where[l];
+                top[l] = key > top[l] ? key : top[l];
             }
-            if (x) x += n;
-            else y += n;
-        }
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) best[l] = (uint32_t)top[l];
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) at[l] = where[l];
 }
-AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q, uint32_t* tile, const float* x, float* y,
-                               const double* columns),
-            q, tile, x, y, columns)
-/* How many pixels of a row the windows [o0, o1) count. */
-AMPI_FN void ampi_pool_count_columns(const ampi_pool_plan* p, int o0, int o1, double* columns) {
-    int i;
-    for (i = 0; !p->max && i < (int)ampi_padded((size_t)(o1 - o0)); i++) {
-        const ampi_span c = ampi_window(ampi_min_int(o0 + i, o1 - 1), p->sw, p->pw, p->kw, p->w);
-        columns[i] = p->exclude_pad ? c.last - c.first : p->kw;
-    }
+AMPI_INLINE void ampi_pool_give(int max, const float* AMPI_RESTRICT y, const uint32_t* AMPI_RESTRICT at,
+                                const ampi_pool_part* u) {
+    float* AMPI_RESTRICT x = u->x;
+    uint32_t row = u->place;
+    int r, c, l;
+    for (r = 0; r < u->rows; r++, x += u->ld, row += u->width)
+        for (c = 0; c < u->columns; c++)
+            for (l = 0; l < AMPI_LANES; l++) {
+                const uint32_t here = max ? ampi_mask(at[l] == row + (uint32_t)c) : 0xffffffffu;
+                x[c * AMPI_LANES + l] += ampi_float(ampi_bits(y[l]) & here);
+            }
 }
-/* As many windows of one row as a tile holds for some places at least. */
-AMPI_FN int ampi_pool_most(const ampi_pool_plan* p) {
-    if (p->sw > 2 * AMPI_LANES) return 1;
-    return ampi_min_int((2 * AMPI_POOL_PLACES - ampi_min_int(p->kw, AMPI_POOL_PLACES)) / p->sw + 1, AMPI_POOL_BLOCK);
-}
-
-/* Planes from `plane` on; how many? */
-AMPI_APART size_t ampi_pool_forward_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                           size_t plane, size_t end) {
-    float out[AMPI_POOL_WINDOWS];
-    uint32_t pixel[AMPI_POOL_ROOM], column[AMPI_POOL_ROOM], acc[AMPI_POOL_WINDOWS];
-    double columns[AMPI_POOL_WINDOWS];
-    ampi_pool_tile q;
-    int rows, most;
-    memset(&q, 0, sizeof q);
-    q.p = p;
-    q.pixel = pixel; q.column = column; q.acc = acc;
-    q.mode = p->max ? AMPI_POOL_MAXIMA : ampi_pool_is_small(p) ? AMPI_POOL_ROWS : AMPI_POOL_COLUMNS;
-    if (p->max) memset(pixel, 0, sizeof pixel);                 /* no NaNs between rows */
-    rows = ampi_pool_fit(&q);
-    q.whole = rows > 0;
-    most = rows ? p->ow : ampi_pool_most(p);
-    q.planes = (int)ampi_min_size((size_t)q.planes, end - plane);
-    for (q.o0 = 0; q.o0 < p->ow; q.o0 = q.o1) {
-        q.o1 = ampi_min_int(p->ow - q.o0, most) + q.o0;
-        ampi_pool_count_columns(p, q.o0, q.o1, columns);
-        for (q.a = 0; q.a < p->oh; q.a = q.b) {
-            const size_t n = (size_t)(q.o1 - q.o0), at = (plane * (size_t)p->oh + (size_t)q.a) * (size_t)p->ow
-                + (size_t)q.o0;
-            q.b = ampi_min_int(p->oh - q.a, rows ? rows : 1) + q.a;
-            ampi_pool_tile_forward(&q, x, xt, plane);
-            ampi_pool_divide(&q, acc, NULL, out, columns);
-            ampi_store(y, yt, at, out, (size_t)q.planes * (size_t)(q.b - q.a) * n);
-        }
-    }
-    return (size_t)q.planes;
-}
-
-/* sum[j] += g[0][j], g[1][j], g[2][j], up to `places` of them; of maxima those that lie at place, place - step, ... */
-AMPI_INLINE void ampi_pool_add(int max, int places, float* AMPI_RESTRICT sum, const uint32_t* const* g,
-                               const uint32_t* const* at, uint32_t place, uint32_t step, size_t n) {
-    const uint32_t *g0 = g[0], *g1 = g[1], *g2 = g[2], *at0 = at[0], *at1 = at[1], *at2 = at[2];
+AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            float v = sum[i + l];
-            v += ampi_float(max ? g0[i + l] & ampi_mask(at0[i + l] == place) : g0[i + l]);
-            if (places > 1) v += ampi_float(max ? g1[i + l] & ampi_mask(at1[i + l] == place - step) : g1[i + l]);
-            if (places > 2) v += ampi_float(max ? g2[i + l] & ampi_mask(at2[i + l] == place - 2 * step) : g2[i + l]);
-            sum[i + l] = v;
-        }
+        for (l = 0; l < AMPI_LANES; l++) to[i + l] += x[i + l];
 }
-/* A part of a row of places, k and those `step` behind it: from the last one to the first one, or the other way. */
-AMPI_INLINE void ampi_pool_add_row(int max, int down, const ampi_pool_tile* q, float* sum, const uint32_t* g, int i,
-                                   int c) {
-    const int count = (q->k1 - q->k0 - c + q->sw - 1) / q->sw;
-    const size_t lead = (size_t)((i - q->i0) / q->sh) * q->pitch;
-    const uint32_t *from[3], *at[3];
-    int m, l, some;
-    for (m = 0; m < count; m += some) {
-        const int first = down ? count - 1 - m : m;
-        const uint32_t place = (uint32_t)i * (uint32_t)q->p->w + (uint32_t)(q->k0 + c + first * q->sw);
-        some = ampi_min_int(3, count - m);
-        for (l = 0; l < 3; l++) {
-            const size_t before = lead + (size_t)(l >= some ? first : down ? first - l : first + l);
-            from[l] = g - before;
-            at[l] = max ? q->at - before : from[l];
-        }
-        if (some == 1)      ampi_pool_add(max, 1, sum, from, at, place, (uint32_t)q->sw, q->size);
-        else if (some == 2) ampi_pool_add(max, 2, sum, from, at, place, (uint32_t)q->sw, q->size);
-        else                ampi_pool_add(max, 3, sum, from, at, place, (uint32_t)q->sw, q->size);
+/* A task for the windows of a row, and those of their pixels that lie in `all`, columns [d->c0, d->c1) of some rows.
+   top: the first rows of the windows are among them. */
+AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
+                                   const ampi_pool_part* all, int top, int backwards) {
+    const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
+    const int64_t first = q->y.c0 * sw - q->p->pw - d->c0;
+    ampi_pool_part u = *all;
+    int64_t m;
+    for (m = 0; m < n; m++) {
+        const int64_t o = backwards ? n - 1 - m : m, column = first + o * sw;
+        const int64_t c0 = column > 0 ? column : 0, c1 = column + kw < width ? column + kw : width;
+        const size_t i = (row + (size_t)o) * AMPI_LANES;
+        const int begin = top && (column >= 0 || d->c0 == 0);
+        if (c0 >= c1) continue;
+        u.columns = (int)(c1 - c0);
+        u.x = all->x + c0 * AMPI_LANES;
+        u.place = all->place + (uint32_t)c0;
+        if (task == AMPI_POOL_SEARCH) ampi_pool_search(begin, q->at + i, q->best + i, &u);
+        else if (task == AMPI_POOL_GIVE) ampi_pool_give(0, q->windows + i, q->at, &u);
+        else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_give(1, q->windows + i, q->at + i, &u);
+        else ampi_pool_sum(task == AMPI_POOL_MAX, begin, q->windows + i, &u);
     }
 }
-/* Sums of all that the windows of a tile give to its pixels. g and q->at: what and where, with zeros of g around. */
-AMPI_INLINE void ampi_pool_gather_as(ampi_pool_mode mode, const ampi_pool_tile* q, float* sum, float* line,
-                                     const uint32_t* g) {
-    const size_t across = (size_t)q->across * q->size;
-    int i, c;
-    size_t j, l;
-    memset(sum, 0, (size_t)q->down * across * sizeof *sum);
-    if (mode == AMPI_POOL_COLUMNS) {
-        memset(line, 0, (across + AMPI_LANES) * sizeof *line);
-        for (c = 0; c < q->across; c++) ampi_pool_add_row(0, 0, q, line + (size_t)c * q->size, g, q->i0, c);
-    }
-    for (i = q->i1 - 1; i >= q->i0; i--)
-        for (c = 0; c < q->across; c++) {
-            const size_t part = (size_t)c * q->size, shift = (size_t)((i - q->i0) / q->sh) * q->pitch;
-            float* to = sum + (size_t)((i - q->i0) % q->sh) * across + part;
-            if (mode != AMPI_POOL_COLUMNS) ampi_pool_add_row(mode == AMPI_POOL_ARGMAX, 1, q, to, g, i, c);
-            for (j = 0; mode == AMPI_POOL_COLUMNS && j + shift < q->size; j += AMPI_LANES)
-                for (l = 0; l < AMPI_LANES; l++) to[shift + j + l] += line[part + j + l];
-        }
-}
-AMPI_INLINE void ampi_pool_gather_body(int hw, const ampi_pool_tile* q, float* sum, float* line, const uint32_t* g) {
-    (void)hw;
-    if (q->mode == AMPI_POOL_ARGMAX)    ampi_pool_gather_as(AMPI_POOL_ARGMAX, q, sum, line, g);
-    else if (q->mode == AMPI_POOL_ROWS) ampi_pool_gather_as(AMPI_POOL_ROWS, q, sum, line, g);
-    else                                ampi_pool_gather_as(AMPI_POOL_COLUMNS, q, sum, line, g);
-}
-AMPI_KERNEL(ampi_pool_gather, (const ampi_pool_tile* q, float* sum, float* line, const uint32_t* g), q, sum, line, g)
-
-/* A row of pixels, n of which lie behind `skip` columns of a tile. */
-AMPI_INLINE void ampi_pool_unpack_row(const ampi_pool_tile* q, float* dx, const float* sum, size_t skip, size_t n) {
-    const size_t sw = (size_t)q->sw;
-    const float *x = sum + skip % 2 * q->size + skip / 2, *next = sum + (skip + 1) % 2 * q->size + (skip + 1) / 2;
-    size_t i, l, c;
-    if (sw == 1)
-        for (i = 0; i < n; i += AMPI_LANES) memcpy(dx + i, sum + skip + i, AMPI_LANES * sizeof *dx);
-    else if (sw == 2 && q->across == 2)
-        for (i = 0; i < n; i += 2 * AMPI_LANES) {
-            float both[2 * AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) { both[2 * l] = x[i / 2 + l]; both[2 * l + 1] = next[i / 2 + l]; }
-            memcpy(dx + i, both, sizeof both);
-        }
-    else
-        for (c = 0; c < (size_t)q->across; c++)
-            for (i = skip > c ? (skip - c + sw - 1) / sw : 0; i * sw + c < skip + n; i++) dx[i * sw
-                + c - skip] = sum[c * q->size + i];
-}
-/* Rows [r0, r1) of the planes; what no window sees is 0. */
-AMPI_INLINE void ampi_pool_unpack_body(int hw, const ampi_pool_tile* q, float* dx, const float* sum, int r0, int r1) {
+/* A task for row `oh` of the windows and those of its pixels that lie in the rectangle d. */
+AMPI_INLINE void ampi_pool_row_body(int hw, ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d,
+                                    float* pixels) {
     const ampi_pool_plan* p = q->p;
-    const size_t skip = (size_t)(p->pw - q->k0), w = (size_t)p->w, seen = q->pitch * (size_t)q->sw;
-    const size_t n = ampi_min_size(w, seen > skip ? seen - skip : 0), parts = (size_t)q->across * q->size;
-    const int all = n == w && q->across == q->sw;
-    int u, r;
+    const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    const int r0 = ampi_max_int(seen.first, d->r0), r1 = ampi_min_int(seen.last, d->r1);
+    const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
+    float* const x = pixels + (size_t)(r0 - d->r0) * ld;
+    ampi_pool_part u = { x, r1 - r0, 0, ld, (uint32_t)r0 * (uint32_t)p->w + (uint32_t)d->c0, (uint32_t)p->w };
+    const int top = q->columns || r0 == seen.first;
+    int r;
     (void)hw;
-    for (u = 0; u < q->planes; u++)
-        for (r = r0; r < r1; r++, dx += w) {
-            const int t = r + p->ph - q->a * p->sh - q->i0;
-            const int here = t >= 0 && t % q->sh < q->down && (size_t)(t / q->sh) < q->rows;
-            const size_t row = here ? (size_t)(t % q->sh) * parts + ((size_t)u * q->rows
-                                                                     + (size_t)(t / q->sh)) * q->pitch : 0;
-            if (!here || !all) memset(dx, 0, w * sizeof *dx);
-            if (here) ampi_pool_unpack_row(q, dx, sum + row, skip, n);
-            if (here && n < w) memset(dx + n, 0, (w - n) * sizeof *dx);
+    if (r0 >= r1) return;
+    if (q->columns) u.x = q->line, u.rows = 1;
+    if (q->columns && (task == AMPI_POOL_GIVE || r0 == seen.first)) memset(q->line, 0, ld * sizeof(float));
+    for (r = r0; q->columns && task == AMPI_POOL_SUM && r < r1; r++)
+        ampi_pool_add(q->line, x + (size_t)(r - r0) * ld, ld);
+    if (task == AMPI_POOL_MAX) ampi_pool_windows(AMPI_POOL_MAX, q, row, d, &u, top, 0);
+    else if (task == AMPI_POOL_SEARCH) ampi_pool_windows(AMPI_POOL_SEARCH, q, row, d, &u, top, 0);
+    else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_windows(AMPI_POOL_GIVE_MAX, q, row, d, &u, top, 0);
+    else if (task == AMPI_POOL_GIVE) ampi_pool_windows(AMPI_POOL_GIVE, q, row, d, &u, top, q->columns);
+    else if (!q->columns || r1 == seen.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, &u, top, 0);
+    for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
+        ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
+}
+AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
+            task, q, oh, d, pixels)
+
+/* Numbers of windows, divided by how many pixels each averages. */
+AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q) {
+    float* v = q->windows;
+    int oh, ow, l;
+    (void)hw;
+    for (oh = q->y.r0; oh < q->y.r1; oh++)
+        for (ow = q->y.c0; ow < q->y.c1; ow++, v += AMPI_LANES) {
+            const float count = ampi_pool_count(q->p, oh, ow);
+            for (l = 0; l < AMPI_LANES; l++) v[l] /= count;
         }
 }
-AMPI_KERNEL(ampi_pool_unpack, (const ampi_pool_tile* q, float* dx, const float* sum, int r0, int r1), q, dx, sum, r0,
-            r1)
+AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q)
 
-
-/* The gradient of rows [r0, r1) of q->planes planes, which the windows [a, b) see. */
-AMPI_APART void ampi_pool_tile_backward(ampi_pool_tile* q, int r0, int r1, const void* dy, amp_dtype dyt, const void* x,
-                                        amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
-    union { float sum[AMPI_POOL_ROOM]; uint32_t pixel[AMPI_POOL_ROOM]; } line;
-    float sum[AMPI_POOL_ROOM], out[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
-    uint32_t g[2 * AMPI_POOL_WINDOWS], at[2 * AMPI_POOL_WINDOWS], best[AMPI_POOL_WINDOWS];
-    double columns[AMPI_POOL_WINDOWS];
+/* The windows q->y take all their pixels, as many at a time as a tile holds: row by row, or column by column. */
+AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task, const ampi_planes* x) {
     const ampi_pool_plan* p = q->p;
-    const size_t row = (plane * (size_t)p->oh + (size_t)q->a) * (size_t)p->ow,
-        total = p->planes * (size_t)p->oh * (size_t)p->ow;
-    const size_t windows = (size_t)q->planes * (size_t)(q->b - q->a) * (size_t)p->ow, w = (size_t)p->w;
-    size_t lead;
-    ampi_pool_layout_all(q);
-    lead = (size_t)((q->i1 - q->i0 - 1) / q->sh) * q->pitch + (size_t)((q->k1 - q->k0 - 1) / q->sw);
-    ampi_pool_count_columns(p, 0, p->ow, columns);
-    memset(g, 0, (lead + q->size + AMPI_LANES) * sizeof *g);
-    ampi_pool_divide(q, g + lead, ampi_pool_view(dy, dyt, row, windows, total, out), NULL, columns);
-    if (p->max) {
-        memset(at, 0, (lead + q->size + AMPI_LANES) * sizeof *at);
-        q->pixel = line.pixel;
-        q->acc = best;
-        q->at = at + lead;
-        ampi_pool_tile_forward(q, x, xt, plane);
-    }
-    ampi_pool_gather(q, sum, line.sum, g + lead);
-    ampi_pool_unpack(q, out, sum, r0, r1);
-    ampi_store(dx, dxt, (plane * (size_t)p->h + (size_t)r0) * w, out, (size_t)q->planes * (size_t)(r1 - r0) * w);
-}
-
-/* Rows [r0, r1) and columns [c0, c1) of a gradient whose windows are too large for a tile: one row, or all columns. */
-typedef struct ampi_pool_band { int r0, r1, c0, c1; } ampi_pool_band;
-
-/* Adds what windows [o0, o1) of row oh give to a band of averages. */
-AMPI_FN void ampi_pool_band_average(const ampi_pool_plan* p, const ampi_pool_band* d, int oh, int o0, int o1,
-                                    const float* g,
-                                    float* acc) {
-    float line[AMPI_POOL_BAND];
-    const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-    const int columns = !ampi_pool_is_small(p), width = d->c1 - d->c0, n = o1 - o0;
-    int i, j, c;
-    for (i = ampi_max_int(rows.first, d->r0); i < ampi_min_int(rows.last, d->r1); i++, acc += width) {
-        if (i == ampi_max_int(rows.first, d->r0)) acc += (i - d->r0) * width;
-        for (j = 0; j < n && !columns; j++) {
-            const ampi_span s = ampi_window(o0 + j, p->sw, p->pw, p->kw, p->w);
-            for (c = ampi_max_int(s.first, d->c0); c < ampi_min_int(s.last, d->c1); c++) acc[c - d->c0] += g[j];
-        }
-        if (columns && i == ampi_max_int(rows.first, d->r0)) {
-            memset(line, 0, sizeof line);
-            for (j = n - 1; j >= 0; j--) {
-                const ampi_span s = ampi_window(o0 + j, p->sw, p->pw, p->kw, p->w);
-                for (c = ampi_max_int(s.first, d->c0); c < ampi_min_int(s.last, d->c1); c++) line[c - d->c0] += g[j];
-            }
-        }
-        for (c = 0; c < width && columns; c++) acc[c] += line[c];
+    const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
+              r1 = ampi_window(q->y.r1 - 1, p->sh, p->ph, p->kh, p->h).last,
+              c0 = ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first,
+              c1 = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last;
+    const int columns = ampi_min_int(c1 - c0, AMPI_POOL_PIXELS), rows = AMPI_POOL_PIXELS / columns;
+    const int down = (r1 - r0 + rows - 1) / rows, across = (c1 - c0 + columns - 1) / columns;
+    int64_t i;
+    int oh;
+    for (i = 0; i < (int64_t)down * across; i++) {
+        const int r = (int)(q->columns ? i % down : i / across) * rows + r0;
+        const int c = (int)(q->columns ? i / down : i % across) * columns + c0;
+        const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c, ampi_min_int(c1 - c, columns) + c };
+        ampi_planes_move(x, &d, q->pixels, 0);
+        for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
     }
 }
-AMPI_APART void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* d, const void* dy, amp_dtype dyt,
-                                        const void* x, amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
-    float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
-    uint32_t pixel[AMPI_POOL_ROOM], best[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES], at[(int)AMPI_POOL_BLOCK
-        + (int)AMPI_LANES];
-    const ampi_span down = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d->r0, d->r1);
-    const ampi_span across = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
-    const uint32_t w = (uint32_t)p->w, size = (uint32_t)((d->r1 - d->r0) * (d->c1 - d->c0));
-    const int most = p->max ? ampi_pool_most(p) : AMPI_POOL_BLOCK;
-    ampi_pool_tile q;
-    int j;
-    memset(&q, 0, sizeof q);
-    memset(acc, 0, sizeof acc);
-    q.p = p;
-    q.mode = AMPI_POOL_ARGMAX;
-    q.planes = 1;
-    q.pixel = pixel; q.acc = best; q.at = at;
-    for (q.a = down.first; q.a < down.last; q.a++)
-        for (q.o0 = across.first; q.o0 < across.last; q.o0 = q.o1) {
-            const uint32_t start = (uint32_t)q.a * (uint32_t)p->sh - (uint32_t)p->ph - (uint32_t)d->r0;
-            q.b = q.a + 1;
-            q.o1 = ampi_min_int(across.last - q.o0, most) + q.o0;
-            ampi_load_f32(g, dy, dyt, (plane * (size_t)p->oh + (size_t)q.a) * (size_t)p->ow + (size_t)q.o0,
-                          (size_t)(q.o1 - q.o0));
-            if (p->max) ampi_pool_tile_forward(&q, x, xt, plane);
-            for (j = 0; j < q.o1 - q.o0; j++) {
-                const uint32_t column = (uint32_t)(q.o0 + j) * (uint32_t)p->sw - (uint32_t)p->pw - (uint32_t)d->c0;
-                const uint32_t place = p->max ? at[j] + start * w + column : size;
-                if (place < size) acc[place] += g[j];
-                if (!p->max) g[j] /= ampi_pool_count(p, q.a, q.o0 + j);
-            }
-            if (!p->max) ampi_pool_band_average(p, d, q.a, q.o0, q.o1, g, acc);
-        }
-    ampi_store(dx, dxt, (plane * (size_t)p->h + (size_t)d->r0) * (size_t)p->w + (size_t)d->c0, acc, size);
-}
-/* Planes from `plane` on; how many? */
-AMPI_FN size_t ampi_pool_backward_planes(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
-                                         amp_dtype xt,
-                                         void* dx, amp_dtype dxt, size_t plane, size_t end) {
-    const int columns = ampi_min_int(p->w, AMPI_POOL_BAND);
-    ampi_pool_band d;
-    ampi_pool_tile q;
-    int rows;
-    memset(&q, 0, sizeof q);
-    q.p = p;
-    q.mode = p->max ? AMPI_POOL_ARGMAX : ampi_pool_is_small(p) ? AMPI_POOL_ROWS : AMPI_POOL_COLUMNS;
-    rows = ampi_pool_fit(&q);
-    q.planes = (int)ampi_min_size((size_t)q.planes, end - plane);
-    if (rows < p->oh && rows <= (p->kh - 1) / p->sh) rows = 0;
-    q.whole = rows > 0;
-    for (d.r0 = 0; d.r0 < p->h; d.r0 = d.r1)
-        if (rows > 0) {
-            q.a = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, p->h).first;
-            q.b = ampi_min_int(p->oh - q.a, rows) + q.a;
-            d.r1 = q.b == p->oh ? p->h : q.b * p->sh - p->ph;
-            ampi_pool_tile_backward(&q, d.r0, d.r1, dy, dyt, x, xt, dx, dxt, plane);
-        } else {
-            d.r1 = ampi_min_int(p->h - d.r0, AMPI_POOL_BAND / columns) + d.r0;
-            for (d.c0 = 0; d.c0 < p->w; d.c0 = d.c1) {
-                d.c1 = ampi_min_int(p->w - d.c0, columns) + d.c0;
-                ampi_pool_band_backward(p, &d, dy, dyt, x, xt, dx, dxt, plane);
-            }
-        }
-    return (size_t)q.planes;
-}
-AMPI_FN int ampi_pool_is_global(const ampi_pool_plan* p) {
-    const ampi_span rows = ampi_window(0, p->sh, p->ph, p->kh, p->h);
-    const ampi_span columns = ampi_window(0, p->sw, p->pw, p->kw, p->w);
-    return !p->max && p->oh == 1 && p->ow == 1 && rows.last - rows.first == p->h
-        && columns.last - columns.first == p->w && ampi_pool_is_small(p);
-}
-/* acc[l] += n pixels of plane l, which are ld apart. */
-AMPI_INLINE void ampi_pool_sums_body(int hw, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t ld,
-                                     size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i++)
-        for (l = 0; l < AMPI_LANES; l++) acc[l] += x[l * ld + i];
-}
-AMPI_KERNEL(ampi_pool_sums, (float* acc, const float* x, size_t ld, size_t n), acc, x, ld, n)
-
-AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                     size_t plane) {
-    const size_t n = (size_t)(p->h * p->w), part = (size_t)AMPI_POOL_BAND / AMPI_LANES;
-    float tile[AMPI_POOL_BAND], acc[AMPI_LANES] = { 0.0f };
-    size_t at, l, count;
-    for (at = 0; at < n; at += count) {
-        count = ampi_min_size(n - at, part);
-        for (l = 0; count < n && l < AMPI_LANES; l++)
-            ampi_load_f32(tile + l * count, x, xt, (plane + l) * n + at, count);
-        ampi_pool_sums(acc, count < n ? tile : ampi_view(x, xt, plane * n, AMPI_LANES * n, tile), count, count);
-    }
-    for (l = 0; l < AMPI_LANES; l++) acc[l] /= ampi_pool_count(p, 0, 0);
-    ampi_store(y, yt, plane, acc, AMPI_LANES);
+/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most `most` windows. */
+AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
+    const ampi_pool_plan* p = q->p;
+    const int width = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last
+        - ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first;
+    const int fit = (AMPI_POOL_PIXELS / width - p->kh) / p->sh + 1;
+    return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, most / (q->y.c1 - q->y.c0)), end - q->y.r0));
 }
 
-AMPI_INLINE void ampi_pool_fill_body(int hw, float* y, float value, size_t n) {
-    size_t i, l;
-    (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) y[i + l] = value;
-}
-AMPI_KERNEL(ampi_pool_fill, (float* y, float value, size_t n), y, value, n)
-
-/* A plane that is one window; the gradient is added to 0, which -0 shows. */
-AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
-                                       size_t plane) {
-    const size_t n = (size_t)(p->h * p->w);
-    float tile[AMPI_POOL_BAND], *v = ampi_open(dx, dxt, plane * n, n, tile);
-    ampi_pool_fill(v, 0.0f + ampi_load_one(dy, dyt, plane, 0.0f) / ampi_pool_count(p, 0, 0), ampi_padded(n));
-    ampi_store(dx, dxt, plane * n, v, n);
-}
-
-/* Maxima of 2 x 2 windows side by side in tensors of one type, sixteen at a time. A number is compared as it is stored,
-   those of 16 bits in the upper half of a word; which half the first of two is, depends on the processor. */
-AMPI_INLINE int ampi_pool2x2_little(void) {
-    const uint32_t one = 1;
-    uint16_t low;
-    memcpy(&low, &one, sizeof low);
-    return low == 1;
-}
-AMPI_INLINE void ampi_pool2x2_load(amp_dtype t, const void* x, size_t i, uint32_t* left, uint32_t* right) {
-    const char* from = (const char*)x + i * ampi_type_size(t);
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) {
-        uint32_t a, b = 0;
-        memcpy(&a, from + (t == AMP_F32 ? 8 : 4) * l, sizeof a);
-        if (t == AMP_F32) memcpy(&b, from + 8 * l + 4, sizeof b);
-        left[l] = t == AMP_F32 ? a : ampi_pool2x2_little() ? a << 16 : a & 0xffff0000u;
-        right[l] = t == AMP_F32 ? b : ampi_pool2x2_little() ? a & 0xffff0000u : a << 16;
-    }
-}
-AMPI_INLINE void ampi_pool2x2_store(amp_dtype t, void* x, size_t i, const uint32_t* left, const uint32_t* right) {
-    char* to = (char*)x + i * ampi_type_size(t);
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) {
-        const uint32_t both = ampi_pool2x2_little() ? left[l] >> 16 | right[l] : left[l] | right[l] >> 16;
-        if (t == AMP_F32) { memcpy(to + 8 * l, &left[l], 4); memcpy(to + 8 * l + 4, &right[l], 4); }
-        else memcpy(to + 4 * l, &both, sizeof both);
-    }
-}
-/* The one quiet NaN for any. */
-AMPI_INLINE uint32_t ampi_pool2x2_clean(amp_dtype t, uint32_t u, uint32_t inf) {
-    return (u & 0x7fffffffu) > inf ? (t == AMP_F16 ? 0x7e000000u : 0x7fc00000u) : u;
-}
-/* Sixteen windows, the first of which begins at element i of x, in rows of w: their maxima to element `at` of out. With
-   dy, from element `at` on, their gradients to element i of out; these are added to 0, as -0 shows. */
-AMPI_INLINE void ampi_pool2x2_16(amp_dtype t, int back, const void* x, const void* dy, void* out, size_t i, size_t at,
-                                 size_t w) {
-    const uint32_t inf = t == AMP_F16 ? 0x7c000000u : 0x7f800000u;
-    uint32_t x0[AMPI_LANES], x1[AMPI_LANES], x2[AMPI_LANES], x3[AMPI_LANES], v[AMPI_LANES];
-    size_t l;
-    ampi_pool2x2_load(t, x, i, x0, x1);
-    ampi_pool2x2_load(t, x, i + w, x2, x3);
-    for (l = 0; back && t == AMP_F32 && l < AMPI_LANES; l++) v[l] = ampi_bits(((const float*)dy)[at + l]);
-    for (l = 0; back && t != AMP_F32 && l < AMPI_LANES; l++) v[l] = (uint32_t)((const uint16_t*)dy)[at + l] << 16;
-    for (l = 0; l < AMPI_LANES; l++) {
-        const int32_t k0 = ampi_pool_order(x0[l], inf), k1 = ampi_pool_order(x1[l], inf);
-        const int32_t k2 = ampi_pool_order(x2[l], inf), k3 = ampi_pool_order(x3[l], inf);
-        const uint32_t b = ampi_mask(k1 > k0), d = ampi_mask(k3 > k2);
-        const uint32_t below = ampi_mask((k3 > k2 ? k3 : k2) > (k1 > k0 ? k1 : k0));
-        if (back) {
-            const uint32_t g = ampi_pool2x2_clean(t, v[l] == 0x80000000u ? 0u : v[l], inf);
-            x0[l] = g & ~below & ~b;
-            x1[l] = g & ~below & b;
-            x2[l] = g & below & ~d;
-            x3[l] = g & below & d;
-        } else {
-            const uint32_t up = ampi_select_bits(b, x1[l], x0[l]), down = ampi_select_bits(d, x3[l], x2[l]);
-            v[l] = ampi_pool2x2_clean(t, ampi_select_bits(below, down, up), inf);
+AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_planes* x, const ampi_planes* y) {
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], line[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
+    const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
+    ampi_pool_tile q = { p, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, line, NULL, NULL };
+    for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
+        q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
+        for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
+            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_WINDOWS);
+            ampi_pool_take(&q, p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM, x);
+            if (!p->max) ampi_pool_divide(&q);
+            ampi_planes_move(y, &q.y, windows, 1);
         }
     }
-    if (back) {
-        ampi_pool2x2_store(t, out, i, x0, x1);
-        ampi_pool2x2_store(t, out, i + w, x2, x3);
-    }
-    for (l = 0; !back && t == AMP_F32 && l < AMPI_LANES; l++) ((float*)out)[at + l] = ampi_float(v[l]);
-    for (l = 0; !back && t != AMP_F32 && l < AMPI_LANES; l++) ((uint16_t*)out)[at + l] = (uint16_t)(v[l] >> 16);
 }
-/* Rows of n windows. The next row overwrites what a short row has written behind its end. The last group of a long row
-   overlaps the group before. */
-AMPI_INLINE void ampi_pool2x2_rows_as(amp_dtype t, int back, const void* x, const void* dy, void* out, size_t w,
-                                      size_t rows, size_t n) {
-    const size_t size = ampi_type_size(t);
-    size_t r, i;
-    for (r = 0; r < rows; r++) {
-        for (i = 0; i < n; i += AMPI_LANES) {
-            const size_t o = i + AMPI_LANES > n && n > AMPI_LANES ? n - AMPI_LANES : i;
-            ampi_pool2x2_16(t, back, x, dy, out, 2 * r * w + 2 * o, r * n + o, w);
-        }
-        for (i = 2 * r; back && w > 2 * n && i < 2 * r + 2; i++) memset((char*)out + (i * w + 2 * n) * size, 0, size);
-    }
-}
-AMPI_INLINE void ampi_pool2x2_rows_of(amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
-                                      size_t n) {
-    if (dy) ampi_pool2x2_rows_as(t, 1, x, dy, out, w, rows, n);
-    else ampi_pool2x2_rows_as(t, 0, x, dy, out, w, rows, n);
-}
-AMPI_INLINE void ampi_pool2x2_rows_body(int hw, amp_dtype t, const void* x, const void* dy, void* out, size_t w,
-                                        size_t rows, size_t n) {
-    (void)hw;
-    if (t == AMP_F32)      ampi_pool2x2_rows_of(AMP_F32, x, dy, out, w, rows, n);
-    else if (t == AMP_F16) ampi_pool2x2_rows_of(AMP_F16, x, dy, out, w, rows, n);
-    else                   ampi_pool2x2_rows_of(AMP_BF16, x, dy, out, w, rows, n);
-}
-AMPI_KERNEL(ampi_pool2x2_rows, (amp_dtype t, const void* x, const void* dy, void* out, size_t w, size_t rows,
-                                size_t n), t, x,
-            dy, out, w, rows, n)
 
-AMPI_FN int ampi_pool_is_2x2(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c) {
-    return p->max && p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
-           && p->w <= AMPI_POOL_BAND / 2 && ampi_dtype(a) == ampi_dtype(b) && ampi_dtype(a) == ampi_dtype(c);
+/* The rows of windows from q->y.r0 to `end` give their gradients to dx, a tile of the pixels of d. */
+AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_planes* dy, const ampi_planes* x,
+                                 const ampi_rect* d, float* dx) {
+    const ampi_pool_plan* p = q->p;
+    const int most = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
+    const ampi_span o = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
+    const int base = ampi_window_range(p->ow, p->sw, p->pw, p->kw, band, d->c1).first;
+    int oh;
+    for (; q->y.r0 < end; q->y.r0 = q->y.r1)
+        for (q->y.c0 = o.first, q->y.r1 = q->y.r0 + 1; q->y.c0 < o.last; q->y.c0 = q->y.c1) {
+            q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / most + 1) * most);
+            if (q->y.c0 == o.first && q->y.c1 == o.last) q->y.r1 = ampi_pool_rows_end(q, end, most);
+            if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH, x);
+            ampi_planes_move(dy, &q->y, q->windows, 0);
+            if (!p->max) ampi_pool_divide(q);
+            for (oh = q->y.r0; oh < q->y.r1; oh++)
+                ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
+        }
 }
-/* Elements [i, i + count) of `total`, with room for two groups of lanes behind them: where they lie, or in a tile. */
-AMPI_FN const void* ampi_pool2x2_view(const void* x, amp_dtype t, size_t i, size_t count, size_t total, float* tile) {
-    const size_t size = ampi_type_size(t);
-    if (total - i - count >= 2 * AMPI_LANES) return (const char*)x + i * size;
-    memcpy(tile, (const char*)x + i * size, count * size);
-    memset((char*)tile + count * size, 0, 2 * AMPI_LANES * size);
-    return tile;
-}
-/* Rows [r, end) of all planes' windows, from row `from` of all planes on: maxima, or with dy gradients. */
-AMPI_APART void ampi_pool2x2_band(const ampi_pool_plan* p, amp_dtype t, const void* x, const void* dy, void* out,
-                                  size_t r,
-                                size_t end, size_t from) {
-    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES], dy_tile[(int)AMPI_POOL_BAND / 4 + 2 * (int)AMPI_LANES];
-    float out_tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES];
-    const size_t w = (size_t)p->w, n = (size_t)p->ow, size = ampi_type_size(t), most = AMPI_POOL_BAND / 2 / w;
-    const size_t outputs = p->planes * (size_t)p->oh * n, inputs = p->planes * (size_t)p->h * w;
-    size_t rows;
-    for (; r < end; r += rows, from += 2 * rows) {
-        const void* v;
-        rows = ampi_min_size(most, end - r);
-        v = ampi_pool2x2_view(x, t, from * w, 2 * rows * w, inputs, tile);
-        ampi_pool2x2_rows(t, v, dy ? ampi_pool2x2_view(dy, t, r * n, rows * n, outputs, dy_tile) : NULL, out_tile, w,
-                          rows, n);
-        memcpy((char*)out + (dy ? from * w : r * n) * size, out_tile, (dy ? 2 * rows * w : rows * n) * size);
+/* A tile of the gradient moves down over columns [d.c0, d.c1). Rows that further windows see stay in it; but windows
+   that are taller than a tile give to each one anew. */
+AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, const ampi_planes* dy, const ampi_planes* x,
+                                        const ampi_planes* dx, ampi_rect d, float* sums) {
+    const ampi_pool_plan* p = q->p;
+    const size_t width = ampi_rect_width(&d) * AMPI_LANES;
+    const int most = AMPI_POOL_PIXELS / (d.c1 - d.c0), tall = ampi_min_int(p->kh, p->h) > most;
+    int done, end, stay = 0;
+    q->y.r0 = 0;
+    for (d.r0 = 0; d.r0 < p->h; d.r0 += done) {
+        ampi_span seen;
+        d.r1 = ampi_min_int(p->h - d.r0, most) + d.r0;
+        seen = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
+        memset(sums + (size_t)stay * width, 0, (size_t)(d.r1 - d.r0 - stay) * width * sizeof *sums);
+        if (tall) q->y.r0 = seen.first;
+        end = q->y.r0;
+        while (end < seen.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
+        ampi_pool_give_rows(q, end, dy, x, &d, sums);
+        done = tall || end == p->oh ? d.r1 - d.r0
+               : ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
+        stay = d.r1 - d.r0 - done;
+        d.r1 = d.r0 + done;
+        ampi_planes_move(dx, &d, sums, 1);
+        memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
     }
 }
-/* Planes [plane, end): those of an even height are one image. */
-AMPI_FN void ampi_pool2x2_planes(const ampi_pool_plan* p, amp_dtype t, const void* x, const void* dy, void* out,
-                                 size_t plane,
-                               size_t end) {
-    const size_t h = (size_t)p->h, oh = (size_t)p->oh, row = (size_t)p->w * ampi_type_size(t), step = h % 2 ? 1
-        : end - plane;
-    for (; plane < end; plane += step) {
-        ampi_pool2x2_band(p, t, x, dy, out, plane * oh, (plane + step) * oh, plane * h);
-        if (dy && h % 2) memset((char*)out + ((plane + 1) * h - 1) * row, 0, row);       /* no window covers it */
+AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_planes* dy, const ampi_planes* x,
+                                          const ampi_planes* dx) {
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], sums[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
+    AMPI_ALIGNED uint32_t best[AMPI_POOL_ROOM / 2], at[AMPI_POOL_ROOM / 2];
+    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32,
+                                                                 AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h)));
+    ampi_pool_tile q = { p, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels, best, at };
+    ampi_rect d = { 0, 0, 0, 0 };
+    for (; d.c0 < p->w; d.c0 = d.c1) {
+        d.c1 = ampi_min_int(ampi_min_int(p->w - d.c0, columns), AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
+        ampi_pool_backward_columns(&q, dy, x, dx, d, sums);
     }
 }
+
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                       amp_dtype y_dtype, const amp_exec* exec) {
     ampi_pool_plan p;
-    size_t n, some;
     int64_t i;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
-    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
-    const size_t y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const size_t n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
-    const int is_2x2 = ampi_pool_is_2x2(&p, x_dtype, y_dtype, y_dtype);
-    some = ampi_pool_is_global(&p) ? AMPI_LANES : 64;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += (int64_t)some) {
-        size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + some);
-        if (some == AMPI_LANES && last - plane == AMPI_LANES) ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype,
-                                                                                      plane);
-        else if (is_2x2) ampi_pool2x2_planes(&p, ampi_dtype(x_dtype), x, NULL, y, plane, last);
-        else while (plane < last) plane += ampi_pool_forward_planes(&p, x, x_dtype, y, y_dtype, plane, last);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += AMPI_LANES) {
+        const ampi_planes from = ampi_pool_planes(&p, (void*)(uintptr_t)x, x_dtype, (size_t)i, p.h, p.w);
+        const ampi_planes to = ampi_pool_planes(&p, y, y_dtype, (size_t)i, p.oh, p.ow);
+        ampi_pool_forward_planes(&p, &from, &to);
     });
     return AMP_OK;
 }
@@ -6898,27 +6395,19 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
                                        const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                        const amp_exec* exec) {
     ampi_pool_plan p;
-    size_t n;
     int64_t i;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
-    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
-    const size_t y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const size_t n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
-    const int is_2x2 = ampi_pool_is_2x2(&p, x_dtype, dy_dtype, dx_dtype);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += 64) {
-        size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + 64);
-        if (is_2x2) {
-            ampi_pool2x2_planes(&p, ampi_dtype(x_dtype), x, dy, dx, plane, last);
-            continue;
-        }
-        while (plane < last) {
-            if (ampi_pool_is_global(&p)) ampi_pool_global_backward(&p, dy, dy_dtype, dx, dx_dtype, plane++);
-            else plane += ampi_pool_backward_planes(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, plane, last);
-        }
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += AMPI_LANES) {
+        const ampi_planes g = ampi_pool_planes(&p, (void*)(uintptr_t)dy, dy_dtype, (size_t)i, p.oh, p.ow);
+        const ampi_planes from = ampi_pool_planes(&p, (void*)(uintptr_t)x, x_dtype, (size_t)i, p.h, p.w);
+        const ampi_planes to = ampi_pool_planes(&p, dx, dx_dtype, (size_t)i, p.h, p.w);
+        ampi_pool_backward_planes(&p, &g, &from, &to);
     });
     return AMP_OK;
 }

@@ -1641,6 +1641,80 @@ static void test_pool_bits(void) {
         }
 }
 
+/* Averages in their orders of sums. Planes of at most 16 x 16 windows and 4096 pixels: windows and pixels in their order.
+   Others: the columns of a window first; and first the windows of a row that share a pixel, from the last one to the first
+   one, in blocks of 256 from the first window on each 4096 columns. */
+static float window_sum(const amp_pool2d_shape* s, const float* x, int small, int a, int b) {
+    const int h0 = a * s->stride_h - s->pad_h, w0 = b * s->stride_w - s->pad_w;
+    float sum = 0.0f, column;
+    int h, w;
+    for (h = 0; small && h < s->kernel_h; h++)
+        for (w = 0; w < s->kernel_w; w++)
+            if (h0 + h >= 0 && h0 + h < s->height && w0 + w >= 0 && w0 + w < s->width) sum += x[(h0 + h) * s->width + w0 + w];
+    for (w = 0; !small && w < s->kernel_w; w++) {
+        if (w0 + w < 0 || w0 + w >= s->width) continue;
+        for (column = 0.0f, h = 0; h < s->kernel_h; h++)
+            if (h0 + h >= 0 && h0 + h < s->height) column += x[(h0 + h) * s->width + w0 + w];
+        sum += column;
+    }
+    return sum;
+}
+/* Adds to `sum` what row g of windows gives to column w, and returns it. */
+static float row_gradient(const amp_pool2d_shape* s, const float* g, int small, int windows, int w, float sum) {
+    int first = 0, o, start, end;
+    float line;
+    while (first * s->stride_w - s->pad_w + s->kernel_w <= w / 4096 * 4096) first++;
+    for (start = small ? 0 : first; start < windows; start = end) {
+        end = small || windows - start < 256 ? windows : start + 256;
+        for (line = 0.0f, o = start; o < end; o++) {
+            const int at = small ? o : end - 1 - (o - start), left = at * s->stride_w - s->pad_w;
+            if (w < left || w >= left + s->kernel_w) continue;
+            if (small) sum += g[at];
+            else line += g[at];
+        }
+        if (!small) sum += line;
+    }
+    return sum;
+}
+static void check_average_order(int channels, int height, int width, int kernel, int stride, int pad) {
+    amp_pool2d_shape s = { AMP_POOL_AVERAGE, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0 };
+    buffer x, y, dy, dx;
+    int oh, ow, c, a, b, small;
+    s.channels = channels; s.height = height; s.width = width;
+    s.kernel_h = s.kernel_w = kernel; s.stride_h = s.stride_w = stride; s.pad_h = s.pad_w = pad;
+    CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+    small = oh <= 16 && ow <= 16 && height * width <= 4096;
+    x = random_buffer(AMP_F32, (size_t)(channels * height * width), 1); dx = make(AMP_F32, x.n);
+    dy = random_buffer(AMP_F32, (size_t)(channels * oh * ow), 1); y = make(AMP_F32, dy.n);
+    CHECK(amp_pool2d_forward(&s, x.p, AMP_F32, y.p, AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, dy.p, AMP_F32, NULL, AMP_F32, dx.p, AMP_F32, NULL) == AMP_OK);
+    for (c = 0; c < channels; c++) {
+        float* g = (float*)dy.p + c * oh * ow;
+        const float count = (float)(kernel * kernel);
+        for (a = 0; a < oh * ow; a++) {
+            const float want = window_sum(&s, (float*)x.p + c * height * width, small, a / ow, a % ow) / count;
+            CHECK(memcmp((float*)y.p + c * oh * ow + a, &want, sizeof want) == 0);
+            g[a] /= count;
+        }
+        for (a = 0; a < height * width; a++) {
+            float want = 0.0f;
+            for (b = 0; b < oh; b++)
+                if (a / width >= b * stride - pad && a / width < b * stride - pad + kernel)
+                    want = row_gradient(&s, g + b * ow, small, ow, a % width, want);
+            CHECK(memcmp((float*)dx.p + c * height * width + a, &want, sizeof want) == 0);
+        }
+    }
+    finish(&x); finish(&y); finish(&dy); finish(&dx);
+}
+static void test_pool_order(void) {
+    check_average_order(19, 9, 9, 3, 1, 1);
+    check_average_order(19, 8, 20, 3, 1, 1);
+    check_average_order(3, 40, 37, 5, 2, 2);
+    check_average_order(2, 4, 600, 4, 1, 2);
+    check_average_order(1, 3, 4300, 3, 1, 1);
+    check_average_order(1, 300, 3, 3, 1, 1);
+}
+
 /* Short and long rows take different ways through the code. */
 static void check_pool_nan(int width) {
     static float x[640], y[160], dy[160], dx[640];
@@ -1921,6 +1995,7 @@ static void run_all(void) {
     TEST(test_pool);
     TEST(test_usual_pools);
     TEST(test_pool_bits);
+    TEST(test_pool_order);
     TEST(test_global_pool);
     TEST(test_pool_groups);
     TEST(test_pool_nan);
