@@ -1787,8 +1787,8 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     return code;
 }
 
-/* Both return from the function: REFUSE_CALL with a sentence for `logger`, a variable there, where its condition holds,
-   TRY with the result of a call that failed. */
+/* Two macros return from the function: REFUSE_CALL with a sentence for `logger`, a variable there, where its condition
+   holds, TRY with the result of a call that failed. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
@@ -8363,8 +8363,8 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
                      (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of it was unscaled, 0 if none.
-   It was if its key is the sum of the keys of the unscaled lists that share memory with it. */
+/* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of the list was unscaled, 0 if
+   none. All was if the list's key is the sum of the keys of the unscaled lists that share memory with it. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
                                      int* unscaled) {
     const amp_logger* logger = s ? &s->logger : NULL;
@@ -8392,7 +8392,7 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL, place) : AMP_OK;
 }
 
-/* The same for dst, which src is unscaled into. */
+/* May src be unscaled into dst? */
 AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
                                           const char* place) {
     const amp_logger* logger = s ? &s->logger : NULL;
@@ -8401,18 +8401,16 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
     AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled));
     AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
     for (int i = 0; i < src->count; i++) {
-        const amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
-        AMPI_REFUSE_CALL(x.count != y.count, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
-                         place, i, ampi_shown(y.count), ampi_shown(x.count));
-        AMPI_REFUSE_CALL(x.count && x.data == y.data, AMP_ERR_ARGUMENT,
-                         "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
+        const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
+        AMPI_REFUSE_CALL(from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld", place, i,
+                         ampi_shown(to), ampi_shown(from));
     }
     return ampi_tensors_apart(s, dst, src, place);
 }
 
 /* Adds the findings of one list to the window's. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
-    uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
+    const uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
     const int unsound = all->unsound;
     if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report has raised it, but names nothing */
     all->unsound = unsound;
@@ -8555,12 +8553,12 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 /* --- save and load --- */
 
 /* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. The other fields
-   of rule and state are rows of a table: runs of words, or of pairs of words, that lie side by side. Version 1 has no
-   doubles, and at 96 what version 2 has at 120. */
+   of rule and state are rows of a table: one or more of a size that lie side by side. Version 1 has no doubles, and at
+   96 what version 2 has at 120. */
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
-static const struct { size_t at, size, count, field; } ampi_saved_runs[] = {
+static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
     { 16, 4, 12, offsetof(ampi_saved, rule.min) },          /* up to is_static */
     { 64, 4, 1, offsetof(ampi_saved, state.scale) },
     { 68, 4, 2, offsetof(ampi_saved, state.tracker) },      /* and hysteresis_left */
@@ -8615,11 +8613,11 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
 AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
     uint64_t pair;
     uint32_t word;
-    for (size_t i = 0; i < sizeof ampi_saved_runs / sizeof *ampi_saved_runs; i++)
-        for (size_t k = 0; k < ampi_saved_runs[i].count; k++) {
-            const size_t size = ampi_saved_runs[i].size;
-            unsigned char* p = bytes + ampi_saved_runs[i].at + k * size;
-            char* field = (char*)x + ampi_saved_runs[i].field + k * size;
+    for (size_t i = 0; i < sizeof ampi_saved_fields / sizeof *ampi_saved_fields; i++)
+        for (size_t k = 0; k < ampi_saved_fields[i].count; k++) {
+            const size_t size = ampi_saved_fields[i].size;
+            unsigned char* p = bytes + ampi_saved_fields[i].at + k * size;
+            char* field = (char*)x + ampi_saved_fields[i].field + k * size;
             if (load && size == 4) { word = ampi_get32(p); memcpy(field, &word, size); }
             else if (load) { pair = ampi_get64(p); memcpy(field, &pair, size); }
             else if (size == 4) { memcpy(&word, field, size); ampi_put32(p, word); }
