@@ -6655,14 +6655,14 @@ AMPI_KERNEL(ampi_norm_rows_dx,
             (const ampi_norm_args* q, float* dx, const float* dy, const float* x, size_t rows, size_t n), q, dx, dy, x,
             rows, n)
 
-/* What is summed in double. xhat = (x - mean) * scale. */
+/* What is summed in double. */
 typedef enum ampi_terms {
     AMPI_SUM,                          /* sum: x */
     AMPI_PRODUCTS,                     /* dot: y * x */
     AMPI_DISTANCES,                    /* dot: (x - sum)^2, where sum holds the row's mean */
-    AMPI_DOT,                          /* sum: y * gamma; dot: y * gamma * xhat */
-    AMPI_SQUARES,                      /* sum: x; dot: xhat^2 */
-    AMPI_SQUARES_LESS                  /* sum: xhat; dot: xhat^2 */
+    AMPI_DOT,                          /* sum: y * gamma; dot: y * gamma * (x - mean) * scale */
+    AMPI_SQUARES,                      /* sum: x; dot: (x - mean)^2 */
+    AMPI_SQUARES_LESS                  /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
 /* The sums of rows; and by lanes those of the last row, from which a kernel can go on. */
 typedef struct ampi_sums {
@@ -6673,7 +6673,8 @@ typedef struct ampi_sums {
 typedef struct ampi_term { float sum, g, d; } ampi_term;
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
     ampi_term t;
-    t.d = terms >= AMPI_DOT ? (x - mean) * scale : terms == AMPI_DISTANCES ? (float)((double)x - center) : x;
+    t.d = terms >= AMPI_DOT ? x - mean : terms == AMPI_DISTANCES ? (float)((double)x - center) : x;
+    if (terms == AMPI_DOT) t.d *= scale;
     t.g = terms == AMPI_PRODUCTS || terms == AMPI_DOT ? y : t.d;
     t.sum = terms == AMPI_DOT ? y : terms == AMPI_SQUARES_LESS ? t.d : x;
     return t;

@@ -211,7 +211,7 @@ TABLE = [
     ("ops", "return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);", "return masks;"),
     ("ops", "ampi_select(in[l], x[i + l], m[l])", "x[i + l]"),
     ("ops", "y[i + l] * gamma.first[i * gamma.step + l] : y[i + l]", "y[i + l] : y[i + l]"),
-    ("ops", "(x - mean) * scale : terms", "x - mean : terms"),
+    ("ops", "    if (terms == AMPI_DOT) t.d *= scale;\n", ""),
     ("ops", "(float)((double)x - center)", "x"),
     ("ops", "if (r->floats && r->at == at && r->n == n) return", "if (r->floats && r->n == n) return"),
     ("ops", "return ampi_round_up(ampi_div_up(rows, 32), 64);", "return ampi_round_up(ampi_div_up(rows, 16), 64);"),
