@@ -6603,13 +6603,15 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     return r->floats;
 }
 
-/* What a norm does to rows: statistics and parameters, one for each row or for each column. */
+/* What a norm does to rows, forward and (with a and b) backward: statistics and parameters, one for each row or for
+   each column. */
 typedef struct ampi_norm_args {
     const float *mean, *scale, *a, *b;
     const float *gamma, *beta;
     int statistics_by_column, params_by_column;
 } ampi_norm_args;
-/* Sixteen numbers for each group of lanes: at first + step * the group's first column. */
+/* One of these arrays, or a number for all if it is NULL. Sixteen numbers for each group of lanes lie at first + step *
+   the group's first column. */
 typedef struct ampi_norm_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_norm_lanes;
 AMPI_INLINE void ampi_norm_lanes_of(ampi_norm_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
