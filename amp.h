@@ -3425,6 +3425,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
                                        const ampi_row_pixels* row) {
     const ampi_unfold* g = v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
+    float near[4 * AMPI_LANES];
     size_t i, l;
     if (y < 0 || y >= g->height || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
     AMPI_K(margin)(dst, row->left);
@@ -3435,7 +3436,11 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
         const size_t here = ampi_min_size(inside - i, AMPI_LANES);
         if (row->step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(to, AMPI_K(load_typed)(src, v->dtype));
         else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
-        else for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
+        else if (row->step > 4) for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
+        else {
+            AMPI_K(widen)(near, src, v->dtype, (here - 1) * row->step + 1);
+            for (l = 0; l < here; l++) to[l] = near[l * row->step];
+        }
     }
     AMPI_K(margin)(dst + behind, row->count - behind);
 }
@@ -5447,7 +5452,7 @@ AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     ampi_unfold* g = &v->b;
     ampi_result* c = &v->s.c;
     const uint64_t part = (uint64_t)g->padded_h * g->padded_w;
-    if (v->s.k == 0 || part / 2 > g->pixels) return;
+    if (v->s.k == 0 || (double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
     g->in_place = 1;
     if (part == g->pixels) return;
     c->cols = g->cols;
