@@ -3513,19 +3513,26 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
 /* Weights of channel `channel`, (output, kernel position) = at .. at + count. Up to 15 floats behind them are
    written. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
-    size_t from = at / v->taps * v->output + channel * v->ld, tap = at % v->taps, i;
-    if (tap == 0 && v->next_w == 1 && v->next_h == v->taps_w)        /* a whole kernel lies together */
-        for (i = 0; i < count; i += v->taps, from += v->output)
-            AMPI_K(widen)(dst + i, (const char*)v->data + from * ampi_type_size(v->dtype), v->dtype,
-                          ampi_min_size(v->taps, count - i));
-    else
-        for (i = 0; i < count; i++) {
-            const size_t h = tap / v->taps_w, w = tap % v->taps_w;
-            dst[i] = AMPI_K(element)(v->data, v->dtype, from + h * v->next_h + w * v->next_w);
-            if (++tap < v->taps) continue;
-            tap = 0;
-            from += v->output;
+    const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
+    size_t from = at / v->taps * v->output + channel * v->ld, tap = at % v->taps, i = 0;
+    float near[4 * AMPI_LANES];
+    for (; i < count; tap = 0, from += v->output) {
+        const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
+        size_t w = tap % v->taps_w, place = tap / v->taps_w * v->next_h + w * v->next_w;
+        if (tap == 0 && reach == v->taps) {                 /* all positions, which are neighbours */
+            AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
+            i += reach;
+            continue;
         }
+        if (reach <= sizeof near / sizeof *near) AMPI_K(widen)(near, kernel, v->dtype, reach);
+        for (; tap < v->taps && i < count; tap++, i++) {
+            dst[i] = reach <= sizeof near / sizeof *near ? near[place] : AMPI_K(element)(kernel, v->dtype, place);
+            place += v->next_w;
+            if (++w < v->taps_w) continue;
+            w = 0;
+            place += v->next_h - v->taps_w * v->next_w;
+        }
+    }
 }
 /* Elements [at, at + count) of runs [first, first + runs) in FP32, runs `ld` floats apart. Up to 15 floats behind each
    are written. */
@@ -3581,7 +3588,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, k);
     }
     for (p = 0; p < k && !b->along_k && b->image; p += here) {
-        here = ampi_min_size(k - p, AMPI_LANES);
+        here = AMPI_LANES - (b->image->taps < AMPI_LANES ? AMPI_LANES % b->image->taps : 0);
+        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image->taps, here));   /* whole channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
         for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n);
     }
@@ -5446,8 +5454,9 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
-/* The columns of y, or of a phase of dx, are places of the padded planes, where enough of these are pixels: the
-   micro-kernel reads B in its padded copy then, and sums for places that are no pixel are not stored. */
+/* The columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums
+   for places that are no pixel are not stored. Where they cost more than packing, which takes about as long as 16 rows
+   of A, columns stay pixels. */
 AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     ampi_unfold* g = &v->b;
     ampi_result* c = &v->s.c;
