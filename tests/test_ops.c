@@ -1710,6 +1710,7 @@ static void test_pool_order(void) {
     check_average_order(19, 9, 9, 3, 1, 1);
     check_average_order(19, 8, 20, 3, 1, 1);
     check_average_order(3, 40, 37, 5, 2, 2);
+    check_average_order(2, 40, 37, 10, 3, 1);
     check_average_order(2, 4, 600, 4, 1, 2);
     check_average_order(1, 3, 4300, 3, 1, 1);
     check_average_order(1, 300, 3, 3, 1, 1);
