@@ -2716,6 +2716,7 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what
        AMPI_KC = 256,                  /* k of a packed panel */
        AMPI_PAIRED_ROWS = 32,          /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_FEW_ROWS = 16,             /* so few rows of A that a row of B is not packed for them */
+       AMPI_L1_FLOATS = 4096,          /* half of a first-level cache */
        AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
        AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
 
@@ -3742,11 +3743,11 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
     const int in_place = s->b.image && s->b.image->in_place && b->padded > 0;
-    /* Few rows: rows of B are read where they lie, as many columns as there is room for sums; of columns a panel is
-       packed and used while the first-level cache holds it. */
+    /* Few rows: rows of B are read where they lie, in as many columns as L1 has room for sums; of columns a panel is
+       packed and used while L1 holds it. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.image && s->k > 0;
     const int by_rows = few && !s->b.along_k;
-    const size_t wide = by_rows ? b->kc * b->nc / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
+    const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
     const size_t ld = wide + AMPI_PAD;
     float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
@@ -4010,55 +4011,42 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 
 /* --- conversions and sums of squares --- */
 
-/* Each NaN becomes quiet, and keeps its sign and the upper bits of its payload: halves do so by themselves. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet_typed)(amp_dtype t, AMPI_V16 x) { return t == AMP_BF16 ? AMPI_K(quiet)(x) : x; }
-AMPI_LANES_FN void AMPI_K(widen_typed)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
-    size_t i;
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES) {
-        AMPI_FETCH(src + i, AMPI_AHEAD_BYTES);
-        AMPI_K(store)(dst + i, AMPI_K(quiet_typed)(t, AMPI_K(load_typed)(src + i, t)));
-    }
-    if (i < n)
-        AMPI_K(store_part)(dst + i, AMP_F32, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, t, n - i)), n - i);
+/* dst = src, or with `scaled` src * f, `count` <= 16 elements. Each NaN becomes quiet, and keeps its sign and the upper
+   bits of its payload: halves do so by themselves. */
+AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, int scaled,
+                                         AMPI_V16 f, size_t count) {
+    AMPI_V16 x = AMPI_K(load_any)(src, from, count);
+    if (scaled) x = AMPI_K(mul)(x, f);
+    if (to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x);
+    if (count >= AMPI_LANES) AMPI_K(store_typed)(dst, to, x);
+    else AMPI_K(store_part)(dst, to, x, count);
 }
-AMPI_LANES_FN void AMPI_K(narrow_typed)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
-    size_t i;
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES) {
-        AMPI_FETCH(src + i, AMPI_AHEAD_BYTES);
-        AMPI_K(store_typed)(dst + i, t, AMPI_K(quiet_typed)(t, AMPI_K(load)(src + i)));
-    }
-    if (i < n)
-        AMPI_K(store_part)(dst + i, t, AMPI_K(quiet_typed)(t, AMPI_K(load_part)(src + i, AMP_F32, n - i)), n - i);
-}
-AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
-    if (t == AMP_F16) AMPI_K(widen_typed)(dst, src, AMP_F16, n);
-    else AMPI_K(widen_typed)(dst, src, AMP_BF16, n);
-}
-AMPI_KERNEL_FN void AMPI_K(narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
-    if (t == AMP_F16) AMPI_K(narrow_typed)(dst, src, AMP_F16, n);
-    else AMPI_K(narrow_typed)(dst, src, AMP_BF16, n);
-}
-/* dst = src * factor. */
-AMPI_LANES_FN void AMPI_K(scale_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
-                                       float factor) {
+AMPI_LANES_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int scaled,
+                                   float factor) {
     const size_t to_size = ampi_type_size(to), from_size = ampi_type_size(from);
     const AMPI_V16 f = AMPI_K(set1)(factor);
-    size_t i;
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES, src += AMPI_LANES * from_size, dst += AMPI_LANES * to_size) {
-        AMPI_FETCH(src, AMPI_AHEAD_BYTES);
-        AMPI_K(store_typed)(dst, to, AMPI_K(quiet_typed)(to, AMPI_K(mul)(AMPI_K(load_typed)(src, from), f)));
+    const char* x = (const char*)src;
+    char* y = (char*)dst;
+    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES * from_size, y += AMPI_LANES * to_size) {
+        AMPI_FETCH(x, AMPI_AHEAD_BYTES);
+        AMPI_K(convert_lanes)(y, to, x, from, scaled, f, AMPI_LANES);
     }
-    if (i < n)
-        AMPI_K(store_part)(dst, to,
-                           AMPI_K(quiet_typed)(to, AMPI_K(mul)(AMPI_K(load_part)(src, from, n - i), f)), n - i);
+    if (n > 0) AMPI_K(convert_lanes)(y, to, x, from, scaled, f, n);
+}
+/* Types are constants where speed matters. */
+AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
+    if (t == AMP_F16) AMPI_K(convert)(dst, AMP_F32, src, AMP_F16, n, 0, 1.0f);
+    else AMPI_K(convert)(dst, AMP_F32, src, AMP_BF16, n, 0, 1.0f);
+}
+AMPI_KERNEL_FN void AMPI_K(narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
+    if (t == AMP_F16) AMPI_K(convert)(dst, AMP_F16, src, AMP_F32, n, 0, 1.0f);
+    else AMPI_K(convert)(dst, AMP_BF16, src, AMP_F32, n, 0, 1.0f);
 }
 AMPI_KERNEL_FN void AMPI_K(scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor) {
-    char* y = (char*)dst;
-    const char* x = (const char*)src;
-    if (to != from) AMPI_K(scale_typed)(y, to, x, from, n, factor);
-    else if (to == AMP_F16) AMPI_K(scale_typed)(y, AMP_F16, x, AMP_F16, n, factor);
-    else if (to == AMP_BF16) AMPI_K(scale_typed)(y, AMP_BF16, x, AMP_BF16, n, factor);
-    else AMPI_K(scale_typed)(y, AMP_F32, x, AMP_F32, n, factor);
+    if (to != from) AMPI_K(convert)(dst, to, src, from, n, 1, factor);
+    else if (to == AMP_F16) AMPI_K(convert)(dst, AMP_F16, src, AMP_F16, n, 1, factor);
+    else if (to == AMP_BF16) AMPI_K(convert)(dst, AMP_BF16, src, AMP_BF16, n, 1, factor);
+    else AMPI_K(convert)(dst, AMP_F32, src, AMP_F32, n, 1, factor);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
 AMPI_LANES_FN double AMPI_K(tree)(amp_dtype t, AMPI_D16 low, AMPI_D16 high) {
