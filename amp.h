@@ -4073,16 +4073,13 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
     uint32_t rest[lanes] = { 0 };
     AMPI_D16 low = AMPI_K(zero_d16)(), high = low;
     size_t i;
-    for (i = 0; i + lanes <= n; i += lanes) {
-        AMPI_FETCH((const char*)x + i * size, AMPI_AHEAD_BYTES);
-        AMPI_FETCH((const char*)x + (i + AMPI_LANES) * size, AMPI_AHEAD_BYTES);
-        low = AMPI_K(square)(low, (const char*)x + i * size, t);
-        high = AMPI_K(square)(high, (const char*)x + (i + AMPI_LANES) * size, t);
-    }
-    if (i < n) {
-        memcpy(rest, (const char*)x + i * size, (n - i) * size);
-        low = AMPI_K(square)(low, rest, t);
-        high = AMPI_K(square)(high, (const char*)rest + AMPI_LANES * size, t);
+    for (i = 0; i < n; i += lanes) {
+        const char* from = (const char*)x + i * size;
+        AMPI_FETCH(from, AMPI_AHEAD_BYTES);
+        AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
+        if (n - i < lanes) from = (const char*)memcpy(rest, from, (n - i) * size);
+        low = AMPI_K(square)(low, from, t);
+        high = AMPI_K(square)(high, from + AMPI_LANES * size, t);
     }
     *sum += AMPI_K(tree)(t, low, high);
 }
