@@ -1656,6 +1656,10 @@ static void save_and_load(void) {
     s.rule.is_static = 1;                                       /* the last word */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
     CHECK_MSG(strstr(heard, "static is 0 there, but 1 here"), "%s", heard);
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    s.state.hysteresis_left = s.rule.hysteresis + 1;            /* a count that no scaler has */
+    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK);
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
 }
 
 /* What a double holds beyond a float is kept, and a rule that differs there is told. */
