@@ -6350,8 +6350,8 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, const ampi_planes* dy
         end = q->y.r0;
         while (end < seen.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
         ampi_pool_give_rows(q, end, dy, x, &d, sums);
-        done = tall || end == p->oh ? d.r1 - d.r0
-               : ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
+        done = d.r1 - d.r0;
+        if (end < p->oh) done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
         stay = d.r1 - d.r0 - done;
         d.r1 = d.r0 + done;
         ampi_planes_move(dx, &d, sums, 1);

@@ -1490,6 +1490,7 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
 }
 
 static void test_pool(void) {
+    static const amp_pool2d_shape wide = { AMP_POOL_MAX, 1, 2, 6, 400, 2, 300, 1, 50, 0, 0, 0 };
     int i;
     for (i = 0; i < 160; i++) {
         amp_pool2d_shape s;
@@ -1522,6 +1523,7 @@ static void test_pool(void) {
         y_type = types[test_random() % 3];
         check_pool(&s, x_type, y_type, i % 3 == 0);
     }
+    check_pool(&wide, AMP_F32, AMP_F16, 0);
 }
 
 /* The usual windows, in tensors of one type, with rows shorter and longer than vectors: some have ways of their
