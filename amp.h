@@ -5139,7 +5139,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 }
 
 /* ======================================================================================== */
-/* >>impl-conv   Convolution: the same product of other operands, and a direct form. */
+/* >>impl-conv   Convolution: the same product of other operands; depthwise by channels. */
 
 /* A checked shape with its defaults filled in, and the sizes that follow from it. */
 typedef struct ampi_conv2d {

@@ -3918,7 +3918,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, co
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
     return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
 }
-/* dw with a row for each output; on the CPU it may be transposed. */
+/* dw with a row for each output; on the CPU it is transposed. */
 AMPI_FN void ampi_cuda_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
     const size_t weights = c->cg * c->taps;
     ampi_convolution_init(v, c, u, c->og, weights, (size_t)c->s.n * c->out_pixels);
