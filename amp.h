@@ -3356,8 +3356,10 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         AMPI_K(micro_args) u = *args;
         u.a += i * u.row_step;
         u.sums += i * u.ld;
-        here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         if (here == AMPI_PASS_MR) AMPI_K(micro_tile)(AMPI_PASS_MR, vectors, pairs, &u);
+        else if (AMPI_PASS_MR > 8 && here == 8) AMPI_K(micro_tile)(8 % AMPI_PASS_MR, vectors, pairs, &u);
+        else if (AMPI_PASS_MR > 6 && here == 6) AMPI_K(micro_tile)(6 % AMPI_PASS_MR, vectors, pairs, &u);
         else if (here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
         else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
