@@ -3161,7 +3161,9 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
 #else
 #if !AMPI_FMA_NATIVE     /* what emulating an fma takes hides the calls, and the code is half as large */
   #undef AMPI_LANES_FN
+  #undef AMPI_UNROLL
   #define AMPI_LANES_FN AMPI_FN
+  #define AMPI_UNROLL
 #endif
 #define AMPI_PASS_MR 4
 typedef struct { float v[16]; } AMPI_V16;
