@@ -11677,18 +11677,14 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
      N bytes   a JSON object in UTF-8 that begins with '{' and may end in spaces:
                  "name": {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...
                  "__metadata__": {"key": "text", ...}   (optional)
-     the rest  data, row-major, little-endian, found through the offsets; it has neither holes nor overlaps
-               nor anything behind the last tensor.
-   The CRC-32 of a tensor's bytes is the text "amp.crc32.<name>" of __metadata__, in eight hexadecimal digits.
-   A file may come from anywhere, so nothing in it is believed before it was compared with something else,
-   nothing recurses, and the work is at most n log n in the size of the header. */
+     the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
+   A file may come from anywhere: nothing recurses, and the work is at most n log n in the size of the header. */
 #define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
 #define AMPI_FILE_MAX_RANK 4
 #define AMPI_FILE_CHUNK ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
-/* Every type of the format, because tensors that nobody asked for must be measured too. Ours come first, in the order
-   of amp_dtype. The number in a name is how many bits an element has; BOOL has 8. */
+/* All types of the format, ours first, in the order of amp_dtype. The number in a name is an element's bits. */
 static const char* const ampi_file_types[] = {
     "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
@@ -11728,10 +11724,9 @@ typedef struct ampi_file {
 
 /* --- sorting and searching records that begin with their name --- */
 
-typedef int (*ampi_order)(const void* a, const void* b);      /* as for qsort and bsearch */
-
-AMPI_FN const char* ampi_name_of(const void* record) { return *(const char* const*)record; }
-AMPI_FN int ampi_by_name(const void* a, const void* b) { return strcmp(ampi_name_of(a), ampi_name_of(b)); }
+AMPI_FN int ampi_by_name(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
 
 /* By offset; of two tensors that begin together the empty one comes first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
@@ -11739,13 +11734,12 @@ AMPI_FN int ampi_by_place(const void* a, const void* b) {
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Exchanges two records byte by byte: they may be of any size and alignment. */
 AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
     for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
 
 /* Heap sort: in place, and n log n for every input. qsort promises neither, and a hostile file would ask. */
-AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_order order) {
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
     unsigned char* base = (unsigned char*)records;
     size_t root, child, first = n / 2;
     while (n > 1) {
@@ -11764,7 +11758,7 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
     const char* record = (const char*)records;
     ampi_sort(records, n, size, ampi_by_name);
     for (; n > 1; n--, record += size)
-        if (ampi_by_name(record, record + size) == 0) return ampi_name_of(record);
+        if (ampi_by_name(record, record + size) == 0) return *(const char* const*)(const void*)record;
     return NULL;
 }
 
@@ -11779,7 +11773,6 @@ AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
 
 /* --- sentences and numbers --- */
 
-/* Refusals of what the caller hands in, and of what a file holds. */
 #define AMPI_BAD_CALL(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
 #define AMPI_BAD_FILE(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
 
@@ -11797,7 +11790,6 @@ AMPI_FN void* ampi_file_alloc(const ampi_file* f, size_t bytes) {
     return p;
 }
 
-/* Gives everything back, also of a file that was refused half way. */
 AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     if (f->stream) fclose(f->stream);
     ampi_free(&f->desc.allocator, f->data);
@@ -11808,8 +11800,7 @@ AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
 /* A byte of UTF-8 that no character begins with. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
-/* A text for a sentence: of more than head + tail + 3 bytes the first `head` and the last `tail` ones, where no
-   character is cut. */
+/* A text for a sentence: of a long one the first `head` and the last `tail` bytes, where no character is cut. */
 AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, char out[AMPI_SHOWN]) {
     const size_t n = strlen(text);
     const int cut = n > head + tail + 3;
@@ -11831,8 +11822,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
     return out;
 }
 
-/* A number as a text of a file: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. Both are exact,
-   and a number has one text alone. */
+/* A number has one text in a file: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. */
 #define AMPI_NUMBER 24
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
@@ -11846,11 +11836,8 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 
 /* --- what the caller hands in --- */
 
-/* Bytes of a tensor whose count was checked. */
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
 
-/* One tensor of the caller: its name can be written, its type is known, and its shape, count and bytes agree
-   without an overflow. */
 AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t, int index) {
     const char* name = t->tensor.name;
     size_t count = 1, bytes;
@@ -11889,8 +11876,7 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
 
 /* --- the system's files --- */
 
-/* What C's streams lack: a file created where there is none, a file on the disk, a file replaced in one step. POSIX and
-   Windows have it, under nearly the same names; elsewhere C's own functions come nearest. */
+/* POSIX and Windows create a file where there is none, and flush it, under nearly the same names. */
 #if defined(_POSIX_VERSION)
   #define AMPI_OS(name) name
   #define AMPI_OS64(name) name
@@ -12002,9 +11988,8 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     putc('"', out);
 }
 
-/* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...},"name":{"dtype":"F32",...},..., and spaces up to a
-   multiple of 8 bytes; all that behind its length, which is returned. Tensors with larger elements come first, so that
-   each is aligned. */
+/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces up to a multiple of 8 bytes.
+   Tensors with larger elements come first, so that each is aligned. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
@@ -12045,7 +12030,7 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
         for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* The header, data in chunks, and the header again, because now the CRCs are known, which make it no longer. */
+/* The header, data in chunks, and the header again, with the CRCs, which make it no longer. */
 AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
     if (header > AMPI_FILE_MAX_HEADER)
@@ -12072,7 +12057,7 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     return AMP_OK;
 }
 
-/* Everything from the creation of the temporary file to its new name. Whatever goes wrong, the temporary file goes. */
+/* From the creation of the temporary file to its new name; after a failure nothing is left of it. */
 AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
     errno = 0;
     f->stream = ampi_stream_open(path, temporary, &f->bytes);
@@ -12148,14 +12133,14 @@ AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
     ampi_json_fail(j, j->missing);
 }
 
-/* Before each member of a list: 1 if there is one more, 0 if the list is closed (or broken: see error). */
+/* Before each member of a list: is there one more? */
 AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
     if (ampi_json_is(j, close)) { j->at++; return 0; }
     if (!first) ampi_json_expect(j, ',');
     return !j->error;
 }
 
-/* Exactly four hexadecimal digits, as they follow \u; 0 if there are none. */
+/* The four hexadecimal digits behind \u; 0 if there are none. */
 AMPI_FN unsigned ampi_json_hex4(ampi_json* j) {
     char digits[5] = "";
     if (strspn(j->at, "0123456789abcdefABCDEF") < 4) {
@@ -12167,8 +12152,7 @@ AMPI_FN unsigned ampi_json_hex4(ampi_json* j) {
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* Decodes the escape behind a backslash to *w. The code point of \u, or of two of them for one above U+FFFF, becomes
-   one to four bytes: 0xxxxxxx, 110xxxxx, 1110xxxx or 11110xxx, and six bits in each byte that follows. */
+/* Decodes the escape behind a backslash to *w: \u, or two of them for a code point above U+FFFF, to UTF-8. */
 AMPI_FN void ampi_json_escape(ampi_json* j, char** w) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
@@ -12237,8 +12221,7 @@ AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
     return count;
 }
 
-/* The description of a tensor: each of three fields once, in any order, and end - begin = elements * bits of one / 8,
-   without an overflow or a rest. */
+/* The description of a tensor: each of three fields once, in any order. */
 AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
     static const char* const keys[] = { "dtype", "shape", "data_offsets" };
     uint64_t count = 0, bits = 1;
@@ -12385,7 +12368,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the tensors of the caller with the file's, and gives these places in new memory, aligned for any type. With
+/* Compares the caller's tensors with the file's, and gives these places in new memory, aligned for any type. With
    any_type the file's may have another of our types. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
     size_t total = 0;
@@ -12491,7 +12474,6 @@ typedef struct ampi_checkpoint {
     ampi_file file;                /* its model is NULL for a loop */
     amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
     amp_scaler *scaler, s;         /* likewise; NULL = there is none */
-    const char* saver;             /* for sentences */
     int32_t format, grad_dtype;
     uint64_t passes, fingerprint;  /* of a graph, or of which parameter is in which group */
     ampi_number numbers[AMPI_MAX_NUMBERS];
@@ -12499,6 +12481,10 @@ typedef struct ampi_checkpoint {
     amp_file_tensor* tensors;      /* in this block are also */
     char (*names)[80];             /* the names of those that the caller does not name */
 } ampi_checkpoint;
+
+AMPI_FN const char* ampi_saver(const ampi_checkpoint* c) {
+    return c->file.model ? "amp_checkpoint_save" : "amp_optimizer_save";
+}
 
 /* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
    numbers are optional then; that of frozen steps always is. */
@@ -12557,7 +12543,6 @@ AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimize
     if (c->file.desc.logger) logger = *c->file.desc.logger;
     c->file.model = m;
     c->file.owner = m ? "the model" : "the optimizer";
-    c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
     c->optimizer = o;
     c->o = *o;
     c->o.logger = logger;
@@ -12577,7 +12562,6 @@ AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimize
     ampi_numbers_list(c);
 }
 
-/* Appends a tensor to the list. */
 AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype, void* data,
                             size_t count) {
     amp_file_tensor* t = &c->tensors[c->file.count];
@@ -12644,7 +12628,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     char crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     int n = 0;
-    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
+    AMPI_TRY(ampi_optimizer_check_rates(&c->o, ampi_saver(c)));
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
     AMPI_TRY(ampi_state_list(c, 0));
     for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
@@ -12688,7 +12672,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         x->theirs = ampi_file_text_at(f, x->key);
         if (!x->theirs && x->optional) x->theirs = x->kind == AMPI_FLOAT ? "00000000" : "0";
         if (!x->theirs)
-            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
+            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, ampi_saver(c));
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
@@ -12756,7 +12740,7 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
-/* Takes those of a model's weights that the file has. The others are counted, and the first three named. */
+/* Takes the weights of a model that the file has. Of the others the first three are named. */
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     char missing[4 * 64] = "";

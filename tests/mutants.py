@@ -349,7 +349,7 @@ TABLE = [
     ("optim", "return ampi_optimizer_validate(&d) == AMP_OK ?", "return ampi_optimizer_ranges(&d) == AMP_OK ?"),
     ("checkpoint", "while (head > 0 && ampi_is_inside(text[head])) head--;", ""),
     ("hostile", "    feholdexcept(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {"),
-    ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));\n", ""),
+    ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, ampi_saver(c)));\n", ""),
     ("checkpoint", "    AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));\n", ""),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
