@@ -6684,6 +6684,17 @@ AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mea
     t.sum = terms == AMPI_DOT ? y : terms == AMPI_SQUARES_LESS ? t.d : x;
     return t;
 }
+/* Sixteen elements; in: a mask of those that count, NULL for all. */
+AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
+                                const float* gamma, float mean, float scale, double center, const uint32_t* in) {
+    size_t l;
+    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+        const ampi_term t = ampi_term_of(terms, gamma ? y[l] * gamma[l] : y[l], x[l], mean, scale, center);
+        const float d = in ? ampi_and(t.d, in[l]) : t.d;
+        if (terms == AMPI_SUM || terms >= AMPI_DOT) sum[l] += (double)(in ? ampi_and(t.sum, in[l]) : t.sum);
+        if (terms != AMPI_SUM) dot[l] = ampi_add_product(hw, in ? ampi_and(t.g, in[l]) : t.g, d, dot[l]);
+    }
+}
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
                                   const ampi_norm_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
@@ -6699,13 +6710,9 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
         if (terms == AMPI_DOT) ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
         for (i = 0; i < n; i += AMPI_LANES) {
-            const uint32_t* in = ampi_lanes_in(n - i);
-            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-                const float v = terms == AMPI_DOT ? y[i + l] * gamma.first[i * gamma.step + l] : y[i + l];
-                const ampi_term t = ampi_term_of(terms, v, x[i + l], mean, scale, center);
-                if (sums) sum[l] += (double)ampi_and(t.sum, in[l]);
-                if (dots) dot[l] = ampi_add_product(hw, ampi_and(t.g, in[l]), ampi_and(t.d, in[l]), dot[l]);
-            }
+            const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
+            if (n - i >= AMPI_LANES) ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, NULL);
+            else ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, ampi_lanes_in(n - i));
         }
         if (sums) s->sum[r] = ampi_lane_total(sum);
         if (dots) s->dot[r] = ampi_lane_total(dot);
