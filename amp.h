@@ -11841,8 +11841,6 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
-/* --- what the caller hands in --- */
-
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
 
 AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t, int index) {
@@ -12147,15 +12145,12 @@ AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
     return !j->error;
 }
 
-/* The four hexadecimal digits behind \u; 0 if there are none. */
+/* The four hexadecimal digits behind a u; 0 if there are none. */
 AMPI_FN unsigned ampi_json_hex4(ampi_json* j) {
     char digits[5] = "";
-    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) {
+    if (strspn(++j->at, "0123456789abcdefABCDEF") < 4)
         ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
-        return 0;
-    }
-    memcpy(digits, j->at, 4);
-    j->at += 4;
+    for (int i = 0; i < 4 && !j->error; i++) digits[i] = *j->at++;
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
@@ -12164,21 +12159,18 @@ AMPI_FN void ampi_json_escape(ampi_json* j, char** w) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
     const char* found = (const char*)memchr(letters, *j->at, sizeof letters - 1);
-    unsigned c, low = 0;
-    int more;
     if (found) { j->at++; *(*w)++ = meanings[found - letters]; return; }
     if (*j->at != 'u') { ampi_json_fail(j, "an unknown escape"); return; }
-    j->at++;
-    c = ampi_json_hex4(j);
+    unsigned c = ampi_json_hex4(j);
     if (c == 0) ampi_json_fail(j, "a text holds a zero character");
     if (c >> 10 == 0x36 && strncmp(j->at, "\\u", 2) == 0) {
-        j->at += 2;
-        low = ampi_json_hex4(j);
+        j->at++;
+        const unsigned low = ampi_json_hex4(j);
         if (low >> 10 == 0x37) c = 0x10000 + ((c & 0x3ff) << 10 | (low & 0x3ff));
     }
     if (c >> 11 == 0x1b) ampi_json_fail(j, "an escape is half of a surrogate pair");
     if (j->error) return;
-    more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     *(*w)++ = (char)(heads[more] | c >> 6 * more);
     while (more-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * more & 0x3f));
 }
@@ -12212,8 +12204,6 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     j->at = end;
     return n;
 }
-
-/* --- the header --- */
 
 /* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. Returns that product. */
 AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
@@ -12409,7 +12399,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
    When all are there they go where the caller or the model has them. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_file_entry *e, *end = f->entries + f->entry_count;
-    const amp_backend* b = f->model ? f->model->backend : NULL;
+    const amp_model* m = f->model;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (e = f->entries; e < end; e++) {
         const size_t bytes = (size_t)(e->end - e->begin);
@@ -12426,9 +12416,9 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
         const char* data = f->data + e->place;
         const size_t bytes = (size_t)(e->end - e->begin);
         if (!to || bytes == 0) continue;
-        if (!b) memcpy(to->data, data, bytes);
-        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(b->copy_in(to->data, data, bytes, &f->model->exec));
-        else AMPI_TRY(b->upload(to->data, to->dtype, data, e->dtype, to->count, &f->model->exec));
+        if (!m) memcpy(to->data, data, bytes);
+        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(m->backend->copy_in(to->data, data, bytes, &m->exec));
+        else AMPI_TRY(m->backend->upload(to->data, to->dtype, data, e->dtype, to->count, &m->exec));
     }
     return AMP_OK;
 }
@@ -12467,7 +12457,7 @@ enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
        AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
        AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
 typedef struct ampi_number {
-    void* at;
+    void* at;                /* of AMPI_LOADED */
     int kind, role, of_group;
     int optional;            /* left out of the file where it is 0 */
     uint64_t value;          /* after loading the file's */
@@ -12481,8 +12471,7 @@ typedef struct ampi_checkpoint {
     ampi_file file;                /* its model is NULL for a loop */
     amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
     amp_scaler *scaler, s;         /* likewise; NULL = there is none */
-    int32_t format, grad_dtype;
-    uint64_t passes, fingerprint;  /* of a graph, or of which parameter is in which group */
+    uint64_t passes;
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
     amp_file_tensor* tensors;      /* in this block are also */
@@ -12511,20 +12500,23 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     ampi_show_number(x->value, kind == AMPI_FLOAT, x->text);
 }
 
-/* Lists all numbers, steps first; a loop lacks some of a model's. */
+/* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group; a loop lacks
+   some of a model's. */
 #define AMPI_SETTING(member, kind) { #member, &d->member, AMPI_##kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
     amp_optimizer_desc* d = &o->desc;
+    int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
+    uint64_t fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
         { "step", &o->state.step, AMPI_STEPS, AMPI_LOADED }, { "lr", &o->state.lr, AMPI_FLOAT, AMPI_LOADED },
-        { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &c->format, AMPI_INT, AMPI_AGREES },
+        { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &format, AMPI_INT, AMPI_AGREES },
         { "level", m ? &m->policy.level : NULL, AMPI_INT, AMPI_AGREES },
         { "low_dtype", m ? &m->policy.low_dtype : NULL, AMPI_INT, AMPI_AGREES },
         { "seed", m ? &m->desc.seed : NULL, AMPI_LONG, AMPI_AGREES },
         { "accumulate", m ? &m->desc.accumulate : NULL, AMPI_INT, AMPI_AGREES },
-        { "grad_dtype", m ? &c->grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
+        { "grad_dtype", m ? &grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
         { "optimizer", &d->kind, AMPI_INT, AMPI_AGREES }, { "maximize", &d->maximize, AMPI_INT, AMPI_AGREES },
         AMPI_SETTING(momentum, FLOAT), AMPI_SETTING(dampening, FLOAT), AMPI_SETTING(nesterov, INT),
         AMPI_SETTING(beta1, FLOAT), AMPI_SETTING(beta2, FLOAT), AMPI_SETTING(eps, FLOAT),
@@ -12541,7 +12533,11 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, AMPI_FLOAT, AMPI_KEPT);
         ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], AMPI_STEPS, AMPI_LOADED);
     }
-    ampi_number_add(c, -1, m ? "graph" : "grouping", &c->fingerprint, AMPI_LONG, AMPI_GRAPH);
+    for (int i = 0; !m && i < o->count; i++) {
+        const uint32_t group = (uint32_t)o->params[i].group;
+        fingerprint = ampi_hash_words(fingerprint, &group, 1);
+    }
+    ampi_number_add(c, -1, m ? "graph" : "grouping", &fingerprint, AMPI_LONG, AMPI_GRAPH);
 }
 
 /* The state of a model, or with m = NULL of a loop. */
@@ -12558,14 +12554,7 @@ AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimize
     c->scaler = s;
     if (s) c->s = *s;
     c->s.logger = logger;
-    c->format = 1;
     c->passes = m ? m->training.passes : 0;
-    c->grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
-    c->fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
-    for (int i = 0; !m && i < o->count; i++) {
-        const uint32_t group = (uint32_t)o->params[i].group;
-        c->fingerprint = ampi_hash_words(c->fingerprint, &group, 1);
-    }
     ampi_numbers_list(c);
 }
 
@@ -12619,9 +12608,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     return AMP_OK;
 }
 
-/* The scaler's bytes as a text. */
-typedef char ampi_scaler_text[2 * AMP_SCALER_STATE_BYTES + 1];
-AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, ampi_scaler_text out) {
+#define AMPI_SCALER_TEXT (2 * AMP_SCALER_STATE_BYTES + 1)
+AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     return out;
 }
@@ -12631,8 +12619,7 @@ AMPI_FN const char* ampi_show_bytes(const unsigned char* bytes, ampi_scaler_text
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    ampi_scaler_text scaler;
-    char crc_text[AMPI_NUMBER];
+    char scaler[AMPI_SCALER_TEXT], crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     int n = 0;
     AMPI_TRY(ampi_optimizer_check_rates(&c->o, ampi_saver(c)));
@@ -12644,10 +12631,8 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
         texts[n++].value = x->text;
         if (x->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
-    if (c->scaler) {
-        texts[n].key = "amp.scaler";
-        texts[n++].value = ampi_show_bytes(bytes, scaler);
-    }
+    texts[n].key = "amp.scaler";
+    if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 1, crc_text);
     return ampi_file_save(&c->file, path, texts, n);
@@ -12700,7 +12685,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
 /* Loads the scaler's bytes into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
-    ampi_scaler_text again;
+    char again[AMPI_SCALER_TEXT];
     const char* text = ampi_file_text_at(&c->file, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
     if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
@@ -12708,7 +12693,7 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
         const char two[] = { text[2 * i], text[2 * i + 1], '\0' };
         bytes[i] = (unsigned char)strtoul(two, NULL, 16);
     }
-    if (!text || strcmp(ampi_show_bytes(bytes, again), text) != 0)
+    if (!text || strcmp(ampi_show_scaler(bytes, again), text) != 0)
         return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }

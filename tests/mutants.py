@@ -452,7 +452,7 @@ TABLE = [
     ("checkpoint", "    ampi_put_header(f, header);\n", "    ampi_put_header(f, header + 8);\n"),
     ("checkpoint", "if (e->begin != end)", "if (e->begin > end)"),
     ("checkpoint", "c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;", "c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0xffff ? 2 : 3;"),
-    ("checkpoint", "strspn(j->at, \"0123456789abcdefABCDEF\") < 4", "strspn(j->at, \"0123456789abcdef\") < 4"),
+    ("checkpoint", "strspn(++j->at, \"0123456789abcdefABCDEF\") < 4", "strspn(++j->at, \"0123456789abcdef\") < 4"),
     ("checkpoint", "if (first > 0) first--;", "if (first > 1) first--;"),
     ("checkpoint", "(!as_bits || *n <= UINT32_MAX)", "(as_bits || *n <= UINT32_MAX)"),
     ("checkpoint", "e->place = ampi_round_up(total, 8);", "e->place = 0;"),
