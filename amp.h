@@ -11713,7 +11713,7 @@ typedef struct ampi_file_entry {
 /* A file that is read or written, and what a call wants of it. */
 #define AMPI_SHOWN 200
 typedef struct ampi_file {
-    char path[AMPI_SHOWN], name[AMPI_SHOWN];    /* as a sentence shows them */
+    char path[AMPI_SHOWN], name[AMPI_SHOWN];    /* for sentences */
     amp_file_desc desc;
     const amp_file_tensor* tensors;     /* what is to be written, or read to */
     const amp_file_text* texts;         /* to be written */
@@ -11786,8 +11786,7 @@ AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
 /* The system refused, and errno says why; some C libraries leave it at 0. */
 enum { AMPI_NOT_A_FILE = -1 };    /* an errno of ours: a directory, a pipe, a device */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    const char* why = errno == AMPI_NOT_A_FILE ? "it is not a regular file"
-                      : errno ? strerror(errno) : "unknown cause";
+    const char* why = errno == AMPI_NOT_A_FILE ? "it is not a regular file" : errno ? strerror(errno) : "unknown cause";
     return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: cannot %s '%s': %s", what, f->path, why);
 }
 
@@ -11841,20 +11840,17 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
-AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) { return t->tensor.count * ampi_type_size(t->tensor.dtype); }
-
 AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t, int index) {
     const char* name = t->tensor.name;
     size_t count = 1, bytes;
-    int fits = t->rank >= 0;
+    int fits = t->rank >= 0 && t->rank <= AMPI_FILE_MAX_RANK;
     if (!name || !ampi_is_utf8(name) || strcmp(name, "__metadata__") == 0)
         return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", index);
     name = ampi_show(f, name);
     if (ampi_type_size(t->tensor.dtype) == 0)
         return ampi_fail(f->desc.logger, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", name,
                          (int)t->tensor.dtype);
-    for (int k = 0; k < t->rank && fits; k++)
-        fits = k < AMPI_FILE_MAX_RANK && ampi_mul_size(count, t->shape[k], &count);
+    for (int k = 0; fits && k < t->rank; k++) fits = ampi_mul_size(count, t->shape[k], &count);
     if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
         return AMPI_BAD_CALL(f, "tensor '%s': its shape (rank %d) has not %llu elements", name, t->rank,
                              (ampi_ull)t->tensor.count);
@@ -11911,8 +11907,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
   #define AMPI_OS_SYNC(f) 1
 #endif
 
-/* Moves the finished file over the old one in one step. On Windows fopen reads names by the locale where that is UTF-8,
-   but the call for narrow names does not. */
+/* Moves a file over another in one step. Unlike fopen, MoveFileExA does not read names by a locale of UTF-8. */
 #if defined(_WIN32)
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, DENIED = 5, IN_USE = 32 };
@@ -11931,8 +11926,7 @@ AMPI_FN int ampi_replace_file(const char* from, const char* to) {
   #define ampi_replace_file(from, to) (rename(from, to) == 0)
 #endif
 
-/* Names a temporary file beside path: its name, cut to 200 bytes, and a number that no other process or thread is
-   likely to draw. */
+/* A name beside path: its own, cut to 200 bytes, and a number that no other process or thread is likely to draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
@@ -11944,42 +11938,42 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
 }
 
-/* Opens the regular file at path to be read. With room for its name creates a temporary one to be written, under a name
-   that was free and with the mode of the file at path. NULL, and errno, if that fails. */
-AMPI_FN FILE* ampi_stream_open(const char* path, char* temporary, uint64_t* bytes) {
-    FILE* stream = NULL;
+/* Opens the regular file at path to be read; or creates a temporary one with its mode, and names that. */
+AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* temporary, const char* verb) {
+    errno = 0;
 #if defined(AMPI_OS)
     struct AMPI_OS64(stat) st;
     const int is_there = AMPI_OS64(stat)(path, &st) == 0;
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
     const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL)
                                                  : AMPI_OS(O_RDONLY));
-    int fd, error_number, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return NULL; }
+    int fd, tries = 0;
+    if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return ampi_file_cannot(f, verb); }
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(temporary ? temporary : path, flags, mode);
     } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES && AMPI_OS_WAIT(tries)));
-    if (fd < 0) return NULL;
+    if (fd < 0) return ampi_file_cannot(f, verb);
   #if defined(_POSIX_VERSION)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
   #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
-    else stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
-    *bytes = (uint64_t)st.st_size;
-    if (stream) return stream;
-    error_number = errno;
+    else f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
+    f->bytes = (uint64_t)st.st_size;
+    if (f->stream) return AMP_OK;
+    const amp_result r = ampi_file_cannot(f, verb);
     AMPI_OS(close)(fd);
     if (temporary) remove(temporary);
-    errno = error_number;
+    return r;
 #else
     if (temporary) ampi_name_temporary(path, 0, temporary);
-    stream = temporary ? fopen(temporary, "wb") : fopen(path, "rb");
-    if (stream && !temporary && fseek(stream, 0, SEEK_END) == 0) *bytes = (uint64_t)ftell(stream);
-    if (stream) rewind(stream);
+    f->stream = temporary ? fopen(temporary, "wb") : fopen(path, "rb");
+    if (!f->stream) return ampi_file_cannot(f, verb);
+    if (!temporary && fseek(f->stream, 0, SEEK_END) == 0) f->bytes = (uint64_t)ftell(f->stream);
+    rewind(f->stream);
+    return AMP_OK;
 #endif
-    return stream;
 }
 
 /* --- writing --- */
@@ -12013,21 +12007,21 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count; i++) {
             const amp_file_tensor* t = &f->tensors[i];
+            const uint64_t end = begin + t->tensor.count * element;
             if (ampi_type_size(t->tensor.dtype) != element) continue;
             putc(',', out);
             ampi_put_string(out, "", t->tensor.name);
             fprintf(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
                     ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
-                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin,
-                    (ampi_ull)(begin + ampi_file_bytes(t)));
-            begin += ampi_file_bytes(t);
+                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
+            begin = end;
         }
     at = (uint64_t)ftell(out);
     fprintf(out, "}%*s", (int)(7 - at % 8), "");
     return at / 8 * 8;                                   /* eight bytes less than the file now has */
 }
 
-/* Between the file's byte order and the host's: nothing to do on most machines. */
+/* Between the file's byte order, little-endian, and the host's. */
 AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
     const uint16_t one = 1;
     if (*(const unsigned char*)&one == 1) return;
@@ -12044,7 +12038,7 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count; i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
-            const size_t bytes = ampi_type_size(t->dtype) == element ? ampi_file_bytes(&f->tensors[i]) : 0;
+            const size_t bytes = ampi_type_size(t->dtype) == element ? t->count * element : 0;
             for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
                 const char* from = (const char*)t->data + at;
                 n = ampi_min_size(bytes - at, AMPI_FILE_CHUNK);
@@ -12064,9 +12058,7 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
 
 /* From the creation of the temporary file to its new name; after a failure nothing is left of it. */
 AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
-    errno = 0;
-    f->stream = ampi_stream_open(path, temporary, &f->bytes);
-    if (!f->stream) return ampi_file_cannot(f, "save");
+    AMPI_TRY(ampi_file_stream(f, path, temporary, "save"));
     amp_result r = ampi_put_file(f);
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
@@ -12118,9 +12110,8 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
 
 /* --- JSON, as much as a header may hold --- */
 
-/* A cursor over a text that ends in a 0. Strings are decoded where they stand: no escape is shorter than what it means,
-   and the closing quote leaves room for the final 0. At the first error the cursor stops: all that follows does
-   nothing. */
+/* A cursor over a text that ends in a 0. Strings are decoded where they stand, since no escape is shorter than what it
+   means. After the first error the cursor stands still. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
@@ -12280,8 +12271,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
     if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
 }
 
-/* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with the CRC-32s at their
-   tensors; without a tensor such a text says nothing. */
+/* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with CRC-32s at tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
@@ -12330,14 +12320,11 @@ static const char* const ampi_foreign_formats[][2] = {
     { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
 };
 
-/* Opens a file, reads its header and checks all of it; before memory is asked for, the file must be that long. A tensor
-   takes at least 48 characters ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",): tables of that
-   many are large enough. ampi_file_close is due in any case. */
+/* Opens a file, reads its header and checks all of it. A tensor takes at least 48 characters
+   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is due in any case. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     unsigned char length[8];
-    errno = 0;
-    f->stream = ampi_stream_open(path, NULL, &f->bytes);
-    if (!f->stream) return ampi_file_cannot(f, "open");
+    AMPI_TRY(ampi_file_stream(f, path, NULL, "open"));
     if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside the length of its header", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     const uint64_t n = ampi_get64(length);
@@ -12365,8 +12352,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's, and gives these places in new memory, aligned for any type. With
-   any_type the file's may have another of our types. */
+/* Compares the caller's tensors with the file's, up to the type with any_type, and gives these aligned memory. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
     size_t total = 0;
     for (int i = 0; i < f->count; i++) {
@@ -12395,8 +12381,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Reads the wanted tensors, in the order in which they are in the file; their bytes must be those that were written.
-   When all are there they go where the caller or the model has them. */
+/* Reads the wanted tensors, in the order of the file. Only when all are there and sound are they handed over. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_file_entry *e, *end = f->entries + f->entry_count;
     const amp_model* m = f->model;
@@ -12500,8 +12485,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     ampi_show_number(x->value, kind == AMPI_FLOAT, x->text);
 }
 
-/* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group; a loop lacks
-   some of a model's. */
+/* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group. */
 #define AMPI_SETTING(member, kind) { #member, &d->member, AMPI_##kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
@@ -12569,8 +12553,7 @@ AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* su
     t->rank = 1;
 }
 
-/* Lists each parameter's weights, m and v (or the weights alone), the running statistics of a model's batch norms, and
-   what the caller has besides. */
+/* Lists weights, m and v of parameters (or weights alone), a model's running statistics, and the caller's tensors. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     static const char* const suffixes[] = { "", ".m", ".v" };
     const amp_optimizer* o = c->optimizer;
@@ -12614,8 +12597,8 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
     return out;
 }
 
-/* Texts and tensors to the file. amp.crc32 is the CRC-32 of the state's texts, each with its final 0. State and rates
-   that loading would refuse must not take the place of a good file. */
+/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. State and rates that loading would
+   refuse must not take the place of a good file. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
@@ -12791,8 +12774,7 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
     return ampi_model_do(m, AMPI_LOAD_WEIGHTS, path, count);
 }
 
-/* A checkpoint of a loop. Its parameters may have changed since init; their names must fit into the list, with ".m"
-   behind. */
+/* A checkpoint of a loop, whose parameters may have changed since init. Their names must fit the list with ".m". */
 AMPI_FN amp_result ampi_loop_do(amp_optimizer* o, amp_scaler* s, int what, const char* path,
                                 const amp_file_tensor* more, int count, const amp_file_desc* desc) {
     ampi_checkpoint c;
