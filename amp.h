@@ -12286,8 +12286,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     }
     if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
     const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
-    const char* key_twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
-    if (!twice) twice = key_twice;
+    if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
     if (twice) return AMPI_BAD_FILE(f, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
