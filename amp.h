@@ -2751,7 +2751,8 @@ AMPI_FN void ampi_pad_planes(ampi_unfold* g) {
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
     const double wide = (double)g->padded_w, planes = (double)ampi_phases_h(g) * (double)ampi_phases_w(g);
-    const double reach = (double)(g->span_h / (size_t)g->step_h) * wide + (double)(g->span_w / (size_t)g->step_w);
+    const size_t rows_over = g->span_h / (size_t)g->step_h, columns_over = g->span_w / (size_t)g->step_w;
+    const double reach = (double)rows_over * wide + (double)columns_over;
     const double gaps = (double)ampi_div_up(n, g->cols) * (wide - (double)g->cols)
                         + (double)ampi_div_up(n, g->pixels) * (double)(g->padded_h - g->rows) * wide;
     const double floats = (double)channels * planes * ((double)n + gaps + reach + 4 * AMPI_LANES);
@@ -3360,17 +3361,24 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         u.sums += i * u.ld;
         here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         if (here == AMPI_PASS_MR) AMPI_K(micro_tile)(AMPI_PASS_MR, vectors, pairs, &u);
-        else if (AMPI_PASS_MR > 8 && here == 8) AMPI_K(micro_tile)(8 % AMPI_PASS_MR, vectors, pairs, &u);
-        else if (AMPI_PASS_MR > 6 && here == 6) AMPI_K(micro_tile)(6 % AMPI_PASS_MR, vectors, pairs, &u);
+#if AMPI_PASS_MR > 8
+        else if (here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
+        else if (here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+#endif
+#if AMPI_PASS_MR > 4
         else if (here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
+#endif
         else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
 }
 /* The first of nr columns, in whole vectors. */
 AMPI_LANES_FN void AMPI_K(micro_columns)(size_t rows, size_t columns, int pairs, const AMPI_K(micro_args)* u) {
-    if (columns > AMPI_LANES) AMPI_K(micro_rows)(rows, AMPI_PASS_NV, pairs, u);
-    else AMPI_K(micro_rows)(rows, 1, pairs, u);
+#if AMPI_PASS_NV > 1
+    if (columns > AMPI_LANES) { AMPI_K(micro_rows)(rows, AMPI_PASS_NV, pairs, u); return; }
+#endif
+    (void)columns;
+    AMPI_K(micro_rows)(rows, 1, pairs, u);
 }
 AMPI_KERNEL_FN void AMPI_K(micro)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
     AMPI_K(micro_columns)(rows, columns, 0, u);
@@ -3396,7 +3404,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
         _tile_zero(0); _tile_zero(1);
         if (!u->first) _tile_loadd(0, sums, ld);
         if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
-        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES, b += AMPI_LANES * AMPI_K(nr)) {
+        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES, b += AMPI_LANES * (size_t)AMPI_K(nr)) {
             _tile_loadd(2, a, (ptrdiff_t)(u->row_step * sizeof(float)));
             _tile_loadd(3, b, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
             _tile_dpbf16ps(0, 2, 3);
@@ -3430,7 +3438,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
                                        const ampi_row_pixels* row) {
     const ampi_unfold* g = v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
-    float near[4 * AMPI_LANES];
+    float floats[4 * AMPI_LANES];
     size_t i, l;
     if (y < 0 || y >= g->height || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
     AMPI_K(margin)(dst, row->left);
@@ -3443,8 +3451,8 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
         else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
         else if (row->step > 4) for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
         else {
-            AMPI_K(widen)(near, src, v->dtype, (here - 1) * row->step + 1);
-            for (l = 0; l < here; l++) to[l] = near[l * row->step];
+            AMPI_K(widen)(floats, src, v->dtype, (here - 1) * row->step + 1);
+            for (l = 0; l < here; l++) to[l] = floats[l * row->step];
         }
     }
     AMPI_K(margin)(dst + behind, row->count - behind);
@@ -3520,7 +3528,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
     size_t from = at / v->taps * v->output + channel * v->ld, tap = at % v->taps, i = 0;
-    float near[4 * AMPI_LANES];
+    float floats[4 * AMPI_LANES];
     for (; i < count; tap = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
         size_t w = tap % v->taps_w, place = tap / v->taps_w * v->next_h + w * v->next_w;
@@ -3529,9 +3537,9 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
             i += reach;
             continue;
         }
-        if (reach <= sizeof near / sizeof *near) AMPI_K(widen)(near, kernel, v->dtype, reach);
+        if (reach <= sizeof floats / sizeof *floats) AMPI_K(widen)(floats, kernel, v->dtype, reach);
         for (; tap < v->taps && i < count; tap++, i++) {
-            dst[i] = reach <= sizeof near / sizeof *near ? near[place] : AMPI_K(element)(kernel, v->dtype, place);
+            dst[i] = reach <= sizeof floats / sizeof *floats ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
             place += v->next_w;
             if (++w < v->taps_w) continue;
             w = 0;
@@ -6536,7 +6544,7 @@ AMPI_FN const uint16_t* ampi_activation_table(ampi_elements q, size_t n, const a
     size_t i;
     if (q.op == AMP_RELU || ampi_type_size(q.at) != 2 || ampi_type_size(q.yt) != 2 || n < 4 * values || !exec
         || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
-    table = (uint16_t*)ampi_align64(exec->workspace);
+    table = (uint16_t*)(void*)ampi_align64(exec->workspace);
     for (i = 0; i < values; i++) table[i] = (uint16_t)i;
     q.a = q.y = table;
     ampi_elements_all(&q, values);
@@ -9008,7 +9016,8 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     size_t n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
-        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
+        float *w = w_tile, *g = g_tile;
+        if (p->master) w = p->master + i;
         n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
         if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;

@@ -137,7 +137,7 @@ TABLE = [
     ("conv", "if (zero && !run && !u->accumulate) memset(", "if (zero && !run) memset("),
     ("conv", "else if (run) ampi_conv2d_run(&v, exec);", "else ampi_conv2d_run(&v, exec);"),
     ("conv", "place += v->next_h - v->taps_w * v->next_w;", "place += v->next_h;"),
-    ("conv", "for (l = 0; l < here; l++) to[l] = near[l * row->step];", "for (l = 0; l < here; l++) to[l] = near[l];"),
+    ("conv", "for (l = 0; l < here; l++) to[l] = floats[l * row->step];", "for (l = 0; l < here; l++) to[l] = floats[l];"),
     ("conv", "here = ampi_min_size(here, c->pitch - x);", ""),
     ("conv", "+ pixel / c->pitch * c->next_row + x", "+ pixel / c->pitch * c->cols + x"),
     ("conv", "pixel < c->used && x < c->cols ?", "x < c->cols ?"),
