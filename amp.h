@@ -2981,7 +2981,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(AMPI_V16 even, AMPI_V16 odd) {
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even),
                                                _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16)));
 }
-/* Words of 32 neighbours. */
+/* Sixteen words, as `pair` makes them, of 32 bfloat16 that were widened to FP32 and lie side by side. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
@@ -3830,7 +3830,8 @@ AMPI_KERNEL_FN void AMPI_K(turn_planes)(float* dst, const ampi_operand* v, size_
         else AMPI_K(clear)(planes + c * ld, n);
     AMPI_K(turn)(dst, AMPI_LANES, planes, ld * sizeof(float), AMP_F32, n);
 }
-/* An image's planes in this order, with margins. */
+/* Planes [plane, plane + channels) of an image for a depthwise convolution: pixel by pixel, the sixteen channels of a
+   pixel side by side, with zeros as margins. flat, planes: scratch. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(const ampi_operand* v, const ampi_channels* d, size_t plane, size_t channels,
                                            float* stage, float* flat, float* planes) {
     const ampi_unfold* g = v->image;
@@ -5265,6 +5266,8 @@ typedef struct ampi_convolution {
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
+/* An operand whose data begins `by` elements later. image: the geometry to write, if the operand is an image; it counts
+   the elements that are left. */
 AMPI_FN void ampi_operand_advance(ampi_operand* v, ampi_unfold* image, size_t by) {
     v->data = ampi_at(v->data, v->dtype, by);
     if (!v->image) return;
@@ -6183,6 +6186,8 @@ AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const
             }
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) y[l] = v[l];
 }
+/* The place of the first maximum of each of 16 planes in a window, or in the part of it that this tile holds: `at` is
+   that place, `best` the key of its element. begin: the window's first part. */
 AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_t* AMPI_RESTRICT best,
                                   const ampi_pool_part* u) {
     const float* x = u->x;
@@ -6682,7 +6687,7 @@ typedef struct ampi_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_sums;
 
-/* What an element adds: `sum`, and g * d to dot. */
+/* What one element adds to the sums that ampi_terms lists: `sum`, and g * d to dot. center: a mean in double. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
     ampi_term t;
@@ -6747,7 +6752,8 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
                             size_t rows, size_t n, int more),
             terms, s, y, x, q, rows, n, more)
 
-/* The same of columns, added to sum and dot. */
+/* Sums of columns, as ampi_terms lists them, added to sum and dot. Rows are n apart; whole groups of lanes are summed,
+   those behind column n for nobody. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
                                      const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
                                      const ampi_norm_args* q, size_t rows, size_t n) {

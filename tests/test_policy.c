@@ -144,11 +144,11 @@ static void test_styles(void) {
         refused(d, amp_style_name(d.style), amp_level_name(d.level));
     }
     d = level_desc(AMP_O1);
-    d.style = AMP_STYLE_COUNT;
+    d.style = (amp_style)AMP_STYLE_COUNT;
     refused(d, "style", "5");
     d.style = (amp_style)-1;
     refused(d, "style", "-1");
-    CHECK(strcmp(amp_style_name(AMP_STYLE_COUNT), "?") == 0 && strcmp(amp_style_name((amp_style)-1), "?") == 0);
+    CHECK(strcmp(amp_style_name((amp_style)AMP_STYLE_COUNT), "?") == 0 && strcmp(amp_style_name((amp_style)-1), "?") == 0);
 }
 
 static void test_unknown_values(void) {
@@ -257,7 +257,7 @@ static void test_list_errors(void) {
     amp_policy_desc d;
     refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_GELU, 1, "not both");
     refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_LINEAR, 1, "not both");
-    refused_lists(AMP_O1, AMP_OP_COUNT, 1, AMP_OP_GELU, 0, "not an operator");
+    refused_lists(AMP_O1, (amp_op)AMP_OP_COUNT, 1, AMP_OP_GELU, 0, "not an operator");
     refused_lists(AMP_O1, AMP_OP_GELU, 0, (amp_op)-1, 1, "not an operator");
     refused_lists(AMP_O2, AMP_OP_GELU, 0, (amp_op)1000, 1, "1000");
     refused_lists(AMP_O1, AMP_OP_INPUT, 1, AMP_OP_GELU, 0, "not an operator");
@@ -304,7 +304,7 @@ static void test_set_rule(void) {
     before = p;
     CHECK(amp_policy_set_rule(&p, AMP_OP_MSE, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_SOFTMAX_CROSS_ENTROPY, AMP_RULE_FOLLOW) == AMP_ERR_POLICY);
-    CHECK(amp_policy_set_rule(&p, AMP_OP_COUNT, AMP_RULE_LOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, (amp_op)AMP_OP_COUNT, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, (amp_op)-1, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)5) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)-1) == AMP_ERR_POLICY);
@@ -320,7 +320,7 @@ static void test_names(void) {
         { AMP_REASON_LEVEL, "level list" }, { AMP_REASON_WHITE, "white list" }, { AMP_REASON_BLACK, "black list" },
         { AMP_REASON_RULE, "set by hand" }, { AMP_REASON_KEEP_BN, "keep_batchnorm_fp32" }, { AMP_REASON_REGION, "region" },
         { AMP_REASON_PIN, "pinned" } };
-    amp_op op = AMP_OP_COUNT;
+    amp_op op = (amp_op)AMP_OP_COUNT;
     int i;
     for (i = 0; i < OPS; i++) {
         CHECK(strcmp(amp_op_name(table[i].op), table[i].name) == 0);
@@ -331,7 +331,7 @@ static void test_names(void) {
     CHECK(amp_op_from_name("", &op) == 0 && amp_op_from_name(NULL, &op) == 0
           && amp_op_from_name("relu", NULL) == 0);
     CHECK(amp_op_from_name("?", &op) == 0);
-    CHECK(strcmp(amp_op_name(AMP_OP_COUNT), "?") == 0 && strcmp(amp_op_name((amp_op)-1), "?") == 0);
+    CHECK(strcmp(amp_op_name((amp_op)AMP_OP_COUNT), "?") == 0 && strcmp(amp_op_name((amp_op)-1), "?") == 0);
     CHECK(strcmp(amp_rule_name(AMP_RULE_LOW), "LOW") == 0 && strcmp(amp_rule_name(AMP_RULE_FP32), "FP32") == 0);
     CHECK(strcmp(amp_rule_name(AMP_RULE_PROMOTE), "PROMOTE") == 0
           && strcmp(amp_rule_name(AMP_RULE_FOLLOW), "FOLLOW") == 0);

@@ -524,7 +524,7 @@ static void preset_names(void) {
     CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_PYTORCH), "pytorch") == 0);
     CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_MINDSPORE_MANAGER), "mindspore_manager") == 0);
     CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_STATIC), "static") == 0);
-    CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_PRESET_COUNT), "?") == 0);
+    CHECK(strcmp(amp_scaler_preset_name((amp_scaler_preset)AMP_SCALER_PRESET_COUNT), "?") == 0);
     CHECK(strcmp(amp_scaler_preset_name((amp_scaler_preset)-1), "?") == 0);
 }
 
