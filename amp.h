@@ -2789,19 +2789,20 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
         channel = 1;
     }
 }
-/* The stage of sixteen channels, side by side, for depthwise convolutions. */
-typedef struct ampi_channels { size_t rows, pitch, table, result, flat, floats; } ampi_channels;
+/* Scratch memory for sixteen channels of a depthwise convolution, which lie side by side. It begins with the place of
+   each kernel position in `stage`; then weights or sums for them, the pixels of y or dy, the stage, which is an image
+   with margins of zeros, and planes of y. */
+typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
-    const size_t plane = ampi_round_up((size_t)g->height * (size_t)g->width, AMPI_LANES);
-    const size_t pixels = ampi_round_up(g->pixels, AMPI_LANES);
+    const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->rows - 1) * (size_t)g->step_h + g->span_h + 1;
     d.pitch = ((g->cols - 1) * (size_t)g->step_w + g->span_w + 1) * AMPI_LANES;
-    d.table = ampi_round_up(g->taps, AMPI_LANES);
-    d.result = pixels * AMPI_LANES;
-    d.flat = plane * AMPI_LANES;
-    d.floats = d.table + g->taps * AMPI_LANES + d.result + d.flat + d.rows * d.pitch
-               + AMPI_LANES * (ampi_max_size(plane, pixels) + 2 * AMPI_PAD);
+    d.weights = taps;
+    d.pixels = d.weights + taps * AMPI_LANES;
+    d.stage = d.pixels + pixels * AMPI_LANES;
+    d.planes = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
+    d.floats = d.planes + AMPI_LANES * (pixels + AMPI_PAD);
     return d;
 }
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
@@ -3569,17 +3570,23 @@ AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype 
 
 /* --- packing --- */
 
-/* dst[p][i] = src[i][p], 16 rows of k, `step` bytes apart; k is rounded up to whole vectors. */
-AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t k) {
+/* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
+   whole vectors. */
+AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
+                                 size_t k) {
     const size_t size = ampi_type_size(t);
-    float tail[AMPI_LANES][AMPI_LANES];
+    float block[AMPI_LANES][AMPI_LANES];
     size_t p, i;
-    for (p = 0; p + AMPI_LANES <= k; p += AMPI_LANES)
-        AMPI_K(transpose)(dst + p * ldd, ldd, (const char*)src + p * size, step, t);
-    if (p == k) return;
-    for (i = 0; i < AMPI_LANES; i++)
-        AMPI_K(store)(tail[i], AMPI_K(load_part)((const char*)src + i * step + p * size, t, k - p));
-    AMPI_K(transpose)(dst + p * ldd, ldd, tail, sizeof tail[0], AMP_F32);
+    for (p = 0; p < k; p += AMPI_LANES) {
+        const char* from = (const char*)src + p * size;
+        if (rows == AMPI_LANES && k - p >= AMPI_LANES) {
+            AMPI_K(transpose)(dst + p * ldd, ldd, from, step, t);
+            continue;
+        }
+        for (i = 0; i < AMPI_LANES; i++)
+            AMPI_K(store)(block[i], i < rows ? AMPI_K(load_any)(from + i * step, t, k - p) : AMPI_K(zero)());
+        AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
+    }
 }
 /* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
 AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
@@ -3598,15 +3605,12 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     if (k == 0) return;                                     /* B may be NULL then */
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
-        if (n - j >= AMPI_LANES && !b->image) {
-            const char* from = (const char*)b->data + ((j0 + j) * b->ld + k0) * size;
-            AMPI_K(turn)(to, AMPI_K(nr), from, b->ld * size, b->dtype, k);
-            continue;
-        }
         here = ampi_min_size(n - j, AMPI_LANES);
-        AMPI_K(rows)(room->line, ld, b, j0 + j, here, k0, k, room);
-        for (i = here; i < AMPI_LANES; i++) AMPI_K(clear)(room->line + i * ld, k);
-        AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, k);
+        if (b->image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
+        if (b->image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k);
+        else
+            AMPI_K(turn)(to, AMPI_K(nr), (const char*)b->data + ((j0 + j) * b->ld + k0) * size, b->ld * size, b->dtype,
+                         here, k);
     }
     for (p = 0; p < k && !b->along_k && b->image; p += here) {
         here = AMPI_LANES - (b->image->taps < AMPI_LANES ? AMPI_LANES % b->image->taps : 0);
@@ -3825,36 +3829,23 @@ AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks
 
 /* --- depthwise convolution: sixteen channels side by side --- */
 
-/* Pixels [0, n) of 16 planes that begin at element `plane`, a pixel's channels side by side; where there are fewer, the
-   others are 0. planes: room for 16 of n + pad floats. */
-AMPI_KERNEL_FN void AMPI_K(turn_planes)(float* dst, const ampi_operand* v, size_t plane, size_t channels,
-                                        size_t n, float* planes) {
-    const size_t size = ampi_type_size(v->dtype), ld = ampi_round_up(n, AMPI_LANES) + AMPI_PAD;
-    const char* from = (const char*)v->data + plane * size;
-    size_t c;
-    if (channels == AMPI_LANES) { AMPI_K(turn)(dst, AMPI_LANES, from, v->image->plane * size, v->dtype, n); return; }
-    for (c = 0; c < AMPI_LANES; c++)
-        if (c < channels) AMPI_K(widen)(planes + c * ld, from + c * v->image->plane * size, v->dtype, n);
-        else AMPI_K(clear)(planes + c * ld, n);
-    AMPI_K(turn)(dst, AMPI_LANES, planes, ld * sizeof(float), AMP_F32, n);
-}
-/* Planes [plane, plane + channels) of an image for a depthwise convolution: pixel by pixel, the sixteen channels of a
-   pixel side by side, with zeros as margins. flat, planes: scratch. */
-AMPI_KERNEL_FN void AMPI_K(stage_channels)(const ampi_operand* v, const ampi_channels* d, size_t plane, size_t channels,
-                                           float* stage, float* flat, float* planes) {
+/* Up to 16 planes of an image from element `plane` on, as the stage of a depthwise convolution; see ampi_channels. What
+   turn writes behind a row, the next rows overwrite. */
+AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
+                                           size_t channels) {
     const ampi_unfold* g = v->image;
-    const size_t width = (size_t)g->width, left = g->low_w < 0 ? (size_t)-g->low_w : 0,
-                 skip = g->low_w > 0 ? (size_t)g->low_w : 0;
-    const size_t columns = d->pitch / AMPI_LANES;
-    size_t y, x;
-    AMPI_K(clear)(stage, d->rows * d->pitch);
-    AMPI_K(turn_planes)(flat, v, plane, channels, (size_t)g->height * width, planes);
-    for (y = 0; y < d->rows; y++) {
-        const int64_t source = (int64_t)y + g->low_h;
-        if (source < 0 || source >= g->height) continue;
-        for (x = 0; left + x < columns && skip + x < width; x++)
-            AMPI_K(store)(stage + y * d->pitch + (left + x) * AMPI_LANES,
-                          AMPI_K(load)(flat + ((size_t)source * width + skip + x) * AMPI_LANES));
+    const size_t size = ampi_type_size(v->dtype);
+    const ampi_row_pixels row = ampi_row_pixels_of(g->width, g->low_w, 1, d->pitch / AMPI_LANES);
+    const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
+    size_t i;
+    for (i = 0; i < d->rows; i++, stage += d->pitch) {
+        const int64_t y = (int64_t)i + g->low_h;
+        if (y < 0 || y >= g->height || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
+        AMPI_K(clear)(stage, left);
+        AMPI_K(turn)(stage + left, AMPI_LANES,
+                     (const char*)v->data + (plane + (size_t)y * (size_t)g->width + row.first) * size, g->plane * size,
+                     v->dtype, channels, row.inside);
+        AMPI_K(clear)(stage + end, d->pitch - end);
     }
 }
 /* y[pixel] = sum over the kernel positions of w[tap] * x[pixel + at[tap]], each lane a channel; `pixels` is a constant
@@ -3880,14 +3871,13 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
     const size_t ld = ampi_round_up(g->pixels, AMPI_LANES) + AMPI_PAD;
     uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const w = scratch + d.table, *const y = w + g->taps * AMPI_LANES, *const flat = y + d.result;
-    float *const stage = flat + d.flat, *const planes = stage + d.rows * d.pitch;
-    size_t t, c, i, j, here;
+    float *const w = scratch + d.weights, *const y = scratch + d.pixels, *const stage = scratch + d.stage;
+    float* const planes = scratch + d.planes;
+    size_t i, j, here;
     ampi_channels_table(g, &d, at);
-    for (t = 0; t < g->taps; t++)
-        for (c = 0; c < AMPI_LANES; c++)
-            w[t * AMPI_LANES + c] = c < channels ? ((const float*)s->a.data)[(channel + c) * g->taps + t] : 0.0f;
-    AMPI_K(stage_channels)(&s->b, &d, image * g->image + channel * g->plane, channels, stage, flat, planes);
+    AMPI_K(turn)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32, channels,
+                 g->taps);
+    AMPI_K(stage_channels)(stage, &s->b, &d, image * g->image + channel * g->plane, channels);
     for (i = 0; i < g->rows; i++)
         for (j = 0; j < g->cols; j += here) {
             const float* x = stage + i * (size_t)g->step_h * d.pitch + j * step;
@@ -3919,15 +3909,17 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, 
     const ampi_unfold *g = s->b.image, *out = s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
+    const size_t size = ampi_type_size(s->a.dtype);
     uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const sums = scratch + d.table, *const dy = sums + g->taps * AMPI_LANES, *const flat = dy + d.result;
-    float *const stage = flat + d.flat, *const planes = stage + d.rows * d.pitch;
-    size_t n, y, t, c, i, here;
+    float *const sums = scratch + d.weights, *const dy = scratch + d.pixels, *const stage = scratch + d.stage;
+    float weights[AMPI_LANES][AMPI_LANES];
+    size_t n, y, t, c, here;
     ampi_channels_table(g, &d, at);
     AMPI_K(clear)(sums, g->taps * AMPI_LANES);
     for (n = 0; n < images; n++) {
-        AMPI_K(stage_channels)(&s->b, &d, n * g->image + channel * g->plane, channels, stage, flat, planes);
-        AMPI_K(turn_planes)(dy, &s->a, n * out->image + channel * out->plane, channels, out->pixels, planes);
+        AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
+        AMPI_K(turn)(dy, AMPI_LANES, (const char*)s->a.data + (n * out->image + channel * out->plane) * size,
+                     out->plane * size, s->a.dtype, channels, out->pixels);
         for (y = 0; y < g->rows; y++)
             for (t = 0; t < g->taps; t += here) {
                 const float *x = stage + y * (size_t)g->step_h * d.pitch, *row = dy + y * g->cols * AMPI_LANES;
@@ -3936,13 +3928,12 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, 
                 else AMPI_K(depthwise_taps)(1, row, g->cols, x, step, at + t, sums + t * AMPI_LANES);
             }
     }
-    for (c = 0; c < channels; c++)
-        for (t = 0; t < g->taps; t += here) {
-            float row[AMPI_LANES];
-            here = ampi_min_size(g->taps - t, AMPI_LANES);
-            for (i = 0; i < here; i++) row[i] = sums[(t + i) * AMPI_LANES + c];
-            AMPI_K(store_run)(&s->c, (channel + c) * g->taps + t, t, row, here, AMPI_K(set1)(-0.0f));
-        }
+    for (t = 0; t < g->taps; t += AMPI_LANES) {
+        AMPI_K(transpose)(weights[0], AMPI_LANES, sums + t * AMPI_LANES, sizeof weights[0], AMP_F32);
+        for (c = 0; c < channels; c++)
+            AMPI_K(store_run)(&s->c, (channel + c) * g->taps + t, t, weights[c],
+                              ampi_min_size(g->taps - t, AMPI_LANES), AMPI_K(set1)(-0.0f));
+    }
 }
 
 /* --- sums over a batch (gradients of biases) --- */
@@ -4112,19 +4103,7 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
 
 /* tile[i][l] = element i of row l, for n elements of up to 16 rows that are `step` bytes apart; other lanes are 0. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n) {
-    const size_t size = t == AMP_F32 ? 4 : 2;
-    float block[AMPI_LANES][AMPI_LANES];
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
-        const char* from = (const char*)x + i * size;
-        if (rows == AMPI_LANES && n - i >= AMPI_LANES) {
-            AMPI_K(transpose)(tile, AMPI_LANES, from, step, t);
-            continue;
-        }
-        for (l = 0; l < AMPI_LANES; l++)
-            AMPI_K(store)(block[l], l < rows ? AMPI_K(load_any)(from + l * step, t, n - i) : AMPI_K(zero)());
-        AMPI_K(transpose)(tile, AMPI_LANES, block[0], sizeof block[0], AMP_F32);
-    }
+    AMPI_K(turn)(tile, AMPI_LANES, x, step, t, rows, n);
 }
 /* And back, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
@@ -5486,9 +5465,6 @@ AMPI_FN size_t ampi_conv2d_shares(const ampi_convolution* v, size_t tasks) {
 }
 /* Is each channel a group with one output? */
 AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) { return v->b.channels == 1 && v->s.m == 1 && v->groups > 1; }
-AMPI_FN size_t ampi_depthwise_floats(const ampi_convolution* v) {
-    return ampi_round_up(ampi_channels_of(&v->b).floats, AMPI_LANES);
-}
 /* Sixteen channels of one image after the other. */
 AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
                                   size_t shares, float* scratch) {
@@ -5500,7 +5476,7 @@ AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution*
 }
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
-    const size_t weights = ampi_wide_weights(v), floats = ampi_depthwise_floats(v);
+    const size_t weights = ampi_wide_weights(v), floats = ampi_channels_of(&v->b).floats;
     const size_t shares = ampi_conv2d_shares(v, ampi_div_up(v->groups, AMPI_LANES) * v->images);
     ampi_convolution wide = *v;
     float* memory;
@@ -5570,7 +5546,7 @@ AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* 
     v.a.channels = v.b.channels = (size_t)c->s.channels;
     v.s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v.a);
     v.s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v.b);
-    floats = ampi_depthwise_floats(&v);
+    floats = ampi_channels_of(&v.b).floats;
     shares = ampi_min_size(ampi_gemm_threads(v.groups, c->taps, v.s.k), blocks);
     if (ampi_room(exec) < shares * floats) return 0;
     memory = ampi_align64(exec->workspace);
@@ -5609,7 +5585,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
    each with scratch memory of its own, which ampi_gemm_floats counts itself. */
 AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
     const size_t blocks = ampi_div_up(v->groups, AMPI_LANES) * v->images, product = ampi_gemm_floats(&v->s);
-    const size_t depthwise = ampi_is_depthwise(v) ? ampi_conv2d_shares(v, blocks) * ampi_depthwise_floats(v) : 0;
+    const size_t depthwise = ampi_is_depthwise(v) ? ampi_conv2d_shares(v, blocks) * ampi_channels_of(&v->b).floats : 0;
     ampi_convolution in_place = *v;
     in_place.s.b.image = &in_place.b;
     ampi_read_in_place(&in_place);
@@ -5636,7 +5612,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     floats = ampi_max_size(floats, ampi_gemm_floats(&v.s));
     if (c.cg == 1 && c.og == 1 && c.s.groups > 1) {
         ampi_conv2d_y(&v, &c, &none);
-        floats = ampi_max_size(floats, ampi_threads() * ampi_depthwise_floats(&v));
+        floats = ampi_max_size(floats, ampi_threads() * ampi_channels_of(&v.b).floats);
     }
     return floats * sizeof(float) + 256;
 }
