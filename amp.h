@@ -2505,21 +2505,24 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
   #define AMPI_UNROLL
 #endif
 
+/* A side, height or width, of a convolution's image. Grid pixel i and kernel position j meet at source pixel
+   i * step + first + j * next; beyond the source's `size` pixels lie margins of zeros. */
+typedef struct ampi_side {
+    size_t count, taps;                /* grid pixels; kernel positions in use */
+    int    first, next, step, size;
+    int    low;                        /* the least of first + j * next */
+    size_t span;                       /* from there to the greatest */
+    size_t phases, over, padded;       /* of a padded plane, see ampi_side_of */
+} ampi_side;
 /* A convolution's image as a matrix that is never formed (im2col). Row channel * kernel positions + kernel position,
    column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 beyond the margins.
    Forward the pixels are those of y and the source is x; for the input gradient they are one phase of the pixels of dx,
    those that the stride lets meet the same kernel positions, and the source is dy. */
 typedef struct ampi_unfold {
-    size_t rows, cols, pixels;         /* the grid of columns of one image; pixels = rows * cols */
-    size_t taps_h, taps_w, taps;       /* kernel positions in use */
-    int    first_h, next_h, step_h;    /* source row = grid row * step_h + first_h + kernel row * next_h */
-    int    first_w, next_w, step_w;
-    int    height, width;              /* of a source plane */
+    ampi_side h, w;
+    size_t pixels, taps;               /* of the grid of one image; kernel positions in use */
     size_t channels, plane, image;     /* elements from one channel, one image to the next */
     size_t elements;                   /* of the whole source, from data on */
-    int    low_h, low_w;               /* the least offset of a kernel row, of a kernel column */
-    size_t span_h, span_w;             /* from there to the greatest */
-    size_t padded_h, padded_w;         /* sides of a padded plane, see ampi_pad_planes */
     int    in_place;                   /* the grid is that of the padded planes, which the micro-kernel reads */
 } ampi_unfold;
 
@@ -2547,9 +2550,9 @@ AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
-    int         along_k;
+    int         along_k, is_image;
     size_t      ld;                    /* a matrix: elements from one run to the next */
-    const ampi_unfold* image;          /* not NULL: run r is row r of this */
+    ampi_unfold image;                 /* if is_image, run r is row r of this */
     /* Weights of an input gradient, taps > 0: run c is, output by output, the weights of channel c at the kernel
        positions in use. next_h, next_w, output: elements from one kernel row, kernel column, output to the next. */
     size_t      taps, taps_w, next_h, next_w, output;
@@ -2587,10 +2590,16 @@ typedef struct ampi_product {
    vdpbf16ps, which adds that product first, or for the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* The blocking of a product, in BLIS's terms: kc deep panels, macro-tiles of mc x nc. If k needs several blocks, the
-   sums of `tall` rows x nc columns stay in scratch memory from one block to the next. packed: floats of a block of B;
-   line: floats for packing; padded: floats of a padded copy of an image, 0 where it would be too large. */
-typedef struct ampi_blocks { size_t mc, nc, kc, tall, packed, line, padded; } ampi_blocks;
+/* How a product is computed. Threads take `shares` of its `units`, which are micro-tiles of columns, or of rows where
+   there are more of these. A share goes by blocks, in BLIS's terms: kc deep panels, macro-tiles of mc x nc. If k has
+   several blocks, the sums of `tall` rows x nc columns stay in scratch memory from one block to the next. packed: the
+   floats of a block of B; line: those for packing; padded: those of a padded copy of an image, 0 where it would be too
+   large; floats: all that a share needs. */
+typedef struct ampi_plan {
+    size_t shares, units, unit;
+    int by_rows;
+    size_t mc, nc, kc, tall, packed, line, padded, floats;
+} ampi_plan;
 /* Scratch memory for packing: lines, and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
 
@@ -2695,11 +2704,12 @@ AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float
 /* What a pass offers. mr x nr: the micro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
-    void (*product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m, size_t j0, size_t n,
+    void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
                     float* scratch);
     void (*depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch);
     void (*depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch);
-    void (*kernel_row)(float* dst, const ampi_operand* w, size_t channel, size_t at, size_t count);
+    void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
+                 const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
     void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
@@ -2735,59 +2745,52 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
 }
 
 /* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
-   kernel meets, so that 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel position. The
-   planes of all images follow each other: place (image * padded_h + row) * padded_w + column. */
-AMPI_FN size_t ampi_phases_h(const ampi_unfold* g) { return ampi_min_size((size_t)g->step_h, g->span_h + 1); }
-AMPI_FN size_t ampi_phases_w(const ampi_unfold* g) { return ampi_min_size((size_t)g->step_w, g->span_w + 1); }
-/* One side of a padded plane: `count` pixels, and what the kernel sees behind the last. As far as this margin and the
+   kernel meets (`phases` of a side), so that 16 neighbouring pixels of a grid row see 16 neighbouring floats at each
+   kernel position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A
+   side has its `count` pixels and the `over` ones that the kernel sees behind the last; as far as this margin and the
    one before the next row or image are zeros, they are one. */
-AMPI_FN size_t ampi_padded_side(size_t count, int size, int low, size_t span, int step) {
-    const size_t all = count + span / (size_t)step, before = low < 0 ? (size_t)(-(int64_t)low / step) : 0;
-    const size_t end = size > low ? (size_t)(((int64_t)size - low + step - 1) / step) : 0;
-    return ampi_max_size(count, ampi_min_size(all, ampi_max_size(end, all > before ? all - before : 0)));
-}
-AMPI_FN void ampi_pad_planes(ampi_unfold* g) {
-    if (g->taps == 0) return;
-    g->span_h = (g->taps_h - 1) * (size_t)(g->next_h < 0 ? -g->next_h : g->next_h);
-    g->span_w = (g->taps_w - 1) * (size_t)(g->next_w < 0 ? -g->next_w : g->next_w);
-    g->low_h = g->next_h < 0 ? g->first_h - (int)g->span_h : g->first_h;
-    g->low_w = g->next_w < 0 ? g->first_w - (int)g->span_w : g->first_w;
-    g->padded_h = ampi_padded_side(g->rows, g->height, g->low_h, g->span_h, g->step_h);
-    g->padded_w = ampi_padded_side(g->cols, g->width, g->low_w, g->span_w, g->step_w);
+AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, int step, int size) {
+    ampi_side s;
+    size_t before, end;
+    s.count = count; s.taps = taps;
+    s.first = first; s.next = next; s.step = step; s.size = size;
+    s.span = taps > 1 ? (taps - 1) * (size_t)(next < 0 ? -next : next) : 0;
+    s.low = next < 0 ? first - (int)s.span : first;
+    s.phases = ampi_min_size((size_t)step, s.span + 1);
+    s.over = s.span / (size_t)step;
+    before = s.low < 0 ? (size_t)(-(int64_t)s.low / step) : 0;
+    end = size > s.low ? (size_t)(((int64_t)size - s.low + step - 1) / step) : 0;
+    s.padded = count + s.over;
+    end = ampi_max_size(end, s.padded > before ? s.padded - before : 0);
+    s.padded = ampi_max_size(count, ampi_min_size(s.padded, end));
+    return s;
 }
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if they are over `most`. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
-    const double wide = (double)g->padded_w, planes = (double)ampi_phases_h(g) * (double)ampi_phases_w(g);
-    const size_t rows_over = g->span_h / (size_t)g->step_h, columns_over = g->span_w / (size_t)g->step_w;
-    const double reach = (double)rows_over * wide + (double)columns_over;
-    const double gaps = (double)ampi_div_up(n, g->cols) * (wide - (double)g->cols)
-                        + (double)ampi_div_up(n, g->pixels) * (double)(g->padded_h - g->rows) * wide;
-    const double floats = (double)channels * planes * ((double)n + gaps + reach + 4 * AMPI_LANES);
+    const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
+    const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
+                        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
+    const double floats = (double)channels * (double)g->h.phases * (double)g->w.phases
+                          * ((double)n + gaps + reach + 4 * AMPI_LANES);
     return floats <= (double)most ? (size_t)floats : 0;
 }
 /* The place of a column of the grid. */
 AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
     const size_t image = column / g->pixels, pixel = column % g->pixels;
-    return (image * g->padded_h + pixel / g->cols) * g->padded_w + pixel % g->cols;
+    return (image * g->h.padded + pixel / g->w.count) * g->w.padded + pixel % g->w.count;
 }
 /* at[i]: where row first + i of the unfolded image begins in a padded copy whose planes are `step` floats apart. */
 AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, size_t rows, uint32_t* at) {
-    const size_t high = ampi_phases_h(g), wide = ampi_phases_w(g);
-    const uint32_t sh = (uint32_t)g->step_h, sw = (uint32_t)g->step_w;
-    size_t i, channel = 0, h = first % g->taps / g->taps_w, w = first % g->taps_w;
-    for (i = 0; i < rows; i++) {
-        const uint32_t y = (uint32_t)(g->first_h + (int)h * g->next_h - g->low_h);
-        const uint32_t x = (uint32_t)(g->first_w + (int)w * g->next_w - g->low_w);
-        const size_t plane = (channel * high + y % sh) * wide + x % sw;
-        at[i] = i >= g->taps ? at[i - g->taps] + (uint32_t)(high * wide * step)
-                             : (uint32_t)(plane * step + y / sh * g->padded_w + x / sw);
-        if (++w < g->taps_w) continue;
-        w = 0;
-        if (++h < g->taps_h) continue;
-        h = 0;
-        channel = 1;
+    const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
+    size_t i;
+    for (i = 0; i < ampi_min_size(rows, g->taps); i++) {
+        const size_t tap = (first + i) % g->taps, plane = first % g->taps + i < g->taps ? 0 : g->h.phases;
+        const uint32_t y = (uint32_t)(g->h.first + (int)(tap / g->w.taps) * g->h.next - g->h.low);
+        const uint32_t x = (uint32_t)(g->w.first + (int)(tap % g->w.taps) * g->w.next - g->w.low);
+        at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded + x / sw);
     }
+    for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
 /* Scratch memory for sixteen channels of a depthwise convolution, which lie side by side. It begins with the place of
    each kernel position in `stage`; then weights or sums for them, the pixels of y or dy, the stage, which is an image
@@ -2796,8 +2799,8 @@ typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, plane
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
-    d.rows = (g->rows - 1) * (size_t)g->step_h + g->span_h + 1;
-    d.pitch = ((g->cols - 1) * (size_t)g->step_w + g->span_w + 1) * AMPI_LANES;
+    d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
+    d.pitch = ((g->w.count - 1) * (size_t)g->w.step + g->w.span + 1) * AMPI_LANES;
     d.weights = taps;
     d.pixels = d.weights + taps * AMPI_LANES;
     d.stage = d.pixels + pixels * AMPI_LANES;
@@ -2807,10 +2810,10 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
 }
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
-    for (h = 0; h < g->taps_h; h++)
-        for (w = 0; w < g->taps_w; w++)
-            *at++ = (uint32_t)((size_t)(g->first_h + (int)h * g->next_h - g->low_h) * d->pitch
-                               + (size_t)(g->first_w + (int)w * g->next_w - g->low_w) * AMPI_LANES);
+    for (h = 0; h < g->h.taps; h++)
+        for (w = 0; w < g->w.taps; w++)
+            *at++ = (uint32_t)((size_t)(g->h.first + (int)h * g->h.next - g->h.low) * d->pitch
+                               + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
 }
 
 #if AMPI_X86
@@ -3445,13 +3448,13 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
    are written. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
                                        const ampi_row_pixels* row) {
-    const ampi_unfold* g = v->image;
+    const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     float floats[4 * AMPI_LANES];
     size_t i, l;
-    if (y < 0 || y >= g->height || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
+    if (y < 0 || y >= g->h.size || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
     AMPI_K(margin)(dst, row->left);
-    plane += (size_t)y * (size_t)g->width + row->first;
+    plane += (size_t)y * (size_t)g->w.size + row->first;
     for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * row->step) {
         const char* src = (const char*)v->data + plane * size;
         float* const to = dst + row->left + i;
@@ -3470,22 +3473,22 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
    each are written. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, size_t step, const ampi_operand* v, size_t channel, size_t channels,
                                 size_t from, size_t count) {
-    const ampi_unfold* g = v->image;
-    const size_t high = ampi_phases_h(g), wide = ampi_phases_w(g);
-    size_t p, here, c, h, w, x = from % g->padded_w, row = from / g->padded_w % g->padded_h;
-    size_t plane = from / g->padded_w / g->padded_h * g->image + channel * g->plane;
+    const ampi_unfold* g = &v->image;
+    const size_t high = g->h.phases, wide = g->w.phases;
+    size_t p, here, c, h, w, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
+    size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
     for (p = 0; p < count; p += here, x = 0) {
-        const int64_t y = plane < g->elements ? (int64_t)row * g->step_h + g->low_h : g->height;
-        here = ampi_min_size(g->padded_w - x, count - p);
+        const int64_t y = plane < g->elements ? (int64_t)row * g->h.step + g->h.low : g->h.size;
+        here = ampi_min_size(g->w.padded - x, count - p);
         for (w = 0; w < wide; w++) {
             const ampi_row_pixels pixels =
-                ampi_row_pixels_of(g->width, (int64_t)(x * (size_t)g->step_w + w) + g->low_w, g->step_w, here);
+                ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step + w) + g->w.low, g->w.step, here);
             for (c = 0; c < channels; c++)
                 for (h = 0; h < high; h++)
                     AMPI_K(source_row)(dst + ((c * high + h) * wide + w) * step + p, v, plane + c * g->plane,
                                        y + (int64_t)h, &pixels);
         }
-        if (++row < g->padded_h) continue;
+        if (++row < g->h.padded) continue;
         row = 0;
         plane += g->image;
     }
@@ -3493,27 +3496,27 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, size_t step, const ampi_operand* v, 
 /* The padded copy that rows [first, first + rows) of an unfolded image need in `count` columns, and its table. */
 AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
                                      size_t column, size_t count) {
-    const ampi_unfold* g = v->image;
+    const ampi_unfold* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
-    const size_t places = to - from + g->span_h / (size_t)g->step_h * g->padded_w + g->span_w / (size_t)g->step_w;
+    const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
     const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES, channel = first / g->taps;
     ampi_padded_table(g, step, first, rows, at);
     AMPI_K(pad)(dst, step, v, channel, (first + rows - 1) / g->taps + 1 - channel, from, places);
 }
 /* Columns [column, column + count) of a row of an unfolded image, all in one row of the grid. */
 AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
-    const ampi_unfold* g = v->image;
+    const ampi_unfold* g = &v->image;
     const size_t pixel = column % g->pixels, tap = row % g->taps;
-    const int64_t y = (int64_t)(pixel / g->cols) * g->step_h + g->first_h + (int64_t)(tap / g->taps_w) * g->next_h;
-    const int64_t x = (int64_t)(pixel % g->cols) * g->step_w + g->first_w + (int64_t)(tap % g->taps_w) * g->next_w;
-    const ampi_row_pixels pixels = ampi_row_pixels_of(g->width, x, g->step_w, count);
+    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)(tap / g->w.taps) * g->h.next;
+    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)(tap % g->w.taps) * g->w.next;
+    const ampi_row_pixels pixels = ampi_row_pixels_of(g->w.size, x, g->w.step, count);
     AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
 }
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
    apart: from a padded copy, if room->padded holds it. Up to 15 floats behind each row are written. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
                                    size_t column, size_t count, const ampi_pack_room* room) {
-    const ampi_unfold* g = v->image;
+    const ampi_unfold* g = &v->image;
     const int copied = g->taps > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
     const size_t from = ampi_padded_place(g, column);
     uint32_t at[AMPI_KC];
@@ -3521,39 +3524,32 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
     if (copied) AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
     for (i = 0; i < count; i += high * wide) {              /* a part of a grid row, or some whole ones */
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
-        wide = ampi_min_size(g->cols - pixel % g->cols, count - i);
-        high = wide < g->cols || !copied ? 1 : ampi_min_size(g->rows - pixel / g->cols, (count - i) / wide);
+        wide = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
+        high = wide < g->w.count || !copied ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / wide);
         for (r = 0; r < rows && copied; r++)
             for (y = 0; y < high; y++)
                 for (j = 0; j < wide; j += AMPI_LANES)
                     AMPI_K(store)(dst + r * ld + i + y * wide + j,
-                                  AMPI_K(load)(room->padded + at[r] + place + y * g->padded_w + j));
+                                  AMPI_K(load)(room->padded + at[r] + place + y * g->w.padded + j));
         for (r = first; r < first + rows && !copied; r++)
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
 }
-/* Weights of channel `channel`, (output, kernel position) = at .. at + count. Up to 15 floats behind them are
-   written. */
+/* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
-    size_t from = at / v->taps * v->output + channel * v->ld, tap = at % v->taps, i = 0;
+    size_t from = at / v->taps * v->output + channel * v->ld;
+    size_t h = at % v->taps / v->taps_w, w = at % v->taps_w, i = 0;
     float floats[4 * AMPI_LANES];
-    for (; i < count; tap = 0, from += v->output) {
+    const int small = reach <= sizeof floats / sizeof *floats;
+    for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        size_t w = tap % v->taps_w, place = tap / v->taps_w * v->next_h + w * v->next_w;
-        if (tap == 0 && reach == v->taps) {                 /* all positions, which are neighbours */
-            AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
-            i += reach;
-            continue;
-        }
-        if (reach <= sizeof floats / sizeof *floats) AMPI_K(widen)(floats, kernel, v->dtype, reach);
-        for (; tap < v->taps && i < count; tap++, i++) {
-            dst[i] = reach <= sizeof floats / sizeof *floats ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
-            place += v->next_w;
-            if (++w < v->taps_w) continue;
-            w = 0;
-            place += v->next_h - v->taps_w * v->next_w;
-        }
+        if (small) AMPI_K(widen)(floats, kernel, v->dtype, reach);
+        for (; h < high && i < count; h++, w = 0)
+            for (; w < v->taps_w && i < count; w++) {
+                const size_t place = h * v->next_h + w * v->next_w;
+                dst[i++] = small ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
+            }
     }
 }
 /* Elements [at, at + count) of runs [first, first + runs) in FP32, runs `ld` floats apart. Up to 15 floats behind each
@@ -3561,12 +3557,11 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
                                  size_t count, const ampi_pack_room* room) {
     size_t r;
-    if (v->image) { AMPI_K(unfold)(dst, ld, v, first, runs, at, count, room); return; }
+    if (v->is_image) { AMPI_K(unfold)(dst, ld, v, first, runs, at, count, room); return; }
     for (r = first; r < first + runs; r++, dst += ld)
         if (v->taps) AMPI_K(kernel_row)(dst, v, r, at, count);
         else AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
 }
-AMPI_LANES_FN int AMPI_K(lies_in_fp32)(const ampi_operand* v) { return v->dtype == AMP_F32 && !v->image && !v->taps; }
 
 /* --- packing --- */
 
@@ -3606,19 +3601,19 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
-        if (b->image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
-        if (b->image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k);
+        if (b->is_image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
+        if (b->is_image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k);
         else
             AMPI_K(turn)(to, AMPI_K(nr), (const char*)b->data + ((j0 + j) * b->ld + k0) * size, b->ld * size, b->dtype,
                          here, k);
     }
-    for (p = 0; p < k && !b->along_k && b->image; p += here) {
-        here = AMPI_LANES - (b->image->taps < AMPI_LANES ? AMPI_LANES % b->image->taps : 0);
-        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image->taps, here));   /* whole channels */
+    for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
+        here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
+        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));   /* whole channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
         for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n);
     }
-    for (p = 0; p < k && !b->along_k && !b->image; p++)
+    for (p = 0; p < k && !b->along_k && !b->is_image; p++)
         AMPI_K(spread_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
@@ -3628,7 +3623,7 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, s
                                            int once, const ampi_pack_room* packing, size_t* row_step, size_t* k_step) {
     const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
     const size_t runs = a->along_k ? m : k, length = a->along_k ? k : m;
-    const int in_place = (once || a->along_k) && AMPI_K(lies_in_fp32)(a);
+    const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->taps;
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
     *row_step = a->along_k ? ld : 1;
     *k_step = a->along_k ? 1 : ld;
@@ -3760,16 +3755,16 @@ AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t
     (void)s;
     AMPI_K(micro)(rows, columns, u);
 }
-/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: ampi_blocks_floats. */
-AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
+/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats. */
+AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
                                     size_t j0, size_t n, float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
-    const int in_place = s->b.image && s->b.image->in_place && b->padded > 0;
+    const int in_place = s->b.image.in_place && b->padded > 0;
     /* Few rows: rows of B are read where they lie, in as many columns as L1 has room for sums; of columns a panel is
        packed and used while L1 holds it. */
-    const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.image && s->k > 0;
+    const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
     const int by_rows = few && !s->b.along_k;
     const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
@@ -3819,7 +3814,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_blocks* b,
 
 #if AMPI_PASS_PAIRS && AMPI_AMX
 /* The same with the matrix unit. */
-AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks* b, size_t i0, size_t m,
+AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
                                         size_t j0, size_t n, float* scratch) {
     AMPI_K(amx_open)();
     AMPI_K(product)(s, b, i0, m, j0, n, scratch);
@@ -3833,17 +3828,17 @@ AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_blocks
    turn writes behind a row, the next rows overwrite. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
                                            size_t channels) {
-    const ampi_unfold* g = v->image;
+    const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
-    const ampi_row_pixels row = ampi_row_pixels_of(g->width, g->low_w, 1, d->pitch / AMPI_LANES);
+    const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
     size_t i;
     for (i = 0; i < d->rows; i++, stage += d->pitch) {
-        const int64_t y = (int64_t)i + g->low_h;
-        if (y < 0 || y >= g->height || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
+        const int64_t y = (int64_t)i + g->h.low;
+        if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
         AMPI_K(clear)(stage, left);
         AMPI_K(turn)(stage + left, AMPI_LANES,
-                     (const char*)v->data + (plane + (size_t)y * (size_t)g->width + row.first) * size, g->plane * size,
+                     (const char*)v->data + (plane + (size_t)y * (size_t)g->w.size + row.first) * size, g->plane * size,
                      v->dtype, channels, row.inside);
         AMPI_K(clear)(stage + end, d->pitch - end);
     }
@@ -3866,9 +3861,9 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int pixels, const float* x, size_t ste
 /* One image of up to 16 channels from `channel` on: weights are FP32 rows of all channels, b the channels' planes. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch) {
     enum { most = AMPI_PASS_MR > 8 ? 8 : 4 };
-    const ampi_unfold* g = s->b.image;
+    const ampi_unfold* g = &s->b.image;
     const ampi_channels d = ampi_channels_of(g);
-    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
+    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->w.step * AMPI_LANES;
     const size_t ld = ampi_round_up(g->pixels, AMPI_LANES) + AMPI_PAD;
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const w = scratch + d.weights, *const y = scratch + d.pixels, *const stage = scratch + d.stage;
@@ -3878,11 +3873,11 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     AMPI_K(turn)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32, channels,
                  g->taps);
     AMPI_K(stage_channels)(stage, &s->b, &d, image * g->image + channel * g->plane, channels);
-    for (i = 0; i < g->rows; i++)
-        for (j = 0; j < g->cols; j += here) {
-            const float* x = stage + i * (size_t)g->step_h * d.pitch + j * step;
-            float* to = y + (i * g->cols + j) * AMPI_LANES;
-            here = g->cols - j >= most ? most : 1;
+    for (i = 0; i < g->h.count; i++)
+        for (j = 0; j < g->w.count; j += here) {
+            const float* x = stage + i * (size_t)g->h.step * d.pitch + j * step;
+            float* to = y + (i * g->w.count + j) * AMPI_LANES;
+            here = g->w.count - j >= most ? most : 1;
             if (here == most) AMPI_K(depthwise_tile)(most, x, step, w, at, g->taps, to);
             else AMPI_K(depthwise_tile)(1, x, step, w, at, g->taps, to);
         }
@@ -3906,9 +3901,9 @@ AMPI_LANES_FN void AMPI_K(depthwise_taps)(int taps, const float* dy, size_t pixe
 /* The weight gradient of up to 16 channels of a depthwise convolution from `channel` on: a is dy, b is x. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch) {
     enum { most = AMPI_PASS_MR > 8 ? 9 : AMPI_PASS_MR > 4 ? 5 : 3 };
-    const ampi_unfold *g = s->b.image, *out = s->a.image;
+    const ampi_unfold *g = &s->b.image, *out = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
-    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->step_w * AMPI_LANES;
+    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->w.step * AMPI_LANES;
     const size_t size = ampi_type_size(s->a.dtype);
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const sums = scratch + d.weights, *const dy = scratch + d.pixels, *const stage = scratch + d.stage;
@@ -3920,12 +3915,12 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, 
         AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
         AMPI_K(turn)(dy, AMPI_LANES, (const char*)s->a.data + (n * out->image + channel * out->plane) * size,
                      out->plane * size, s->a.dtype, channels, out->pixels);
-        for (y = 0; y < g->rows; y++)
+        for (y = 0; y < g->h.count; y++)
             for (t = 0; t < g->taps; t += here) {
-                const float *x = stage + y * (size_t)g->step_h * d.pitch, *row = dy + y * g->cols * AMPI_LANES;
+                const float *x = stage + y * (size_t)g->h.step * d.pitch, *row = dy + y * g->w.count * AMPI_LANES;
                 here = g->taps - t >= most ? most : 1;
-                if (here == most) AMPI_K(depthwise_taps)(most, row, g->cols, x, step, at + t, sums + t * AMPI_LANES);
-                else AMPI_K(depthwise_taps)(1, row, g->cols, x, step, at + t, sums + t * AMPI_LANES);
+                if (here == most) AMPI_K(depthwise_taps)(most, row, g->w.count, x, step, at + t, sums + t * AMPI_LANES);
+                else AMPI_K(depthwise_taps)(1, row, g->w.count, x, step, at + t, sums + t * AMPI_LANES);
             }
     }
     for (t = 0; t < g->taps; t += AMPI_LANES) {
@@ -4127,7 +4122,7 @@ static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
                                               AMPI_K(product),
                                               AMPI_K(depthwise),
                                               AMPI_K(depthwise_dw),
-                                              AMPI_K(kernel_row),
+                                              AMPI_K(rows),
                                               AMPI_K(column_sums),
                                               AMPI_K(lane_sums),
 #if AMPI_PASS_PAIRS
@@ -4694,46 +4689,46 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 enum { AMPI_MC = 96, AMPI_TALL = 768,
        AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
 
-/* Floats of scratch memory: a panel of A, a block of B, a line, the sums. */
-AMPI_FN size_t ampi_blocks_floats(const ampi_blocks* b, size_t k) {
-    return (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD) + b->packed + b->line + b->padded
-           + ((k > b->kc ? b->tall : b->mc) + AMPI_LANES) * (b->nc + AMPI_PAD) + AMPI_LANES;
-}
 /* Threads that a product is worth: an element brought from memory counts as 4 multiplications. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* How a product is dealt to threads: by columns, in micro-tiles, or by rows where there are more of these. */
-typedef struct ampi_deal { size_t shares, units, unit; int by_rows; } ampi_deal;
-AMPI_FN ampi_deal ampi_deal_of(const ampi_kernels* g, const ampi_product* s) {
-    const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
-    ampi_deal d;
-    d.by_rows = rows > columns;
-    d.unit = d.by_rows ? g->mr : g->nr;
-    d.units = d.by_rows ? rows : columns;
-    d.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), d.units);
-    return d;
-}
-/* Blocks for a share of a product, `cut` times halved. Blocks of k are of about the same depth. */
-AMPI_FN ampi_blocks ampi_blocks_of(const ampi_kernels* g, const ampi_deal* d, const ampi_product* s, int cut) {
-    const size_t each = ampi_div_up(d->units, d->shares) * d->unit;
-    const size_t m = d->by_rows ? ampi_min_size(s->m, each) : s->m, n = d->by_rows ? s->n : ampi_min_size(s->n, each);
+/* Blocks for a share of m x n, `cut` times halved. Blocks of k are of about the same depth. Scratch memory: a panel of
+   A, a block of B, a line, a padded copy, the sums. */
+AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
-    const size_t tall = ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc);
-    ampi_blocks b;
-    b.kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
-    b.nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
-    b.mc = ampi_min_size(m, mc);
-    b.tall = ampi_min_size(m, tall);
-    b.line = AMPI_LANES * (ampi_max_size(b.kc, s->b.image ? b.nc : 0) + 2 * AMPI_PAD);
-    b.packed = b.kc * b.nc;
-    b.padded = 0;
-    if (s->a.image) b.padded = ampi_padded_floats(s->a.image, b.mc, b.kc, 2 * b.packed);
-    else if (s->b.image) b.padded = ampi_padded_floats(s->b.image, b.kc, b.nc, 2 * b.packed);
-    if (s->b.image && s->b.image->in_place && b.padded > 0) b.packed = 0;
-    return b;
+    const ampi_operand *a = &s->a, *b = &s->b;
+    p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
+    p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
+    p->mc = ampi_min_size(m, mc);
+    p->tall = ampi_min_size(m, ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc));
+    p->line = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
+    p->packed = p->kc * p->nc;
+    p->padded = 0;
+    if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
+    else if (b->is_image) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
+    if (b->image.in_place && p->padded > 0) p->packed = 0;
+    p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
+                + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
+}
+/* The plan of a product with large blocks, or with those that `room` floats or else the stack hold. */
+AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
+    const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
+    ampi_plan p;
+    size_t each;
+    int cut = 0;
+    memset(&p, 0, sizeof p);
+    p.by_rows = rows > columns;
+    p.unit = p.by_rows ? g->mr : g->nr;
+    p.units = p.by_rows ? rows : columns;
+    p.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), p.units);
+    each = ampi_div_up(p.units, p.shares) * p.unit;
+    do ampi_plan_blocks(&p, g, s, p.by_rows ? ampi_min_size(s->m, each) : s->m,
+                        p.by_rows ? s->n : ampi_min_size(s->n, each), cut);
+    while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
+    return p;
 }
 /* Are the sums of products of two bfloat16 whose least exponent fields are a and b never subnormal, which vdpbf16ps
    takes as zero? All are multiples of 2^(a - 127 - 7 + b - 127 - 7), which is at least 2^-126 then. */
@@ -4742,7 +4737,7 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
     size_t r;
-    if (v->image) return g->least_exponent(x, v->image->elements);
+    if (v->is_image) return g->least_exponent(x, v->image.elements);
     for (r = 0; r < runs; r++) {
         const unsigned one = g->least_exponent(x + r * v->ld, length);
         if (one < least) least = one;
@@ -4751,8 +4746,9 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
 }
 /* How a product is packed. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
-    const int matrices = !s->a.image && !s->b.image && !s->a.taps;
-    if (!matrices && (!s->b.image || s->b.image->in_place || s->b.along_k || s->a.taps || s->m <= AMPI_PAIRED_ROWS))
+    const int matrices = !s->a.is_image && !s->b.is_image && !s->a.taps;
+    if (!matrices
+        && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.taps || s->m <= AMPI_PAIRED_ROWS))
         return AMPI_FP32;
     if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
@@ -4762,49 +4758,39 @@ AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const a
             ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n))) return AMPI_FP32;
     return AMPI_PAIRS_OF_BF16;
 }
-AMPI_FN void ampi_deal_run(const ampi_kernels* g, const ampi_product* s, const ampi_deal* d, const ampi_blocks* b,
-                           size_t share, float* scratch) {
-    const size_t from = ampi_share(d->units, d->shares, share) * d->unit;
-    const size_t to = ampi_min_size(ampi_share(d->units, d->shares, share + 1) * d->unit, d->by_rows ? s->m : s->n);
-    void (*product)(const ampi_product*, const ampi_blocks*, size_t, size_t, size_t, size_t, float*) = g->product;
+AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share,
+                            float* scratch) {
+    const size_t from = ampi_share(p->units, p->shares, share) * p->unit;
+    const size_t to = ampi_min_size(ampi_share(p->units, p->shares, share + 1) * p->unit, p->by_rows ? s->m : s->n);
+    void (*product)(const ampi_product*, const ampi_plan*, size_t, size_t, size_t, size_t, float*) = g->product;
 #if AMPI_AMX
     if (s->form == AMPI_AMX_PAIRS) product = ampi_product_amx_avx512;
 #endif
-    if (d->by_rows) product(s, b, from, to - from, 0, s->n, scratch);
-    else product(s, b, 0, s->m, from, to - from, scratch);
+    if (p->by_rows) product(s, p, from, to - from, 0, s->n, scratch);
+    else product(s, p, 0, s->m, from, to - from, scratch);
     ampi_kernels_end();
 }
-AMPI_APART void ampi_deal_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_deal* d,
-                                   const ampi_blocks* b, size_t share) {
+AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share) {
     float scratch[AMPI_STACK_FLOATS + 16];
-    ampi_deal_run(g, s, d, b, share, ampi_align64(scratch));
+    ampi_share_run(g, s, p, share, ampi_align64(scratch));
 }
 /* Computes a checked product, in the workspace if that has room for small blocks at least. */
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const size_t room = ampi_room(exec);
     ampi_product s = *product;
-    ampi_deal d;
-    ampi_blocks b;
-    size_t floats;
-    int cut = 0;
+    ampi_plan p;
+    float* memory;
     int64_t i;
     if (s.m == 0 || s.n == 0) return;
     s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
     s.form = ampi_gemm_form(g, &s, exec);
-    d = ampi_deal_of(g, &s);
-    do {
-        b = ampi_blocks_of(g, &d, &s, cut);
-        floats = ampi_blocks_floats(&b, s.k);
-    } while (d.shares * floats > room && (cut++ < 2 || floats > AMPI_STACK_FLOATS));
-    if (d.shares * floats <= room) {
-        float* const memory = ampi_align64(exec->workspace);
-        AMPI_PARALLEL_FOR(d.shares > 1, for (i = 0; i < (int64_t)d.shares; i++)
-            ampi_deal_run(g, &s, &d, &b, (size_t)i, memory + (size_t)i * floats));
-        return;
-    }
-    AMPI_PARALLEL_FOR(d.shares > 1,
-                      for (i = 0; i < (int64_t)d.shares; i++) ampi_deal_on_stack(g, &s, &d, &b, (size_t)i));
+    p = ampi_plan_of(g, &s, room);
+    memory = p.shares * p.floats <= room ? ampi_align64(exec->workspace) : NULL;
+    AMPI_PARALLEL_FOR(p.shares > 1, for (i = 0; i < (int64_t)p.shares; i++) {
+        if (memory) ampi_share_run(g, &s, &p, (size_t)i, memory + (size_t)i * p.floats);
+        else ampi_share_on_stack(g, &s, &p, (size_t)i);
+    });
 }
 
 /* --- amp_gemm --- */
@@ -4861,10 +4847,8 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats with which a product runs at full speed. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
-    const ampi_kernels* g = ampi_kernels_now();
-    const ampi_deal d = ampi_deal_of(g, s);
-    const ampi_blocks b = ampi_blocks_of(g, &d, s, 0);
-    return d.shares * ampi_blocks_floats(&b, s->k);
+    const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
+    return p.shares * p.floats;
 }
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_product s;
@@ -5024,8 +5008,9 @@ AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b
     return r;
 }
 
-/* --- sums over a batch (gradients of biases) --- */
-
+AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
+    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
+}
 /* Does a call add to dx, and to the parameters' gradients? */
 AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
 AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
@@ -5039,84 +5024,98 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
-#define AMPI_BIAS_MIN 131072       /* elements from which threads are worth their start */
-/* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time, of 64 rows that a first-level cache holds. */
-AMPI_FN void ampi_linear_db_chunk(const char* dy, amp_dtype t, void* db, amp_dtype db_dtype, int accumulate, size_t n,
-                                  size_t out, size_t o) {
-    float sums[256];
-    const size_t width = ampi_min_size(out - o, 256), size = ampi_type_size(t);
-    size_t row;
-    memset(sums, 0, sizeof sums);
-    for (row = 0; row < n; row += 64)
-        ampi_kernels_now()->column_sums(sums, dy + (row * out + o) * size, t, out, ampi_min_size(n - row, 64), width);
-    ampi_kernels_end();
-    ampi_store_sum(db, db_dtype, o, sums, width, accumulate);
+/* --- what dense layers and convolutions are called with --- */
+
+typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
+#define AMPI_NO_REF { NULL, AMP_F32 }
+/* The tensors of a call. Backward y is dy, and a gradient that is NULL is not wanted. */
+typedef struct ampi_layer { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer;
+/* Rows and columns of x, w, b and y. */
+typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
+
+AMPI_FN ampi_argument ampi_layer_argument(const char* name, const ampi_ref* t, int use, const size_t* size) {
+    ampi_argument p;
+    p.name = name; p.data = t->data; p.dtype = t->dtype;
+    p.use = use;
+    p.rows = size[0]; p.cols = p.ld = size[1];
+    return p;
 }
-AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
-                                   int accumulate, size_t n, size_t out) {
-    int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > AMPI_BIAS_MIN, for (i = 0; i < chunks; i++)
-        ampi_linear_db_chunk((const char*)dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, n, out, (size_t)i * 256));
+AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer* t,
+                                    const ampi_layer_sizes* z, int backward) {
+    const int b = t->b.data ? 0 : AMPI_UNUSED, dx = t->dx.data ? 0 : AMPI_UNUSED;
+    const int dw = t->dw.data ? 0 : AMPI_UNUSED, db = t->db.data ? 0 : AMPI_UNUSED;
+    const ampi_argument forward[] = { ampi_layer_argument("x", &t->x, AMPI_IN, z->x),
+                                      ampi_layer_argument("w", &t->w, AMPI_IN, z->w),
+                                      ampi_layer_argument("b", &t->b, AMPI_IN | b, z->b),
+                                      ampi_layer_argument("y", &t->y, AMPI_OUT, z->y) };
+    const ampi_argument gradients[] = { ampi_layer_argument("dy", &t->y, AMPI_IN, z->y),
+                                        ampi_layer_argument("x", &t->x, AMPI_IN | dw, z->x),
+                                        ampi_layer_argument("dw", &t->dw, AMPI_OUT | dw, z->w),
+                                        ampi_layer_argument("w", &t->w, AMPI_IN | dx, z->w),
+                                        ampi_layer_argument("dx", &t->dx, AMPI_OUT | dx, z->x),
+                                        ampi_layer_argument("db", &t->db, AMPI_OUT | db, z->b) };
+    return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger, call, forward);
 }
 
 /* --- dense layer --- */
 
-/* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]; its operands are checked. */
-AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, const void* x, amp_dtype x_dtype,
-                                 const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
-                                 amp_dtype y_dtype, size_t n, size_t in, size_t out) {
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, n, in, in },
-                                   { "w", w, w_dtype, AMPI_IN, out, in, in },
-                                   { "b", b, b_dtype, b ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(out) },
-                                   { "y", y, y_dtype, AMPI_OUT, n, out, out } };
-    amp_result r = AMPI_CHECK_MATRICES(logger, "linear", list);
-    if (r != AMP_OK) return r;
-    ampi_product_init(s, n, out, in, y, y_dtype, out);
-    s->c.bias = b; s->c.bias_dtype = ampi_dtype(b_dtype);
-    s->a = ampi_matrix(x, x_dtype, in, 1);
-    s->b = ampi_matrix(w, w_dtype, in, 1);
-    return AMP_OK;
+/* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time, of 64 rows that a first-level cache holds. */
+AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, size_t o) {
+    const amp_dtype type = ampi_dtype(t->y.dtype);
+    float sums[256];
+    const size_t width = ampi_min_size(out - o, 256);
+    size_t row;
+    memset(sums, 0, sizeof sums);
+    for (row = 0; row < n; row += 64)
+        ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
+                                        ampi_min_size(n - row, 64), width);
+    ampi_kernels_end();
+    ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
+}
+AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
+    int64_t i, chunks = (int64_t)((out + 255) / 256);
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,     /* else threads are not worth their start */
+                      for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
+}
+
+AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
+                                     int backward) {
+    const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
+    return ampi_check_layer(logger, backward ? "linear backward" : "linear", t, &z, backward);
+}
+/* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
+AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+    ampi_product_init(s, n, out, in, (void*)t->y.data, t->y.dtype, out);
+    s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype(t->b.dtype);
+    s->a = ampi_matrix(t->x.data, t->x.dtype, in, 1);
+    s->b = ampi_matrix(t->w.data, t->w.dtype, in, 1);
 }
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
-AMPI_FN void ampi_linear_dx(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* w,
-                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, int accumulate, size_t n, size_t in,
-                            size_t out) {
-    ampi_product_init(s, n, in, out, dx, dx_dtype, in);
-    s->c.beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(dy, dy_dtype, out, 1);
-    s->b = ampi_matrix(w, w_dtype, in, 0);
+AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+    ampi_product_init(s, n, in, out, (void*)t->dx.data, t->dx.dtype, in);
+    s->c.beta = ampi_adds_input(t->accumulate) ? 1.0f : 0.0f;
+    s->a = ampi_matrix(t->y.data, t->y.dtype, out, 1);
+    s->b = ampi_matrix(t->w.data, t->w.dtype, in, 0);
 }
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
-AMPI_FN void ampi_linear_dw(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* x,
-                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, size_t n,
-                            size_t in, size_t out) {
-    ampi_product_init(s, out, in, n, dw, dw_dtype, in);
-    s->c.beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(dy, dy_dtype, out, 0);
-    s->b = ampi_matrix(x, x_dtype, in, 0);
-}
-AMPI_FN amp_result ampi_check_linear_backward(const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
-                                              const void* x, amp_dtype x_dtype, const void* w,
-                                              amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
-                                              amp_dtype dw_dtype, void* db, amp_dtype db_dtype, size_t n,
-                                              size_t in, size_t out) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, n, out, out },
-                                   { "x", x, x_dtype, dw ? AMPI_IN : AMPI_UNUSED, n, in, in },
-                                   { "dw", dw, dw_dtype, dw ? AMPI_OUT : AMPI_UNUSED, out, in, in },
-                                   { "w", w, w_dtype, dx ? AMPI_IN : AMPI_UNUSED, out, in, in },
-                                   { "dx", dx, dx_dtype, dx ? AMPI_OUT : AMPI_UNUSED, n, in, in },
-                                   { "db", db, db_dtype, db ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(out) } };
-    return AMPI_CHECK_MATRICES(logger, "linear backward", list);
+AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+    ampi_product_init(s, out, in, n, (void*)t->dw.data, t->dw.dtype, in);
+    s->c.beta = ampi_adds_params(t->accumulate) ? 1.0f : 0.0f;
+    s->a = ampi_matrix(t->y.data, t->y.dtype, out, 0);
+    s->b = ampi_matrix(t->x.data, t->x.dtype, in, 0);
 }
 
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                       const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
                                       size_t in, size_t out, const amp_exec* exec) {
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+                           AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
-                                 in, out);
-    if (r == AMP_OK) ampi_gemm_run(&s, exec);
-    return r;
+    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
+    if (r != AMP_OK) return r;
+    ampi_linear_y(&s, &t, n, in, out);
+    ampi_gemm_run(&s, exec);
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
@@ -5124,19 +5123,14 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
                                        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
                                        int accumulate, size_t n, size_t in, size_t out,
                                        const amp_exec* exec) {
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
-    amp_result r = ampi_check_linear_backward(ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w, w_dtype, dx,
-                                              dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
+    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
     if (r != AMP_OK) return r;
-    if (dx) {
-        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, accumulate, n, in, out);
-        ampi_gemm_run(&s, exec);
-    }
-    if (dw) {
-        ampi_linear_dw(&s, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, n, in, out);
-        ampi_gemm_run(&s, exec);
-    }
-    if (db) ampi_linear_bias_grad(dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), n, out);
+    if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
+    if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
+    if (db) ampi_linear_db(&t, n, out);
     return AMP_OK;
 }
 
@@ -5154,14 +5148,11 @@ typedef struct ampi_conv2d {
 
 /* Refuses sizes below 1, and strides, padding, dilation and groups below 0. */
 AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logger* logger) {
-    const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
+    static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
                                   "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
                                   "groups" };
     int values[14], i;
-    values[0] = s->n; values[1] = s->channels; values[2] = s->height; values[3] = s->width;
-    values[4] = s->out_channels; values[5] = s->kernel_h; values[6] = s->kernel_w;
-    values[7] = s->stride_h; values[8] = s->stride_w; values[9] = s->pad_h; values[10] = s->pad_w;
-    values[11] = s->dilation_h; values[12] = s->dilation_w; values[13] = s->groups;
+    memcpy(values, s, sizeof values);      /* its fields are these */
     for (i = 0; i < 14; i++)
         if (values[i] < (i < 7 ? 1 : 0))
             return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i],
@@ -5191,11 +5182,9 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     r = ampi_conv2d_fields(shape, logger);
     if (r != AMP_OK) return r;
     *s = *shape;
-    if (s->stride_h == 0) s->stride_h = 1;
-    if (s->stride_w == 0) s->stride_w = 1;
-    if (s->dilation_h == 0) s->dilation_h = 1;
-    if (s->dilation_w == 0) s->dilation_w = 1;
-    if (s->groups == 0) s->groups = 1;
+    s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
+    s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
+    s->groups = ampi_max_int(s->groups, 1);
     if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)
         return ampi_fail(logger, AMP_ERR_SHAPE,
                          "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups,
@@ -5236,106 +5225,75 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
 
 /* --- a convolution as products --- */
 
-/* Operands of a call. Of an input gradient x is dy and y is dx; of a weight gradient w is x, and y is dw. */
-typedef struct ampi_conv2d_call {
-    const void* x; amp_dtype x_dtype;
-    const void* w; amp_dtype w_dtype;
-    const void* b; amp_dtype b_dtype;
-    void* y; amp_dtype y_dtype;
-    int accumulate;
-} ampi_conv2d_call;
-
 /* The product of the first group, and elements from the operands of one group to those of the next. */
 typedef struct ampi_convolution {
     ampi_product s;
-    ampi_unfold a, b;                  /* of s.a and s.b, where they are images */
     size_t groups, images, a_group, b_group, c_group, bias_group;
 } ampi_convolution;
 
-AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
-    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
+AMPI_FN void ampi_operand_advance(ampi_operand* v, size_t elements) {
+    v->data = ampi_at(v->data, v->dtype, elements);
+    if (v->is_image) v->image.elements -= elements;
 }
-/* An operand whose data begins `by` elements later. image: the geometry to write, if the operand is an image; it counts
-   the elements that are left. */
-AMPI_FN void ampi_operand_advance(ampi_operand* v, ampi_unfold* image, size_t by) {
-    v->data = ampi_at(v->data, v->dtype, by);
-    if (!v->image) return;
-    image->elements -= by;
-    v->image = image;
-}
-/* The product of a group, in *one. */
-AMPI_FN const ampi_product* ampi_group_of(const ampi_convolution* v, size_t group, ampi_convolution* one) {
-    ampi_product* s = &one->s;
-    *one = *v;
-    ampi_operand_advance(&s->a, &one->a, group * v->a_group);
-    ampi_operand_advance(&s->b, &one->b, group * v->b_group);
-    s->c.data = (char*)s->c.data + group * v->c_group * ampi_type_size(s->c.dtype);
-    s->c.bias = ampi_at(s->c.bias, s->c.bias_dtype, group * v->bias_group);
+AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
+    ampi_product s = v->s;
+    ampi_operand_advance(&s.a, group * v->a_group);
+    ampi_operand_advance(&s.b, group * v->b_group);
+    s.c.data = (void*)ampi_at(s.c.data, s.c.dtype, group * v->c_group);
+    s.c.bias = ampi_at(s.c.bias, s.c.bias_dtype, group * v->bias_group);
     return s;
 }
 
-/* x as the forward pass reads it. */
-AMPI_FN ampi_unfold ampi_unfold_x(const ampi_conv2d* c) {
-    ampi_unfold g;
-    memset(&g, 0, sizeof g);
-    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w; g.pixels = c->out_pixels;
-    g.taps_h = (size_t)c->s.kernel_h; g.taps_w = (size_t)c->s.kernel_w; g.taps = c->taps;
-    g.first_h = -c->s.pad_h; g.next_h = c->s.dilation_h; g.step_h = c->s.stride_h;
-    g.first_w = -c->s.pad_w; g.next_w = c->s.dilation_w; g.step_w = c->s.stride_w;
-    g.height = c->s.height; g.width = c->s.width;
-    g.channels = c->cg; g.plane = c->in_pixels; g.image = (size_t)c->s.channels * c->in_pixels;
-    g.elements = c->x_count;
-    ampi_pad_planes(&g);
-    return g;
+/* Is each pixel of a side read once, as they lie? */
+AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
+    return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
-/* dy, each pixel by itself. */
-AMPI_FN ampi_unfold ampi_unfold_dy(const ampi_conv2d* c) {
-    ampi_unfold g;
-    memset(&g, 0, sizeof g);
-    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w; g.pixels = c->out_pixels;
-    g.taps_h = g.taps_w = g.taps = 1;
-    g.step_h = g.step_w = 1;
-    g.height = c->out_h; g.width = c->out_w;
-    g.channels = c->og; g.plane = c->out_pixels; g.image = (size_t)c->s.out_channels * c->out_pixels;
-    g.elements = c->y_count;
-    return g;
-}
-/* Planes that are read as they lie are one long row. */
-AMPI_FN void ampi_unfold_flat(ampi_unfold* g) {
-    if (g->taps == 1 && g->step_h == 1 && g->step_w == 1 && g->first_h == 0 && g->first_w == 0
-        && g->rows == (size_t)g->height && g->cols == (size_t)g->width && g->pixels <= 0x7fffffff) {
-        g->rows = 1; g->cols = g->pixels;
-        g->height = 1; g->width = (int)g->pixels;
+/* x or dy as an operand. Plain planes are one long row. */
+AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
+                                   ampi_side w) {
+    const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
+    ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
+    ampi_unfold* g = &v.image;
+    v.is_image = 1;
+    g->pixels = h.count * w.count; g->taps = h.taps * w.taps;
+    g->channels = channels / (size_t)c->s.groups;
+    g->plane = (size_t)h.size * (size_t)w.size; g->image = channels * g->plane;
+    g->elements = (size_t)c->s.n * g->image;
+    if (ampi_side_is_plain(&h) && ampi_side_is_plain(&w) && g->pixels <= 0x7fffffff) {
+        h = ampi_side_of(1, 1, 0, 1, 1, 1);
+        w = ampi_side_of(g->pixels, 1, 0, 1, 1, (int)g->pixels);
     }
-    ampi_pad_planes(g);
-}
-AMPI_FN ampi_operand ampi_unfolded(const void* data, amp_dtype t, int along_k, const ampi_unfold* g) {
-    ampi_operand v = ampi_matrix(data, t, 0, along_k);
-    v.image = g;
+    g->h = h; g->w = w;
     return v;
 }
-AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, size_t m,
+/* x as the forward pass reads it. */
+AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int along_k) {
+    const amp_conv2d_shape* s = &c->s;
+    return ampi_image_of(c, x, 0, along_k, ampi_side_of((size_t)c->out_h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h,
+                                                        s->stride_h, s->height),
+                         ampi_side_of((size_t)c->out_w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w,
+                                      s->width));
+}
+AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
                                    size_t n, size_t k) {
     memset(v, 0, sizeof *v);
-    ampi_product_init(&v->s, m, n, k, u->y, u->y_dtype, 0);
-    v->s.c.beta = u->accumulate ? 1.0f : 0.0f;
+    ampi_product_init(&v->s, m, n, k, (void*)out->data, out->dtype, 0);
+    v->s.c.beta = add ? 1.0f : 0.0f;
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
 /* The product of a forward pass, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x, so A is w
    and B the unfolded x. A row of C is an output's plane, plane after plane, an image's pixels being one part of it. */
-AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
+AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t k = c->cg * c->taps;
     ampi_result* y = &v->s.c;
-    ampi_convolution_init(v, c, u, c->og, (size_t)c->s.n * c->out_pixels, k);
-    v->b = ampi_unfold_x(c);
-    ampi_unfold_flat(&v->b);
-    v->s.a = ampi_matrix(u->w, u->w_dtype, k, 1);
-    v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
+    ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
+    v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
+    v->s.b = ampi_image_x(c, &t->x, 0);
     y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
     y->next_row = (size_t)c->out_w;
     y->image = (size_t)c->s.out_channels * c->out_pixels;
-    y->bias = u->b; y->bias_dtype = ampi_dtype(u->b_dtype);
+    y->bias = t->b.data; y->bias_dtype = ampi_dtype(t->b.dtype);
     y->bias_per_row = 1;
     v->a_group = c->og * k; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * c->out_pixels;
     v->bias_group = c->og;
@@ -5375,47 +5333,45 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
     return p;
 }
 /* dx of one phase of the pixels: dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
-AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, int h, int w) {
+AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int h, int w) {
     const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
     const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
     const size_t taps = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
+    const size_t pixels = ph.pixels * pw.pixels;
     ampi_result* dx = &v->s.c;
-    ampi_convolution_init(v, c, u, c->cg, (size_t)c->s.n * ph.pixels * pw.pixels, c->og * taps);
-    v->b = ampi_unfold_dy(c);
-    v->b.rows = ph.pixels; v->b.cols = pw.pixels; v->b.pixels = ph.pixels * pw.pixels;
-    v->b.taps_h = ph.count; v->b.taps_w = pw.count; v->b.taps = taps;
-    v->b.first_h = ph.offset; v->b.next_h = ph.step;
-    v->b.first_w = pw.offset; v->b.next_w = pw.step;
-    ampi_unfold_flat(&v->b);
-    v->s.a = ampi_matrix(ampi_at(u->w, u->w_dtype, (size_t)ph.first * kernel_w + (size_t)pw.first),
-                         u->w_dtype, c->taps, 1);
-    v->s.a.taps = taps; v->s.a.taps_w = pw.count;
-    v->s.a.next_h = (size_t)ph.next * kernel_w; v->s.a.next_w = (size_t)pw.next;
-    v->s.a.output = c->cg * c->taps;
-    v->s.b = ampi_unfolded(u->x, u->x_dtype, 0, &v->b);
-    if (u->y) dx->data = (char*)u->y + ((size_t)h * width + (size_t)w) * ampi_type_size(u->y_dtype);
+    ampi_operand* a = &v->s.a;
+    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * taps);
+    *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype, (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype,
+                     c->taps, 1);
+    a->taps = taps; a->taps_w = pw.count;
+    a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
+    a->output = c->cg * c->taps;
+    v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
+                           ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
+    dx->data = (void*)ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w);
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
-    dx->part = dx->used = ph.pixels * pw.pixels;
-    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? dx->part : pw.pixels;
+    dx->part = dx->used = pixels;
+    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels;
     dx->next_row = (size_t)c->s.stride_h * width;
     dx->image = (size_t)c->s.channels * c->in_pixels;
     v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* dw[o][c][kh][kw] = sum over (n, oh, ow) of x * dy, transposed: A is the unfolded x, B is dy, and a column of C an
-   output's weights. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
-    const size_t weights = c->cg * c->taps;
-    ampi_convolution_init(v, c, u, weights, c->og, (size_t)c->s.n * c->out_pixels);
-    v->a = ampi_unfold_x(c);
-    v->b = ampi_unfold_dy(c);
-    ampi_unfold_flat(&v->a);
-    ampi_unfold_flat(&v->b);
-    v->s.a = ampi_unfolded(u->w, u->w_dtype, 1, &v->a);
-    v->s.b = ampi_unfolded(u->x, u->x_dtype, 1, &v->b);
-    v->s.c.row = 1;
-    v->s.c.column = weights;
-    v->a_group = c->cg * c->in_pixels; v->b_group = c->og * c->out_pixels; v->c_group = c->og * weights;
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy and B the unfolded x; or, transposed, the other way round,
+   so that nothing large is transposed in packing. */
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int transposed) {
+    const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
+    const size_t dy_group = c->og * c->out_pixels, x_group = c->cg * c->in_pixels;
+    const ampi_operand x = ampi_image_x(c, &t->x, 1);
+    const ampi_operand dy =
+        ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
+                      ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
+    ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), transposed ? weights : c->og,
+                          transposed ? c->og : weights, k);
+    v->s.a = transposed ? x : dy; v->s.b = transposed ? dy : x;
+    v->s.c.row = transposed ? 1 : weights; v->s.c.column = transposed ? weights : 1;
+    v->a_group = transposed ? x_group : dy_group; v->b_group = transposed ? dy_group : x_group;
+    v->c_group = c->og * weights;
 }
 
 /* --- how it is computed --- */
@@ -5423,20 +5379,18 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
 /* Floats that the weights of all groups take as FP32 rows; 0 if they are such rows. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
-    if (a->dtype == AMP_F32 && a->taps == 0) return 0;
+    if (a->is_image || (a->dtype == AMP_F32 && a->taps == 0)) return 0;
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
-    size_t group, i;
+    size_t group;
     if (ampi_wide_weights(v) == 0) return;
     for (group = 0; group < v->groups; group++) {
-        float* const to = room + group * rows;
         ampi_operand w = all;
-        w.data = ampi_at(all.data, all.dtype, group * v->a_group);
-        if (w.taps == 0) ampi_load_f32(to, w.data, w.dtype, 0, rows);
-        for (i = 0; i < v->s.m && w.taps > 0; i++) ampi_kernels_now()->kernel_row(to + i * v->s.k, &w, i, 0, v->s.k);
+        ampi_operand_advance(&w, group * v->a_group);
+        ampi_kernels_now()->rows(room + group * rows, v->s.k, &w, 0, v->s.m, 0, v->s.k, NULL);
     }
     ampi_kernels_end();
     v->s.exact = all.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
@@ -5447,54 +5401,63 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
    for places that are no pixel are not stored. Where they cost more than packing, which takes about as long as 16 rows
    of A, columns stay pixels. */
 AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
-    ampi_unfold* g = &v->b;
+    ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
-    const uint64_t part = (uint64_t)g->padded_h * g->padded_w;
-    if (v->s.k == 0 || (double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
+    const uint64_t part = (uint64_t)g->h.padded * g->w.padded;
+    if (v->s.b.along_k || v->s.k == 0) return;
+    if ((double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
     g->in_place = 1;
     if (part == g->pixels) return;
-    c->cols = g->cols;
-    c->pitch = g->padded_w;
-    c->used = (g->rows - 1) * g->padded_w + g->cols;
-    g->rows = g->padded_h; g->cols = g->padded_w;
+    c->cols = g->w.count;
+    c->pitch = g->w.padded;
+    c->used = (g->h.count - 1) * g->w.padded + g->w.count;
+    g->h.count = g->h.padded; g->w.count = g->w.padded;
     g->pixels = c->part = (size_t)part;
     v->s.n = v->images * c->part;
 }
-AMPI_FN size_t ampi_conv2d_shares(const ampi_convolution* v, size_t tasks) {
-    return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), tasks);
-}
 /* Is each channel a group with one output? */
-AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) { return v->b.channels == 1 && v->s.m == 1 && v->groups > 1; }
-/* Sixteen channels of one image after the other. */
-AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution* v, size_t share,
-                                  size_t shares, float* scratch) {
-    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES), tasks = blocks * v->images;
+AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) {
+    return v->s.b.is_image && v->s.b.image.channels == 1 && v->s.m == 1 && v->groups > 1 && v->s.k > 0;
+}
+/* Depthwise convolutions take 16 channels at a time, and all images together for a weight gradient. */
+AMPI_FN size_t ampi_depthwise_tasks(const ampi_convolution* v) {
+    return ampi_div_up(v->groups, AMPI_LANES) * (v->s.a.is_image ? 1 : v->images);
+}
+AMPI_FN size_t ampi_depthwise_shares(const ampi_convolution* v) {
+    return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), ampi_depthwise_tasks(v));
+}
+AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution* v, size_t share, size_t shares,
+                                  float* scratch) {
+    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES), tasks = ampi_depthwise_tasks(v);
     size_t i;
     for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++)
-        g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, scratch);
+        if (v->s.a.is_image) g->depthwise_dw(&v->s, i * AMPI_LANES, v->images, scratch);
+        else g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, scratch);
     ampi_kernels_end();
 }
+/* Returns 0 if it is another kind of convolution, or the workspace is too small. */
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
-    const size_t weights = ampi_wide_weights(v), floats = ampi_channels_of(&v->b).floats;
-    const size_t shares = ampi_conv2d_shares(v, ampi_div_up(v->groups, AMPI_LANES) * v->images);
     ampi_convolution wide = *v;
+    size_t weights, shares, floats;
     float* memory;
     int64_t i;
-    if (!ampi_is_depthwise(v) || v->s.k == 0 || ampi_room(exec) < weights + shares * floats) return 0;
+    if (!ampi_is_depthwise(v)) return 0;
+    weights = ampi_wide_weights(v); shares = ampi_depthwise_shares(v);
+    floats = ampi_channels_of(&v->s.b.image).floats;
+    if (ampi_room(exec) < weights + shares * floats) return 0;
     memory = ampi_align64(exec->workspace);
     ampi_widen_weights(&wide, memory);
     memory += weights;
-    wide.b.channels = v->groups;
-    wide.s.b.image = &wide.b;
+    wide.s.b.image.channels = v->groups;
     AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
         ampi_depthwise_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
     return 1;
 }
-/* y, or one phase of dx. Weights that would be gathered again and again are laid out first, where there is room. */
-AMPI_FN void ampi_conv2d_run(const ampi_convolution* v, const amp_exec* exec) {
+/* y, dw or one phase of dx. Weights that would be gathered again and again are laid out first, where there is room. */
+AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
     const size_t weights = ampi_wide_weights(v);
-    ampi_convolution one, wide = *v;
+    ampi_convolution wide = *v;
     amp_exec rest;
     size_t group;
     if (ampi_depthwise_run(v, exec)) return;
@@ -5506,157 +5469,104 @@ AMPI_FN void ampi_conv2d_run(const ampi_convolution* v, const amp_exec* exec) {
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64;
     }
     if (ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_in_place(&wide);
-    for (group = 0; group < v->groups; group++) ampi_gemm_run(ampi_group_of(&wide, group, &one), &rest);
+    for (group = 0; group < v->groups; group++) {
+        const ampi_product s = ampi_group_of(&wide, group);
+        ampi_gemm_run(&s, &rest);
+    }
 }
 
 /* dx, phase by phase. Where a phase meets no kernel position nothing is added to dx. */
-AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
+AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const amp_exec* exec) {
     int h, w, zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
         for (h = 0; h < c->s.stride_h && h < c->s.height; h++)
             for (w = 0; w < c->s.stride_w && w < c->s.width; w++) {
                 ampi_convolution v;
-                ampi_conv2d_dx(&v, c, u, h, w);
+                ampi_conv2d_dx(&v, c, t, h, w);
                 if (v.s.k == 0) zero = 1;
-                else if (run) ampi_conv2d_run(&v, exec);
+                else if (run) ampi_convolution_run(&v, exec);
             }
-        if (zero && !run && !u->accumulate) memset(u->y, 0, c->x_count * ampi_type_size(u->y_dtype));
+        if (zero && !run && !ampi_adds_input(t->accumulate))
+            memset((void*)t->dx.data, 0, c->x_count * ampi_type_size(t->dx.dtype));
     }
 }
-
-/* dw of a depthwise convolution, for which a product would fill one lane. */
-AMPI_FN void ampi_depthwise_dw_share(const ampi_kernels* g, const ampi_product* s, size_t images,
-                                     size_t blocks, size_t share, size_t shares, float* scratch) {
-    size_t i;
-    for (i = ampi_share(blocks, shares, share); i < ampi_share(blocks, shares, share + 1); i++)
-        g->depthwise_dw(s, i * AMPI_LANES, images, scratch);
-    ampi_kernels_end();
+/* dw is transposed unless that takes more vectors of sums. */
+AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
+    const size_t weights = c->cg * c->taps, outputs = c->og;
+    ampi_conv2d_dw(v, c, t, outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
+                                               <= outputs * ampi_div_up(weights, AMPI_LANES));
 }
-AMPI_FN int ampi_depthwise_dw_run(const ampi_conv2d* c, const ampi_conv2d_call* u, const amp_exec* exec) {
-    const ampi_kernels* g = ampi_kernels_now();
-    const size_t blocks = ampi_div_up((size_t)c->s.channels, AMPI_LANES);
-    ampi_convolution v;
-    size_t shares, floats;
-    float* memory;
-    int64_t i;
-    if (c->cg != 1 || c->og != 1 || c->s.groups == 1) return 0;
-    ampi_convolution_init(&v, c, u, 1, c->taps, (size_t)c->s.n * c->out_pixels);
-    v.a = ampi_unfold_dy(c);
-    v.b = ampi_unfold_x(c);
-    v.a.channels = v.b.channels = (size_t)c->s.channels;
-    v.s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v.a);
-    v.s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v.b);
-    floats = ampi_channels_of(&v.b).floats;
-    shares = ampi_min_size(ampi_gemm_threads(v.groups, c->taps, v.s.k), blocks);
-    if (ampi_room(exec) < shares * floats) return 0;
-    memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
-        ampi_depthwise_dw_share(g, &v.s, v.images, blocks, (size_t)i, shares, memory + (size_t)i * floats));
-    return 1;
-}
-
-/* --- gradient of the bias --- */
-
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
-AMPI_FN void ampi_conv2d_db_of(const ampi_conv2d* c, const void* dy, amp_dtype t, void* db, amp_dtype db_dtype,
-                               int accumulate, size_t o) {
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
+    const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[16];
     size_t n, i;
     memset(sums, 0, sizeof sums);
     for (n = 0; n < (size_t)c->s.n; n++)
-        ampi_kernels_now()->lane_sums(sums, ampi_at(dy, t, (n * (size_t)c->s.out_channels + o) * c->out_pixels), t,
-                                      c->out_pixels);
+        ampi_kernels_now()->lane_sums(sums,
+                                      ampi_at(t->y.data, type, (n * (size_t)c->s.out_channels + o) * c->out_pixels),
+                                      type, c->out_pixels);
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
-    ampi_store_sum(db, db_dtype, o, sums, 1, accumulate);
-}
-AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
-                            int accumulate) {
-    int64_t o;
-    AMPI_PARALLEL_FOR(c->y_count > 65536, for (o = 0; o < (int64_t)c->s.out_channels; o++)
-        ampi_conv2d_db_of(c, dy, ampi_dtype(dy_dtype), db, db_dtype, accumulate, (size_t)o));
+    ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, 1, ampi_adds_params(t->accumulate));
 }
 
 /* --- amp_conv2d --- */
 
-/* Floats of workspace for y, or one phase of dx: FP32 weights, and what the neediest form takes. Shares are threads,
-   each with scratch memory of its own, which ampi_gemm_floats counts itself. */
-AMPI_FN size_t ampi_conv2d_floats(const ampi_convolution* v) {
-    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES) * v->images, product = ampi_gemm_floats(&v->s);
-    const size_t depthwise = ampi_is_depthwise(v) ? ampi_conv2d_shares(v, blocks) * ampi_channels_of(&v->b).floats : 0;
+/* Floats of workspace for one product: FP32 weights, and what the neediest form takes. Shares are threads, each with
+   scratch memory of its own, which ampi_gemm_floats counts itself. */
+AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     ampi_convolution in_place = *v;
-    in_place.s.b.image = &in_place.b;
+    size_t floats = ampi_gemm_floats(&v->s);
     ampi_read_in_place(&in_place);
-    return ampi_wide_weights(v)
-           + ampi_max_size(depthwise, ampi_max_size(product, ampi_gemm_floats(&in_place.s)));
+    floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
+    if (ampi_is_depthwise(v))
+        floats = ampi_max_size(floats, ampi_depthwise_shares(v) * ampi_channels_of(&v->s.b.image).floats);
+    return ampi_wide_weights(v) + floats;
 }
 /* Phases of a side that are looked at: the first ones have the most pixels. */
 enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    const ampi_conv2d_call none = { NULL, AMP_F16, NULL, AMP_F16, NULL, AMP_F32, NULL, AMP_F32, 0 };
+    const ampi_layer none = { AMPI_NO_REF, { NULL, AMP_F16 }, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF,
+                              AMPI_NO_REF, 0 };
     ampi_convolution v;
     ampi_conv2d c;
     size_t floats;
     int h, w;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     ampi_conv2d_y(&v, &c, &none);
-    floats = ampi_conv2d_floats(&v);
+    floats = ampi_convolution_floats(&v);
     for (h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
         for (w = 0; w < ampi_min_int(c.s.width, ampi_min_int(c.s.stride_w, AMPI_PHASES)); w++) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
-            if (v.s.k > 0) floats = ampi_max_size(floats, ampi_conv2d_floats(&v));
+            if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
-    ampi_conv2d_dw(&v, &c, &none);
-    floats = ampi_max_size(floats, ampi_gemm_floats(&v.s));
-    if (c.cg == 1 && c.og == 1 && c.s.groups > 1) {
-        ampi_conv2d_y(&v, &c, &none);
-        floats = ampi_max_size(floats, ampi_threads() * ampi_channels_of(&v.b).floats);
-    }
-    return floats * sizeof(float) + 256;
+    ampi_conv2d_dw_of(&v, &c, &none);
+    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256;
 }
 
-AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_shape* shape,
-                                             const amp_logger* logger, const void* x, amp_dtype x_dtype,
-                                             const void* w, amp_dtype w_dtype, const void* b,
-                                             amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
+AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
+                                     const ampi_layer* t, int backward) {
     amp_result r = ampi_conv2d_init(c, shape, logger);
     if (r != AMP_OK) return r;
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(c->x_count) },
-                                   { "w", w, w_dtype, AMPI_IN, AMPI_FLAT(c->w_count) },
-                                   { "b", b, b_dtype, b ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT((size_t)c->s.out_channels) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(c->y_count) } };
-    return AMPI_CHECK_MATRICES(logger, "conv2d", list);
-}
-AMPI_FN amp_result ampi_check_conv2d_backward(ampi_conv2d* c, const amp_conv2d_shape* shape,
-                                              const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
-                                              const void* x, amp_dtype x_dtype, const void* w,
-                                              amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
-                                              amp_dtype dw_dtype, void* db, amp_dtype db_dtype) {
-    amp_result r = ampi_conv2d_init(c, shape, logger);
-    if (r != AMP_OK) return r;
-    const size_t outputs = (size_t)c->s.out_channels;
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(c->y_count) },
-                                   { "x", x, x_dtype, dw ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(c->x_count) },
-                                   { "dw", dw, dw_dtype, dw ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(c->w_count) },
-                                   { "w", w, w_dtype, dx ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(c->w_count) },
-                                   { "dx", dx, dx_dtype, dx ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(c->x_count) },
-                                   { "db", db, db_dtype, db ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(outputs) } };
-    return AMPI_CHECK_MATRICES(logger, "conv2d backward", list);
+    const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count }, { 1, (size_t)c->s.out_channels },
+                                 { 1, c->y_count } };
+    return ampi_check_layer(logger, backward ? "conv2d backward" : "conv2d", t, &z, backward);
 }
 
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0 };
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+                           AMPI_NO_REF, 0 };
     ampi_convolution v;
     ampi_conv2d c;
-    amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
-                                             b_dtype, y, y_dtype);
+    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
     if (r != AMP_OK) return r;
-    ampi_conv2d_y(&v, &c, &call);
-    ampi_conv2d_run(&v, exec);
+    ampi_conv2d_y(&v, &c, &t);
+    ampi_convolution_run(&v, exec);
     return AMP_OK;
 }
 
@@ -5664,24 +5574,21 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const ampi_conv2d_call of_x = { dy,      dy_dtype, w,
-                                    w_dtype, NULL,     AMP_F32,
-                                    dx,      dx_dtype, ampi_adds_input(accumulate) };
-    const ampi_conv2d_call of_w = { dy,      dy_dtype, x,
-                                    x_dtype, NULL,     AMP_F32,
-                                    dw,      dw_dtype, ampi_adds_params(accumulate) };
-    ampi_convolution v, one;
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
+    ampi_convolution v;
     ampi_conv2d c;
-    size_t group;
-    amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
-                                              w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
+    int64_t o;
+    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
     if (r != AMP_OK) return r;
-    if (dx) ampi_conv2d_dx_run(&c, &of_x, exec);
-    if (dw && !ampi_depthwise_dw_run(&c, &of_w, exec)) {
-        ampi_conv2d_dw(&v, &c, &of_w);
-        for (group = 0; group < v.groups; group++) ampi_gemm_run(ampi_group_of(&v, group, &one), exec);
+    if (dx) ampi_conv2d_dx_run(&c, &t, exec);
+    if (dw) {
+        ampi_conv2d_dw_of(&v, &c, &t);
+        ampi_convolution_run(&v, exec);
     }
-    if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate));
+    if (db)
+        AMPI_PARALLEL_FOR(c.y_count > 65536,
+                          for (o = 0; o < (int64_t)c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
     return AMP_OK;
 }
 

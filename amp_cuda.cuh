@@ -2618,7 +2618,7 @@ typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 
 /* Is it a matrix of halves whose rows begin at multiples of 16 bytes? */
 AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
-    return !v->image && v->taps == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
+    return !v->is_image && v->taps == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
            && stride % 8 == 0;
 }
 
@@ -2626,12 +2626,12 @@ AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
 AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_unfold* g) {
     o->image_stride = g->image;
     o->channel_stride = g->plane;
-    o->kernel_h = (uint32_t)g->taps_h; o->kernel_w = (uint32_t)g->taps_w;
-    o->rows = (uint32_t)g->rows; o->cols = (uint32_t)g->cols;
-    o->height = (uint32_t)g->height; o->width = (uint32_t)g->width;
-    o->mul_h = g->step_h; o->mul_w = g->step_w;
-    o->base_h = g->first_h; o->base_w = g->first_w;
-    o->step_h = g->next_h; o->step_w = g->next_w;
+    o->kernel_h = (uint32_t)g->h.taps; o->kernel_w = (uint32_t)g->w.taps;
+    o->rows = (uint32_t)g->h.count; o->cols = (uint32_t)g->w.count;
+    o->height = (uint32_t)g->h.size; o->width = (uint32_t)g->w.size;
+    o->mul_h = g->h.step; o->mul_w = g->w.step;
+    o->base_h = g->h.first; o->base_w = g->w.first;
+    o->step_h = g->h.next; o->step_w = g->w.next;
 }
 /* Other operands: a channel for each run. A matrix is one image of one row. The weights of an input gradient are an
    image for each output, of those kernel positions that are in use. */
@@ -2654,7 +2654,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     o.stride = stride;
     o.dtype = v->dtype;
     o.along_k = v->along_k;
-    if (v->image) ampi_cuda_set_places(&o, v->image);
+    if (v->is_image) ampi_cuda_set_places(&o, &v->image);
     else ampi_cuda_set_runs(&o, v, length);
     o.channels = (uint32_t)(runs / ((size_t)o.kernel_h * o.kernel_w));
     o.images = (uint32_t)(length / ((size_t)o.rows * o.cols));
@@ -2989,7 +2989,7 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_p
 
 /* Few places of k, or few rows or columns and all along k, which threads beside each other then read together. */
 AMPI_FN int ampi_cuda_is_thin(const ampi_cuda_product* p, const ampi_product* s) {
-    if (s->a.image || s->b.image || p->k == 0 || p->m * p->n > (size_t)1 << 24) return 0;
+    if (s->a.is_image || s->b.is_image || p->k == 0 || p->m * p->n > (size_t)1 << 24) return 0;
     if (p->k <= AMPI_CUDA_THIN) return 1;
     return ampi_min_size(p->m, p->n) <= AMPI_CUDA_THIN && p->a.along_k && p->b.along_k
            && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
@@ -3014,7 +3014,7 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
 
 /* Kernels count runs and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
 AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
-    const size_t limit = 0x7fffffff, places = v->image ? v->image->pixels : ampi_max_size(v->taps, 1);
+    const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels : ampi_max_size(v->taps, 1);
     return (v->along_k ? side : k) <= limit && (v->along_k ? k : side) / places <= limit;
 }
 
@@ -3046,7 +3046,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch) {
     const ampi_result* c = &s->c;
     const size_t limit = 0x7fffffff;
-    if (s->a.image || s->b.image || s->a.dtype != s->b.dtype) return 0;
+    if (s->a.is_image || s->b.is_image || s->a.dtype != s->b.dtype) return 0;
     if (c->dtype != s->a.dtype && c->dtype != AMP_F32) return 0;
     if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
     if (c->bias && (c->bias_per_row || c->beta != 0.0f || (c->bias_dtype != c->dtype && c->dtype != AMP_F32))) return 0;
@@ -3411,10 +3411,12 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
                                            const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
                                            size_t n, size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+                           AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
-                                 in, out);
+    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
+    ampi_linear_y(&s, &t, n, in, out);
     return r == AMP_OK ? ampi_cuda_product_one(exec, op, &s) : r;
 }
 /* For a model, whose pointers are good. */
@@ -3422,9 +3424,11 @@ AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const
                                          const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
                                          size_t in, size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+                           AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
-                                 in, out);
+    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
+    ampi_linear_y(&s, &t, n, in, out);
     return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1) : r;
 }
 
@@ -3434,16 +3438,17 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
                                             amp_dtype db_dtype, int accumulate, size_t n, size_t in,
                                             size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_backward";
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
-    amp_result r = ampi_check_linear_backward(ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w, w_dtype, dx,
-                                              dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
+    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) {
-        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, accumulate, n, in, out);
+        ampi_linear_dx(&s, &t, n, in, out);
         r = ampi_cuda_product_one(exec, op, &s);
     }
     if (r == AMP_OK && dw) {
-        ampi_linear_dw(&s, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, n, in, out);
+        ampi_linear_dw(&s, &t, n, in, out);
         r = ampi_cuda_product_one(exec, op, &s);
     }
     if (r != AMP_OK || !db) return r;
@@ -3918,36 +3923,26 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, co
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
     return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
 }
-/* dw with a row for each output; on the CPU it is transposed. */
-AMPI_FN void ampi_cuda_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u) {
-    const size_t weights = c->cg * c->taps;
-    ampi_convolution_init(v, c, u, c->og, weights, (size_t)c->s.n * c->out_pixels);
-    v->a = ampi_unfold_dy(c);
-    v->b = ampi_unfold_x(c);
-    v->s.a = ampi_unfolded(u->x, u->x_dtype, 1, &v->a);
-    v->s.b = ampi_unfolded(u->w, u->w_dtype, 1, &v->b);
-    v->s.c.row = weights;
-    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * weights;
-}
 /* The next phase of dx that has pixels, from number *i on; see ampi_conv2d_dx. 0: there is none. */
-AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d* c, const ampi_conv2d_call* u, size_t* i) {
+AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, size_t* i) {
     const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
     const size_t wide = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
     if (*i == down * wide) return 0;
-    ampi_conv2d_dx(v, c, u, (int)(*i / wide), (int)(*i % wide));
+    ampi_conv2d_dx(v, c, t, (int)(*i / wide), (int)(*i % wide));
     *i += 1;
     return 1;
 }
 /* Where a phase meets no kernel position nothing is added to dx. */
 AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d* c,
-                                       const ampi_conv2d_call* u) {
+                                       const ampi_layer* t) {
     ampi_convolution v;
     amp_result r = AMP_OK;
     size_t i = 0;
     int zero = 0;
-    while (ampi_cuda_conv2d_phase(&v, c, u, &i)) zero |= v.s.k == 0;
-    if (zero && !u->accumulate) r = ampi_cuda_zero(u->y, c->x_count * amp_dtype_size(u->y_dtype), exec);
-    for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, u, &i);)
+    while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
+    if (zero && !ampi_adds_input(t->accumulate))
+        r = ampi_cuda_zero((void*)t->dx.data, c->x_count * amp_dtype_size(t->dx.dtype), exec);
+    for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, t, &i);)
         if (v.s.k > 0) r = ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0);
     return r;
 }
@@ -3956,7 +3951,7 @@ AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
     return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
 }
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_conv2d_call none;
+    ampi_layer none;
     ampi_convolution v;
     ampi_conv2d c;
     size_t most, i = 0;
@@ -3965,7 +3960,7 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d_y(&v, &c, &none);
     most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
     while (ampi_cuda_conv2d_phase(&v, &c, &none, &i)) most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
-    ampi_cuda_conv2d_dw(&v, &c, &none);
+    ampi_conv2d_dw(&v, &c, &none, 0);
     size_t db = ampi_cuda_bias_bytes((size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
     return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)), db ? db + 16 : 0);
 }
@@ -3974,15 +3969,15 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void*
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
                                       amp_dtype y_dtype, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
-    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0 };
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+                           AMPI_NO_REF, 0 };
     ampi_conv2d c;
     ampi_convolution v;
-    amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
-                                             b_dtype, y, y_dtype);
+    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
     if (r != AMP_OK) return r;
-    ampi_conv2d_y(&v, &c, &call);
+    ampi_conv2d_y(&v, &c, &t);
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
@@ -4003,23 +3998,21 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
-    const int add = ampi_adds_params(accumulate), add_x = ampi_adds_input(accumulate);
-    const ampi_conv2d_call of_x = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, add_x };
-    const ampi_conv2d_call of_w = { dy, dy_dtype, x, x_dtype, NULL, AMP_F32, dw, dw_dtype, add };
+    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_conv2d c;
     ampi_convolution v;
-    amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
-                                              w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
+    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
-    if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx(exec, op, &c, &of_x);
+    if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx(exec, op, &c, &t);
     if (r == AMP_OK && dw) {
-        ampi_cuda_conv2d_dw(&v, &c, &of_w);
+        ampi_conv2d_dw(&v, &c, &t, 0);
         r = ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, add, (size_t)c.s.n, (size_t)c.s.out_channels,
-                               c.out_pixels);
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), (size_t)c.s.n,
+                               (size_t)c.s.out_channels, c.out_pixels);
 }
 
 /* ======================================================================================== */

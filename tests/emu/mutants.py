@@ -204,8 +204,8 @@ TABLE = [
      "op, dy, x, w, NULL, NULL, NULL);\n    if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx"),
     ("conv", "o->width = v->taps ? (uint32_t)v->next_h : o->cols;", "o->width = o->cols;"),
     ("conv", "o->mul_w = v->taps ? (int)v->next_w : 1;", "o->mul_w = 1;"),
-    ("conv", "if (zero && !u->accumulate) r =", "if (0) r ="),
-    ("conv", "if (zero && !u->accumulate) r =", "if (zero) r ="),
+    ("conv", "if (zero && !ampi_adds_input(t->accumulate))\n        r =", "if (0) r ="),
+    ("conv", "if (zero && !ampi_adds_input(t->accumulate))\n        r =", "if (zero) r ="),
     ("conv", "*i % wide));", "0));"),
     # --- conv: direct sums
     ("conv", "        __syncthreads();      /* the channels before have been read */\n", ""),
