@@ -3541,14 +3541,14 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     size_t from = at / v->taps * v->output + channel * v->ld;
     size_t h = at % v->taps / v->taps_w, w = at % v->taps_w, i = 0;
     float floats[4 * AMPI_LANES];
-    const int small = reach <= sizeof floats / sizeof *floats;
+    const int fits = reach <= sizeof floats / sizeof *floats;
     for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        if (small) AMPI_K(widen)(floats, kernel, v->dtype, reach);
+        if (fits) AMPI_K(widen)(floats, kernel, v->dtype, reach);
         for (; h < high && i < count; h++, w = 0)
             for (; w < v->taps_w && i < count; w++) {
                 const size_t place = h * v->next_h + w * v->next_w;
-                dst[i++] = small ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
+                dst[i++] = fits ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
             }
     }
 }

@@ -120,7 +120,7 @@ TABLE = [
     ("conv", "plane < g->elements ? (int64_t)row", "1 ? (int64_t)row"),
     ("conv", "((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES", "places"),
     ("conv", "(g->h.count - pixel / g->w.count, (count - i) / wide);", "(g->h.count, (count - i) / wide);"),
-    ("conv", "const int small = reach <= sizeof floats / sizeof *floats;", "const int small = 1;"),
+    ("conv", "const int fits = reach <= sizeof floats / sizeof *floats;", "const int fits = 1;"),
     ("conv", "for (; i < count; h = 0, from += v->output) {", "for (; i < count; h = 0, from += v->ld) {"),
     ("conv", "here - (k0 + p) % ampi_min_size(b->image.taps, here));", "here + 1);"),
     ("conv", "return pixel < c->used ? column : column", "return pixel + 40 < c->used ? column : column"),
