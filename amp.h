@@ -5841,37 +5841,41 @@ AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n -
 enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
 AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
 
-/* Whether kernels may run on an operand itself, in rows of n elements: it holds floats, and whole groups of them. */
-AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
+/* Where the operands of a call stand in its list: what it reads, its result (dx of a gradient), what it reads besides,
+   and the others of norms. */
+enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
+       AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY, AMPI_ARG_RUNNING_MEAN = AMPI_ARG_DGAMMA,
+       AMPI_ARG_RUNNING_VAR = AMPI_ARG_DBETA };
 
-/* Elements [at, at+n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
+/* Whether kernels may run on an operand itself, in rows of d elements: it holds floats, and whole groups of them. */
+AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
+    return ampi_dtype(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
+}
+
+/* Elements [i, i + n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
    elements the operand has, or 0 where a result is written over it. */
-AMPI_FN const float* ampi_view_rows(const void* data, amp_dtype t, size_t at, size_t n, size_t d, size_t all,
-                                    float* tile) {
-    if (n == 0 || ampi_direct(t, d) || (ampi_dtype(t) == AMP_F32 && at + n + AMPI_LANES <= all))
-        return (const float*)data + at;
-    ampi_load_f32(tile, data, t, at, n);
+AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d, size_t all, float* tile) {
+    if (n == 0 || ampi_direct(v, d) || (ampi_dtype(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
+        return (const float*)v->data + i;
+    ampi_load_f32(tile, v->data, v->dtype, i, n);
     memset(tile + n, 0, (d < n ? (size_t)AMPI_LANES : ampi_padded(n) - n) * sizeof *tile);
     return tile;
 }
-AMPI_FN const float* ampi_view(const void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    return ampi_view_rows(data, t, i, n, n, 0, tile);
+AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float* tile) {
+    return ampi_view_rows(v, i, n, n, 0, tile);
 }
 /* Where to form such elements of a result, which ampi_store then stores: in place or in `tile`. */
-AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t d, float* tile) {
-    return ampi_direct(t, d) ? (float*)data + i : tile;
+AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
+    return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
 }
-/* Elements [i, i+n) of a result from v, which may lie there. Every NaN of a result is 0x7fc00000, rounded to the
-   result's type: which one an operation gives differs between processors, and between orders of operands. */
-AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
-    ampi_kernels_now()->store_results((char*)data + i * ampi_type_size(t), ampi_dtype(t), v, n);
+/* Elements [i, i + n) of a result, if there is one, from v, which may lie there. Every NaN of a result is 0x7fc00000,
+   rounded to its type: which one an operation gives differs between processors, and between orders of operands. */
+AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
+    if (!y->data) return;
+    ampi_kernels_now()->store_results((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
+                                      n);
     ampi_kernels_end();
 }
-AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missing) {
-    if (data) ampi_load_f32(&missing, data, t, i, 1);
-    return missing;
-}
-
 /* --- sums --- */
 
 /* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
@@ -5898,13 +5902,13 @@ AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
 }
 /* The mean of n elements from their parts' sums. */
-AMPI_FN void ampi_store_mean(float* mean, const double* parts, size_t n) {
+AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
     float value;
     int i;
     for (i = 0; i < AMPI_PARTS; i++) total += parts[i];
     value = (float)(total / (double)n);
-    ampi_store(mean, AMP_F32, 0, &value, 1);
+    ampi_store(mean, 0, &value, 1);
 }
 
 /* --- pooling --- */
@@ -6415,39 +6419,36 @@ AMPI_INLINE void ampi_each_body(int hw, int op, float* y, const float* a, const 
 }
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n)
 
-/* y = op(a, b), or of a alone, if b is NULL. y may be one of them, if the types are the same. */
-typedef struct ampi_elements {
-    int op;
-    float p;
-    const void *a, *b;
-    void* y;
-    amp_dtype at, bt, yt;
-} ampi_elements;
-AMPI_FN void ampi_elements_tile(const ampi_elements* q, size_t i, size_t n) {
+/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of the same type. */
+AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
     AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
-    float* y = ampi_open(q->y, q->yt, i, n, a);
-    const float* from = ampi_view(q->a, q->at, i, n, a);
-    ampi_each(q->op, y, from, q->b ? ampi_view(q->b, q->bt, i, n, b) : NULL, q->p, ampi_padded(n));
-    ampi_store(q->y, q->yt, i, y, n);
+    float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
+    const float* x = ampi_view(&list[AMPI_ARG_X], i, n, a);
+    const float* dy = op < AMPI_SLOPE ? NULL : ampi_view(&list[AMPI_ARG_DY], i, n, b);
+    ampi_each(op, y, x, dy, p, ampi_padded(n));
+    ampi_store(&list[AMPI_ARG_Y], i, y, n);
 }
-AMPI_FN void ampi_elements_all(const ampi_elements* q, size_t n) {
+AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     int64_t i;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++)
-        ampi_elements_tile(q, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE)));
+    if (!list[AMPI_ARG_Y].data) return;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE)
+        ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
 /* An element of 16 bits is one of 65,536 values. For many elements a table of f for each value is sooner made and read
    than f computed. The table, in the workspace, or NULL. */
-AMPI_FN const uint16_t* ampi_activation_table(ampi_elements q, size_t n, const amp_exec* exec) {
+AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
+                                              const amp_exec* exec) {
     enum { values = 65536 };
+    ampi_argument both[] = { list[AMPI_ARG_X], list[AMPI_ARG_Y] };
     uint16_t* table;
     size_t i;
-    if (q.op == AMP_RELU || ampi_type_size(q.at) != 2 || ampi_type_size(q.yt) != 2 || n < 4 * values || !exec
-        || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
+    if (f == AMP_RELU || ampi_type_size(both[0].dtype) != 2 || ampi_type_size(both[1].dtype) != 2 || n < 4 * values
+        || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) return NULL;
     table = (uint16_t*)(void*)ampi_align64(exec->workspace);
     for (i = 0; i < values; i++) table[i] = (uint16_t)i;
-    q.a = q.y = table;
-    ampi_elements_all(&q, values);
+    both[0].data = both[1].data = table;
+    ampi_elements((int)f, 0.0f, both, values);
     return table;
 }
 
@@ -6460,55 +6461,52 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    const ampi_elements q = { (int)f, 0.0f, x, NULL, y, x_dtype, AMP_F32, y_dtype };
     const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
-    table = ampi_activation_table(q, n, exec);
-    if (!table) ampi_elements_all(&q, n);
+    table = ampi_activation_table(f, list, n, exec);
+    if (!table) ampi_elements((int)f, 0.0f, list, n);
     else AMPI_PARALLEL_FOR(1, for (i = 0; i < (int64_t)n; i++) ((uint16_t*)y)[i] = table[((const uint16_t*)x)[i]]);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-                                           const void* saved, amp_dtype saved_dtype, void* dx,
-                                           amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
+                                           amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
+                                           const amp_exec* exec) {
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
-    const ampi_elements q = { AMPI_SLOPE | (int)f, 0.0f, dy, saved, dx, dy_dtype, saved_dtype, dx_dtype };
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) } };
     amp_result r = ampi_check_activation(exec, f);
-    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
-    ampi_elements_all(&q, n);
+    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK) return r;
+    ampi_elements(AMPI_SLOPE | (int)f, 0.0f, list, n);
     return AMP_OK;
 }
 
 /* --- rows --- */
 
 /* An operand as floats, a part at a time: where it lies, or widened into the tile, where it stays until another part is
-   asked for. all: how many elements the operand has, or 0 where a result is written over it. */
+   asked for. missing: each element of an operand that is NULL. all: see ampi_view_rows. */
 typedef struct ampi_reader {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
-    const void* data;
-    amp_dtype type;
-    float missing;                     /* what each element is, if data is NULL */
+    const ampi_argument* v;
+    float missing;
     size_t all, at, n;
     const float* floats;               /* elements [at, at + n) */
 } ampi_reader;
-AMPI_FN void ampi_reader_open(ampi_reader* r, const void* data, amp_dtype t, float missing, size_t all) {
-    r->data = data;
-    r->type = t;
-    r->missing = missing;
-    r->all = all;
+/* Of the operand that stands at `arg` in a list. */
+AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
+    r->v = &list[arg];
+    r->missing = arg == AMPI_ARG_GAMMA ? 1.0f : 0.0f;
+    r->all = r->v->data == list[AMPI_ARG_Y].data ? 0 : r->v->cols;
     r->floats = NULL;
 }
 /* Elements [at, at + n), which are rows of d elements. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     size_t l;
     if (r->floats && r->at == at && r->n == n) return r->floats;
-    for (l = 0; !r->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
-    r->floats = r->data ? ampi_view_rows(r->data, r->type, at, n, d, r->all, r->tile) : r->tile;
+    for (l = 0; !r->v->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
+    r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
     return r->floats;
@@ -6677,61 +6675,64 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
                                const ampi_norm_args* q, size_t rows, size_t n),
             terms, sum, dot, y, x, q, rows, n)
 
+/* An operator over rows of d elements: the list of its operands, and what some operators take besides. */
+typedef struct ampi_rows {
+    const ampi_argument* list;
+    size_t rows, d;
+    double eps;                        /* of layer norm */
+    int add, add_params;               /* dx, and the gradients of parameters, add to what is there */
+    const int32_t* labels;             /* of a loss; NULL: softmax alone */
+    float smoothing, factor;
+} ampi_rows;
+/* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
+typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
+AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
+    const int64_t step = (int64_t)ampi_rows_of_tile(f->d), n = (int64_t)f->rows;
+    int64_t i;
+    AMPI_PARALLEL_FOR(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
+        work(f, (size_t)i, ampi_min_size(f->rows - (size_t)i, (size_t)step)));
+}
+
 /* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
 AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
                               size_t d) {
     size_t i, n;
-    for (i = 0; i < d; i += n) {
-        const float* v;
-        n = ampi_tile_size(d, i);
-        v = ampi_read(x, at + i, rows * n, n);
+    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n) {
+        const float* v = ampi_read(x, at + i, rows * n, n);
         ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), v, NULL, rows, n, i > 0);
     }
 }
 
-/* Elements [i, i + n) of a result from v, which are added to what is there, if `add`. */
-AMPI_FN void ampi_store_added(void* data, amp_dtype t, size_t i, float* v, size_t n, int add) {
-    char* to = (char*)data + i * ampi_type_size(t);
-    const ampi_elements sum = { AMPI_ADD, 0.0f, to, v, to, t, AMP_F32, t };
-    if (add) ampi_elements_tile(&sum, 0, n);
-    else ampi_store(data, t, i, v, n);
+/* Elements [i, i + n) of a result from v, in whole groups of lanes; they add to what is there, if `add`. */
+AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
+    AMPI_ALIGNED float old[AMPI_ROWS_TILE];
+    if (add) ampi_each(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
+    ampi_store(y, i, v, n);
 }
-/* The same of sums, n <= AMPI_TILE of them; data may be NULL. */
-AMPI_FN void ampi_store_sums(void* data, amp_dtype t, size_t i, const double* sums, size_t n, int add) {
+/* The same of sums, n <= AMPI_TILE of them; there may be no result. */
+AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
     float v[AMPI_TILE];
     size_t l;
-    if (!data) return;
-    for (l = 0; l < n; l++) v[l] = (float)sums[l];
-    ampi_store_added(data, t, i, v, n, add);
+    if (!y->data) return;
+    for (l = 0; l < ampi_padded(n); l++) v[l] = l < n ? (float)sums[l] : 0.0f;
+    ampi_store_added(y, i, v, n, add);
 }
 
-/* y of rows of d elements from element `at` on; or, if q has a, dx, which is added to what is there, if `add`. gamma
-   and beta: parameters of columns, or NULL. */
+/* y of rows of d elements from element `at` on; or, if q has a, dx, which adds to what is there, if `add`. gamma and
+   beta: parameters of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
-                             void* y, amp_dtype yt, size_t at, size_t rows, size_t d, int add) {
+                             const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     size_t i, n;
-    for (i = 0; i < d; i += n, at += n) {
-        const float* v;
-        float* to;
-        n = ampi_tile_size(d, i);
-        v = ampi_read(x, at, rows * n, n);
-        to = add ? tile : ampi_open(y, yt, at, n, tile);
+    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n, at += n) {
+        const float* v = ampi_read(x, at, rows * n, n);
+        float* to = add ? tile : ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
         if (beta) q->beta = ampi_read(beta, i, n, n);
         if (q->a) ampi_norm_rows_dx(q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
         else ampi_norm_rows(q, to, v, rows, n);
-        ampi_store_added(y, yt, at, to, rows * n, add);
+        ampi_store_added(y, at, to, rows * n, add);
     }
-}
-
-/* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows of d elements. */
-typedef void (*ampi_rows_work)(const void* context, size_t row, size_t rows);
-AMPI_FN void ampi_rows_all(ampi_rows_work work, const void* context, size_t rows, size_t d) {
-    const int64_t step = (int64_t)ampi_rows_of_tile(d), n = (int64_t)rows;
-    int64_t i;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
-        work(context, (size_t)i, ampi_min_size(rows - (size_t)i, (size_t)step)));
 }
 
 /* --- batch norm --- */
@@ -6776,6 +6777,13 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     return AMP_OK;
 }
 
+/* The arguments of both passes. */
+typedef struct ampi_bn {
+    ampi_bn_plan p;
+    const ampi_argument* list;
+    float *running_mean, *running_var;
+    int training, frozen, add, add_params;    /* add, add_params: see ampi_rows */
+} ampi_bn;
 /* Channels [first, first + width), and what their columns or rows of elements have. */
 typedef struct ampi_bn_group {
     size_t first, width;
@@ -6783,57 +6791,54 @@ typedef struct ampi_bn_group {
     float a[AMPI_BN_WIDE], b[AMPI_BN_WIDE];
     double sum[AMPI_BN_WIDE], dot[AMPI_BN_WIDE];
 } ampi_bn_group;
-AMPI_FN void ampi_bn_group_open(const ampi_bn_plan* p, size_t group, ampi_bn_group* g) {
-    memset(g, 0, sizeof *g);
-    g->first = group * p->per_group;
-    g->width = ampi_min_size(p->channels - g->first, p->per_group);
-}
-/* The group's part of an array with one element a channel, or `missing`. */
-AMPI_FN void ampi_bn_read(const ampi_bn_group* g, const void* data, amp_dtype t, float missing, float* lanes) {
+/* The group's part of the operand at `arg`, which has one element a channel, or `missing`. */
+AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing, float* lanes) {
+    const ampi_argument* v = &f->list[arg];
     size_t l;
     for (l = 0; l < g->width; l++) lanes[l] = missing;
-    if (data) ampi_load_f32(lanes, data, t, g->first, g->width);
+    if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
+}
+AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
+    memset(g, 0, sizeof *g);
+    g->first = group * f->p.per_group;
+    g->width = ampi_min_size(f->p.channels - g->first, f->p.per_group);
+    ampi_bn_read(f, g, AMPI_ARG_GAMMA, 1.0f, g->gamma);
 }
 
-/* A tile of a channel as floats: up to p->planes planes from `image` on, or pixels from `pixel` on. How many? */
-AMPI_FN size_t ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t channel, size_t image, size_t pixel,
-                            const float** floats) {
-    const size_t count = ampi_min_size(p->n - image, p->planes), length = ampi_tile_size(p->spatial, pixel);
+/* n elements of a channel as floats, from element `at` of the operand on: of a plane, or of several whole ones. */
+AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t at, size_t n) {
     size_t i;
-    if (count == 1) {
-        *floats = ampi_read(x, (image * p->channels + channel) * p->spatial + pixel, length, length);
-        return length;
-    }
-    for (i = 0; i < count; i++)
-        ampi_load_f32(x->tile + i * length, x->data, x->type, ((image + i) * p->channels + channel) * p->spatial,
-                      length);
-    memset(x->tile + count * length, 0, AMPI_LANES * sizeof *x->tile);
+    if (n <= p->spatial) return ampi_read(x, at, n, n);
+    for (i = 0; i < n; i += p->spatial)
+        ampi_load_f32(x->tile + i, x->v->data, x->v->dtype, at + i * p->channels, p->spatial);
+    memset(x->tile + n, 0, AMPI_LANES * sizeof *x->tile);
     x->floats = NULL;
-    *floats = x->tile;
-    return count * length;
+    return x->tile;
 }
-/* The sums of a group's channels. q: their means. */
-AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, ampi_bn_group* g, ampi_terms terms, ampi_reader* y, ampi_reader* x) {
+/* The sums of a group's channels, g->mean being their means; of x alone, or of dy and x. */
+AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
+    const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
-    ampi_norm_args q;
+    ampi_norm_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0 };
+    ampi_reader x, dy;
     ampi_sums s;
-    size_t c, i, k, n;
-    memset(&q, 0, sizeof q);
+    size_t c, i, k, n, at;
+    ampi_reader_open(&x, f->list, AMPI_ARG_X);
+    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
     for (i = 0; p->spatial == 1 && i < p->n; i++) {
-        const float* v = ampi_read(x, i * size + g->first, g->width, g->width);
-        q.mean = g->mean;
-        q.statistics_by_column = 1;
-        ampi_sum_columns(terms, g->sum, g->dot, ampi_read(y, i * size + g->first, g->width, g->width), v, &q, 1,
-                         g->width);
+        const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
+        const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
+        ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
     }
     for (c = 0; p->spatial > 1 && c < g->width; c++) {
         q.mean = &g->mean[c];
         for (i = 0; i < p->n; i += p->planes)
             for (k = 0; k < p->spatial; k += AMPI_TILE) {
                 const float *u, *v;
-                n = ampi_bn_tile(p, x, g->first + c, i, k, &v);
-                if (y == x) u = v;
-                else ampi_bn_tile(p, y, g->first + c, i, k, &u);
+                n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
+                at = i * size + (g->first + c) * p->spatial + k;
+                v = ampi_bn_tile(p, &x, at, n);
+                u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
                 ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
             }
         g->sum[c] = s.sum[0];
@@ -6844,20 +6849,21 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, ampi_bn_group* g, ampi_terms te
 /* A number near each channel's mean: the mean of its first pixels, at most 16, rounded to x's type, so that differences
    from it are floats without another rounding, unless they are much larger than x. 0 where that is no number, and
    where a difference might be infinite. */
-AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype t, ampi_bn_group* g) {
-    const amp_dtype low = ampi_dtype(t) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
-    const size_t n = ampi_min_size(p->spatial, AMPI_LANES);
+AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
+    const ampi_argument* x = &f->list[AMPI_ARG_X];
+    const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
+    const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     uint16_t rounded[AMPI_BN_WIDE];
     float v[AMPI_LANES];
     size_t c, l;
-    if (n == 1) ampi_bn_read(g, x, t, 0.0f, g->mean);
+    if (n == 1) ampi_bn_read(f, g, AMPI_ARG_X, 0.0f, g->mean);
     for (c = 0; n > 1 && c < g->width; c++) {
         double sum = 0.0;
-        ampi_load_f32(v, x, t, (g->first + c) * p->spatial, n);
+        ampi_load_f32(v, x->data, x->dtype, (g->first + c) * f->p.spatial, n);
         for (l = 0; l < n; l++) sum += (double)v[l];
         g->mean[c] = (float)(sum / (double)n);
     }
-    if (ampi_dtype(t) != AMP_F32) {
+    if (ampi_dtype(x->dtype) != AMP_F32) {
         ampi_store_f32(rounded, low, 0, g->mean, g->width);
         ampi_load_f32(g->mean, rounded, low, 0, g->width);
     }
@@ -6867,14 +6873,11 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype t, am
    with q, the sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the
    mean of m of the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from
    the sum of x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
-AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype t, ampi_bn_group* g) {
-    const double values = (double)p->n * (double)p->spatial;
-    const int wide = ampi_dtype(t) == AMP_F32;
-    ampi_reader from;
+AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
+    const int wide = ampi_dtype(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     size_t c;
-    ampi_reader_open(&from, x, t, 0.0f, p->n * p->channels * p->spatial);
-    ampi_bn_pivot(p, x, t, g);
-    ampi_bn_sums(p, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS, &from, &from);
+    ampi_bn_pivot(f, g);
+    ampi_bn_sums(f, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS);
     for (c = 0; c < g->width; c++) {
         const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
         g->sum[c] = wide ? first : at + first;
@@ -6894,90 +6897,69 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float moment
     if (var) var[c] = next_var;
 }
 
-/* The arguments of both passes. add, add_params: dx, and the gradients of parameters, add to what is there. */
-typedef struct ampi_bn {
-    ampi_bn_plan p;
-    const void *x, *dy, *gamma, *beta;
-    void *y, *dgamma, *dbeta;          /* y: or dx */
-    amp_dtype xt, dyt, pt, yt, dpt;
-    float *running_mean, *running_var, *save_mean, *save_invstd;
-    const float *mean, *invstd;
-    int training, frozen, add, add_params;
-} ampi_bn;
-
 /* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which training updates. */
 AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     const double values = f->training ? (double)f->p.n * (double)f->p.spatial : 1.0;
     size_t c;
-    if (f->training) ampi_bn_measure(&f->p, f->x, f->xt, g);
+    if (f->training) ampi_bn_measure(f, g, values);
     for (c = 0; c < g->width; c++) {
         if (!f->training) g->sum[c] = (double)f->running_mean[g->first + c];
         if (!f->training) g->dot[c] = (double)f->running_var[g->first + c];
         g->mean[c] = (float)g->sum[c];
         g->scale[c] = (float)(1.0 / sqrt(g->dot[c] / values + (double)f->p.eps));
     }
-    ampi_store(g->mean, AMP_F32, 0, g->mean, g->width);
-    ampi_store(g->scale, AMP_F32, 0, g->scale, g->width);
-    if (f->save_mean) memcpy(f->save_mean + g->first, g->mean, g->width * sizeof(float));
-    if (f->save_invstd) memcpy(f->save_invstd + g->first, g->scale, g->width * sizeof(float));
+    ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->width);
+    ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
     for (c = 0; f->training && f->p.momentum != 0.0f && c < g->width; c++)
         ampi_bn_run(f->running_mean, f->running_var, g->first + c, f->p.momentum, g->mean[c],
                     (float)(g->dot[c] / (values - 1.0)));
 }
-/* y of a group from x, or with q->a dx from dy and x. */
-AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_norm_args* q, const ampi_bn_group* g, const void* x, amp_dtype xt) {
+/* y of a group from x, or with q->a dx from dy and x, which stands at `arg`. */
+AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_norm_args* q, const ampi_bn_group* g, int arg) {
     const ampi_bn_plan* p = &f->p;
-    const size_t size = p->channels * p->spatial, columns = p->spatial == 1;
-    ampi_reader dy, from;
+    const int columns = p->spatial == 1;
+    ampi_reader dy, x;
     size_t image;
-    ampi_reader_open(&from, x, xt, 0.0f, x == f->y ? 0 : p->n * size);
-    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : p->n * size);
+    q->statistics_by_column = q->params_by_column = columns;
+    ampi_reader_open(&x, f->list, arg);
+    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
     for (image = 0; image < p->n; image++)
-        ampi_norm_apply(q, &dy, &from, NULL, NULL, f->y, f->yt, image * size + g->first * p->spatial,
-                        columns ? 1 : g->width, columns ? g->width : p->spatial, f->add);
+        ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
+                        (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
+                        columns ? g->width : p->spatial, f->add);
 }
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
-    const int columns = f->p.spatial == 1;
     ampi_bn_group g;
-    ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, columns, columns };
-    ampi_bn_group_open(&f->p, group, &g);
+    ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, 0, 0 };
+    ampi_bn_group_open(f, group, &g);
     ampi_bn_statistics(f, &g);
-    ampi_bn_read(&g, f->gamma, f->pt, 1.0f, g.gamma);
-    ampi_bn_read(&g, f->beta, f->pt, 0.0f, g.beta);
-    ampi_bn_apply(f, &q, &g, f->x, f->xt);
+    ampi_bn_read(f, &g, AMPI_ARG_BETA, 0.0f, g.beta);
+    ampi_bn_apply(f, &q, &g, AMPI_ARG_X);
 }
 
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
-                                          amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float* running_mean, float* running_var,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          const amp_exec* exec) {
-    ampi_bn f;
-    size_t n;
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
+                                          const void* gamma, const void* beta, amp_dtype param_dtype,
+                                          float* running_mean, float* running_var, float* save_mean, float* save_invstd,
+                                          void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    ampi_bn_plan p;
     int64_t i;
-    amp_result r;
-    memset(&f, 0, sizeof f);
-    if ((r = ampi_bn_plan_make(s, training, &f.p, ampi_exec_logger(exec))) != AMP_OK) return r;
+    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
     training = ampi_bn_trains(s, training);
-    n = ampi_area(ampi_area(f.p.n, f.p.channels), f.p.spatial);
-    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
-    const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
+    const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
-                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(f.p.channels) },
-                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(f.p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(f.p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(f.p.channels) } };
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) },
+                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
+                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) } };
+    const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    f.x = x; f.gamma = gamma; f.beta = beta; f.y = y;
-    f.xt = x_dtype; f.pt = param_dtype; f.yt = y_dtype;
-    f.running_mean = running_mean; f.running_var = running_var;
-    f.save_mean = save_mean; f.save_invstd = save_invstd;
-    f.training = training;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)f.p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
@@ -6986,88 +6968,63 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
    Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics are constants. */
 AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const double values = (double)f->p.n * (double)f->p.spatial;
-    const size_t all = f->p.n * f->p.channels * f->p.spatial;
-    const int columns = f->p.spatial == 1;
+    const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
-    ampi_norm_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, columns, columns };
-    ampi_reader dy, x;
+    ampi_norm_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, 0, 0 };
     size_t c;
-    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->dy == f->y ? 0 : all);
-    ampi_reader_open(&x, f->x, f->xt, 0.0f, all);
-    ampi_bn_group_open(&f->p, group, &g);
-    ampi_bn_read(&g, f->mean, AMP_F32, 0.0f, g.mean);
-    ampi_bn_read(&g, f->invstd, AMP_F32, 0.0f, g.scale);
-    ampi_bn_read(&g, f->gamma, f->pt, 1.0f, g.gamma);
-    if (!f->frozen || f->dgamma || f->dbeta) ampi_bn_sums(&f->p, &g, AMPI_DOT, &dy, &x);
+    ampi_bn_group_open(f, group, &g);
+    ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
+    ampi_bn_read(f, &g, AMPI_ARG_INVSTD, 0.0f, g.scale);
+    if (!f->frozen || dgamma->data || dbeta->data) ampi_bn_sums(f, &g, AMPI_DOT);
     for (c = 0; c < g.width; c++) {
         g.dot[c] *= (double)g.scale[c];
         g.a[c] = (float)(g.sum[c] / values);
         g.b[c] = (float)(g.dot[c] * (double)g.scale[c] / values);
         g.scale[c] *= g.gamma[c];
     }
-    ampi_store_sums(f->dgamma, f->dpt, g.first, g.dot, g.width, f->add_params);
-    ampi_store_sums(f->dbeta, f->dpt, g.first, g.sum, g.width, f->add_params);
+    ampi_store_sums(dgamma, g.first, g.dot, g.width, f->add_params);
+    ampi_store_sums(dbeta, g.first, g.sum, g.width, f->add_params);
     if (f->frozen) q.mean = q.a = NULL;
-    if (f->y) ampi_bn_apply(f, &q, &g, f->frozen ? f->dy : f->x, f->frozen ? f->dyt : f->xt);
+    if (f->list[AMPI_ARG_Y].data) ampi_bn_apply(f, &q, &g, f->frozen ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
-                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
+                                           const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                           const float* save_mean, const float* save_invstd, void* dx,
+                                           amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
                                            int accumulate, const amp_exec* exec) {
-    ampi_bn f;
-    size_t n;
+    ampi_bn_plan p;
     int64_t i;
-    amp_result r;
-    memset(&f, 0, sizeof f);
-    if ((r = ampi_bn_plan_make(s, 1, &f.p, ampi_exec_logger(exec))) != AMP_OK) return r;
-    n = ampi_area(ampi_area(f.p.n, f.p.channels), f.p.spatial);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(f.p.channels) },
+    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(f.p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(f.p.channels) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(f.p.channels) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(f.p.channels) } };
+                                   { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
+    const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
+                        ampi_adds_params(accumulate) };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
-    f.dy = dy; f.x = x; f.gamma = gamma; f.mean = save_mean; f.invstd = save_invstd;
-    f.y = dx; f.dgamma = dgamma; f.dbeta = dbeta;
-    f.dyt = dy_dtype; f.xt = x_dtype; f.pt = param_dtype; f.yt = dx_dtype; f.dpt = dparam_dtype;
-    f.frozen = s->frozen != 0;
-    f.add = ampi_adds_input(accumulate);
-    f.add_params = ampi_adds_params(accumulate);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)f.p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
 /* --- layer norm --- */
 
-/* The arguments of both passes. add, add_params: dx, dgamma and dbeta add to what is there. */
-typedef struct ampi_layer_norm {
-    const void *x, *dy, *gamma, *beta;
-    void *y, *dgamma, *dbeta;          /* y: or dx */
-    amp_dtype xt, dyt, pt, yt, dpt;
-    float *save_mean, *save_invstd;
-    const float *mean, *invstd;
-    double eps;
-    size_t rows, d;
-    int add, add_params;
-} ampi_layer_norm;
-
-AMPI_FN void ampi_ln_forward_rows(const void* context, size_t row, size_t rows) {
-    const ampi_layer_norm* f = (const ampi_layer_norm*)context;
+AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_norm_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1 };
     ampi_reader x, gamma, beta;
     ampi_sums s;
     size_t r;
-    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->rows * f->d);
-    ampi_reader_open(&gamma, f->gamma, f->pt, 1.0f, f->d);
-    ampi_reader_open(&beta, f->beta, f->pt, 0.0f, f->d);
+    ampi_reader_open(&x, f->list, AMPI_ARG_X);
+    ampi_reader_open(&gamma, f->list, AMPI_ARG_GAMMA);
+    ampi_reader_open(&beta, f->list, AMPI_ARG_BETA);
     ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
     ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
@@ -7075,23 +7032,22 @@ AMPI_FN void ampi_ln_forward_rows(const void* context, size_t row, size_t rows) 
         mean[r] = (float)s.sum[r];
         invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
     }
-    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, f->y, f->yt, row * f->d, rows, f->d, 0);
-    if (f->save_mean) ampi_store(f->save_mean, AMP_F32, row, mean, rows);
-    if (f->save_invstd) ampi_store(f->save_invstd, AMP_F32, row, invstd, rows);
+    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, 0);
+    ampi_store(&f->list[AMPI_ARG_MEAN], row, mean, rows);
+    ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-                                          const void* beta, amp_dtype param_dtype, float eps,
-                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
-                                          size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
+                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
-    ampi_layer_norm f;
+    ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
     if (r != AMP_OK) return r;
     if (d < 1)
@@ -7100,50 +7056,43 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (!ampi_is_finite(&eps) || eps <= 0.0f)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
                          (double)eps);
-    memset(&f, 0, sizeof f);
-    f.x = x; f.gamma = gamma; f.beta = beta; f.y = y; f.save_mean = save_mean; f.save_invstd = save_invstd;
-    f.xt = x_dtype; f.pt = param_dtype; f.yt = y_dtype;
     f.eps = (double)eps;
-    f.rows = rows; f.d = d;
-    ampi_rows_all(ampi_ln_forward_rows, &f, rows, d);
+    ampi_rows_all(ampi_ln_forward_rows, &f);
     return AMP_OK;
 }
 
 /* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx
    too, for which these are all columns: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
-AMPI_FN void ampi_ln_backward_rows(const ampi_layer_norm* f, size_t row, size_t past, size_t start, size_t width,
+AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start, size_t width,
                                    double* sums, int with_dx) {
-    const size_t all = f->rows * f->d;
+    const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
+    const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     float a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_reader dy, x, gamma;
     ampi_sums s;
     size_t i, r, n, rows;
-    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, all);
-    ampi_reader_open(&x, f->x, f->xt, 0.0f, all);
-    ampi_reader_open(&gamma, f->gamma, f->pt, 1.0f, f->d);
+    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
+    ampi_reader_open(&x, f->list, AMPI_ARG_X);
+    ampi_reader_open(&gamma, f->list, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
-        ampi_norm_args q = { f->mean + row, f->invstd + row, a, b, NULL, NULL, 0, 1 };
+        ampi_norm_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1 };
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
-        for (i = 0; i < width; i += n) {
+        for (i = 0; (n = ampi_tile_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
-            const float *g, *v;
-            n = ampi_tile_size(width, i);
-            g = ampi_read(&dy, at, rows * n, n);
-            v = ampi_read(&x, at, rows * n, n);
+            const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
             if (sums) ampi_sum_columns(AMPI_DOT, sums + ampi_padded(width) + i, sums + i, g, v, &q, rows, n);
             if (with_dx) q.gamma = ampi_read(&gamma, start + i, n, n);
             if (with_dx) ampi_sum_rows(AMPI_DOT, &s, g, v, &q, rows, n, i > 0);
         }
         for (r = 0; with_dx && r < rows; r++) {
             a[r] = (float)(s.sum[r] / (double)f->d);
-            b[r] = (float)(s.dot[r] * (double)f->invstd[row + r] / (double)f->d);
+            b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
         }
         if (with_dx)
-            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, f->y, f->yt, row * f->d, rows, f->d, f->add);
+            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, f->add);
     }
 }
-AMPI_FN void ampi_ln_dx_rows(const void* context, size_t row, size_t rows) {
-    const ampi_layer_norm* f = (const ampi_layer_norm*)context;
+AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
@@ -7167,7 +7116,7 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
 /* dgamma and dbeta of columns [start, start + n), and with_dx as above: threads take runs in turn. The sums lie in
    `room`, or here, where they are those of a tile at most. A run's have their place for themselves: the run that had it
    before has been added by then, since no more of them are under way than there are places, and are added in turn. */
-AMPI_FN void ampi_ln_params(const ampi_layer_norm* f, size_t start, size_t n, double* room, int with_dx) {
+AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
     const int64_t rows = (int64_t)ampi_ln_run_rows(f->rows);
@@ -7181,51 +7130,43 @@ AMPI_FN void ampi_ln_params(const ampi_layer_norm* f, size_t start, size_t n, do
         memset(run, 0, width * sizeof *run);
         ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, run, with_dx),
         ampi_ln_add_run(sums, run, width));
-    for (k = 0; k < n; k += m) {
-        m = ampi_tile_size(n, k);
-        ampi_store_sums(f->dgamma, f->dpt, start + k, sums + k, m, f->add_params);
-        ampi_store_sums(f->dbeta, f->dpt, start + k, sums + width / 2 + k, m, f->add_params);
+    for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
+        ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m, f->add_params);
+        ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m, f->add_params);
     }
 }
 
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                           const float* save_mean, const float* save_invstd, void* dx,
-                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
+                                           void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
                                            const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+    const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
+                          0.0f };
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    ampi_layer_norm f;
     size_t start;
     amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
     if (r != AMP_OK) return r;
     if (d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "layer norm backward: rows of no elements have no mean");
-    memset(&f, 0, sizeof f);
-    f.dy = dy; f.x = x; f.gamma = gamma; f.mean = save_mean; f.invstd = save_invstd;
-    f.y = dx; f.dgamma = dgamma; f.dbeta = dbeta;
-    f.dyt = dy_dtype; f.xt = x_dtype; f.pt = param_dtype; f.yt = dx_dtype; f.dpt = dparam_dtype;
-    f.rows = rows; f.d = d;
-    f.add = ampi_adds_input(accumulate);
-    f.add_params = ampi_adds_params(accumulate);
     if (rows == 0 && f.add_params) return AMP_OK;
     for (start = 0; sums && start < d; start += columns)
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
-    if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f, rows, d);
+    if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
     return AMP_OK;
 }
 
@@ -7290,99 +7231,79 @@ AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const flo
 AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, const double* dot, size_t rows, size_t n), dx,
             dy, y, dot, rows, n)
 
-/* Softmax of rows of d elements, or with labels its cross-entropy and the gradient of that; or y = dx from x = y and
-   dy. */
-typedef struct ampi_softmax {
-    const void *x, *dy;
-    void* y;
-    amp_dtype xt, dyt, yt;
-    size_t d, all;                     /* elements of a row; of all rows, or 0 where y is x */
-    const int32_t* labels;             /* NULL: softmax alone */
-    float smoothing, factor;           /* of the loss */
-} ampi_softmax;
-
 /* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
                                   float* e) {
     size_t i, n;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
+    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
-    }
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
+    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n) {
         ampi_rows_exp(e, ampi_read(x, at + i, rows * n, n), max, rows, n);
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
 }
-AMPI_FN void ampi_softmax_rows(const void* context, size_t row, size_t rows) {
-    const ampi_softmax* f = (const ampi_softmax*)context;
+/* Softmax, or with labels the gradient of its cross-entropy. */
+AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS];
     ampi_reader x;
     ampi_sums s;
     size_t i, n;
-    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->all);
+    ampi_reader_open(&x, f->list, AMPI_ARG_X);
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
-    for (i = 0; i < f->d; i += n) {
+    for (i = 0; (n = ampi_tile_size(f->d, i)) > 0; i += n) {
         const int32_t* labels = f->labels ? f->labels + row : NULL;
         const size_t at = row * f->d + i;
+        float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         int32_t label = 0;
-        float* y;
-        n = ampi_tile_size(f->d, i);
         if (f->d > AMPI_TILE) {
             ampi_rows_exp(e, ampi_read(&x, at, n, n), max, 1, n);
             if (labels) label = *labels - (int32_t)i;
             if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
         }
-        y = ampi_open(f->y, f->yt, at, n, tile);
         ampi_rows_divide(y, e, s.sum, labels, base, target, f->factor, rows, n);
-        ampi_store(f->y, f->yt, at, y, rows * n);
+        ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
 }
 
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                       size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows,
+                                       size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    const ampi_softmax f = { x, NULL, y, x_dtype, AMP_F32, y_dtype, d, x == y ? 0 : all, NULL, 0.0f, 1.0f };
+    const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
-    if (r == AMP_OK && d > 0) ampi_rows_all(ampi_softmax_rows, &f, rows, d);
+    if (r == AMP_OK && d > 0) ampi_rows_all(ampi_softmax_rows, &f);
     return r;
 }
 
-AMPI_FN void ampi_softmax_back_rows(const void* context, size_t row, size_t rows) {
-    const ampi_softmax* f = (const ampi_softmax*)context;
+AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     ampi_reader dy, y;
     ampi_sums s;
     size_t i, n;
-    ampi_reader_open(&dy, f->dy, f->dyt, 0.0f, f->all);
-    ampi_reader_open(&y, f->x, f->xt, 0.0f, f->all);
+    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
+    ampi_reader_open(&y, f->list, AMPI_ARG_X);
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
-    for (i = 0; i < f->d; i += n) {
+    for (i = 0; (n = ampi_tile_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->d + i;
-        float* dx;
-        n = ampi_tile_size(f->d, i);
-        dx = ampi_open(f->y, f->yt, at, n, tile);
+        float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         ampi_rows_dx(dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), s.dot, rows, n);
-        ampi_store(f->y, f->yt, at, dx, rows * n);
+        ampi_store(&f->list[AMPI_ARG_Y], at, dx, rows * n);
     }
 }
 
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
-                                        size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
+                                        amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    const ampi_softmax f = { y, dy, dx, y_dtype, dy_dtype, dx_dtype, d, all, NULL, 0.0f, 1.0f };
+    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) } };
+    const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
-    if (r == AMP_OK && dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f, rows, d);
+    if (r == AMP_OK && dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
     return r;
 }
 
@@ -7399,39 +7320,35 @@ AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
             y, x, bits, p, scale, n)
 
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                       size_t n, float p, uint64_t seed, uint64_t offset,
-                                       const amp_exec* exec) {
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+                                       uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "dropout", n, list);
     if (r != AMP_OK) return r;
     if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)",
-                         (double)p);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)", (double)p);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 64];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        size_t skip = (size_t)((offset + start) & 3u);
-        float* v = ampi_open(y, y_dtype, start, count, y_tile);
+        const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
+        float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
         ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 64));
-        ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
+        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
                   ampi_padded(count));
-        ampi_store(y, y_dtype, start, v, count);
+        ampi_store(&list[AMPI_ARG_Y], start, v, count);
     });
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                   void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y,
+                                   amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    const ampi_elements q = { AMPI_ADD, 0.0f, a, b, y, a_dtype, b_dtype, y_dtype };
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) },
+                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) } };
     amp_result r = AMPI_CHECK(exec, "add", n, list);
-    if (r == AMP_OK) ampi_elements_all(&q, n);
+    if (r == AMP_OK) ampi_elements(AMPI_ADD, 0.0f, list, n);
     return r;
 }
 
@@ -7442,26 +7359,23 @@ AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size
                      op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
 }
 
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-                                      amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
-                                      const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
+                                      size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
                                    { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "concat", n, list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0)
-        return r;
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
         amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(y_dtype), y_dtype,
                     (const char*)x + (size_t)i * d * ampi_type_size(x_dtype), x_dtype, d));
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
-                                       void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-                                       const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
+                                       amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
@@ -7471,12 +7385,16 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
-        const char* from = (const char*)y + ((size_t)row * d_total + column) * ampi_type_size(y_dtype);
-        char* to = (char*)x + (size_t)row * d * ampi_type_size(x_dtype);
-        const ampi_elements q = { AMPI_ADD, 0.0f, to, from, to, x_dtype, y_dtype, x_dtype };
-        size_t i;
-        if (!accumulate) amp_convert(to, x_dtype, from, y_dtype, d);
-        for (i = 0; accumulate && i < d; i += AMPI_TILE) ampi_elements_tile(&q, i, ampi_tile_size(d, i));
+        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
+        AMPI_ALIGNED float tile[AMPI_TILE];
+        size_t i, count;
+        if (!accumulate)
+            amp_convert((char*)x + to * ampi_type_size(x_dtype), x_dtype,
+                        (const char*)y + from * ampi_type_size(y_dtype), y_dtype, d);
+        for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
+            ampi_load_f32(tile, y, y_dtype, from + i, count);
+            ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
+        }
     });
     return AMP_OK;
 }
@@ -7516,20 +7434,22 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
 
 /* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, at most AMPI_ROWS,
    where z = x - max. */
-AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* f, size_t row, size_t rows, float* loss) {
+AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
     const size_t at = row * f->d, padded = ampi_padded(rows);
     ampi_reader x;
     ampi_sums s;
     size_t r;
-    ampi_reader_open(&x, f->x, f->xt, 0.0f, f->all);
+    ampi_reader_open(&x, f->list, AMPI_ARG_X);
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
     for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
     if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
     for (r = 0; r < rows; r++) {
         const size_t label = (size_t)f->labels[row + r];
-        z[r] = (f->d > AMPI_TILE ? ampi_load_one(f->x, f->xt, at + label, 0.0f) : x.floats[r * f->d + label]) - max[r];
+        if (f->d > AMPI_TILE) ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
+        else z[r] = x.floats[r * f->d + label];
+        z[r] -= max[r];
         max[r] = f->smoothing > 0.0f ? (float)(s.sum[r] / (double)f->d - (double)max[r]) : 0.0f;
     }
     for (; r < padded; r++) z[r] = max[r] = 0.0f;
@@ -7537,17 +7457,17 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_softmax* f, size_t row, size_t r
     ampi_each(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
     ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
 }
-/* parts[first .. last-1] of n rows: the sum of the losses of each part's rows. */
-AMPI_FN void ampi_cross_entropy_parts(const ampi_softmax* f, size_t n, double* parts, int64_t first, int64_t last) {
-    const size_t end = ampi_part_start(n, last), step = ampi_rows_of_tile(f->d);
+/* parts[first .. last-1]: the sum of the losses of each part's rows. */
+AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first, int64_t last) {
+    const size_t end = ampi_part_start(f->rows, last), step = ampi_rows_of_tile(f->d);
     size_t row, count, r;
     float loss[AMPI_ROWS];
     memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
-    for (row = ampi_part_start(n, first); row < end; row += count) {
+    for (row = ampi_part_start(f->rows, first); row < end; row += count) {
         count = ampi_min_size(end - row, step);
         ampi_cross_entropy_rows(f, row, count, loss);
         for (r = 0; r < count; r++) {
-            while (row + r >= ampi_part_start(n, first + 1)) first++;
+            while (row + r >= ampi_part_start(f->rows, first + 1)) first++;
             parts[first] += (double)loss[r];
         }
     }
@@ -7561,14 +7481,13 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
-    const ampi_softmax f = { logits, NULL, NULL, logits_dtype, AMP_F32, AMP_F32, classes, all, labels, smoothing,
-                             0.0f };
+    const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
-        ampi_cross_entropy_parts(&f, n, parts, i, i + some));
-    ampi_store_mean(loss, parts, n);
+        ampi_cross_entropy_parts(&f, parts, i, i + some));
+    ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
     return AMP_OK;
 }
 
@@ -7580,13 +7499,12 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    ampi_softmax f = { logits, NULL, dlogits, logits_dtype, AMP_F32, dlogits_dtype, classes, all, labels, smoothing,
-                       0.0f };
+    ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
     f.factor = ampi_loss_factor(loss_scale, weight, n);
-    ampi_rows_all(ampi_softmax_rows, &f, n, classes);
+    ampi_rows_all(ampi_softmax_rows, &f);
     return AMP_OK;
 }
 
@@ -7595,14 +7513,13 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
 }
 
-AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-                                     const void* target, amp_dtype tt, float* loss, size_t n,
-                                     const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
+                                     amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
+                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) } };
     double parts[AMPI_PARTS];
-    size_t tiles = (size_t)ampi_tiles(n);
+    const size_t tiles = ampi_div_up(n, AMPI_TILE);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
@@ -7613,30 +7530,29 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         size_t i;
         s.sum[0] = s.dot[0] = 0.0;
         for (i = first; i < end; i++) {
-            size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
-            ampi_each(AMPI_TERM + (int)kind, tile, ampi_view(x, xt, start, count, x_tile),
-                      ampi_view(target, tt, start, count, t_tile), 0.0f, ampi_padded(count));
+            const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
+            ampi_each(AMPI_TERM + (int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
+                      ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
             ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
-    ampi_store_mean(loss, parts, n);
+    ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-                                      const void* target, amp_dtype tt, const float* loss_scale,
-                                      float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
+                                      amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt,
+                                      size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
-    ampi_elements q = { AMPI_TERM_SLOPE + (int)kind, 0.0f, x, target, dx, xt, tt, dxt };
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) } };
+    float factor;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
-    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
-    q.p = ampi_loss_factor(loss_scale, weight, n);
-    if (kind == AMPI_MSE) q.p *= 2.0f;
-    ampi_elements_all(&q, n);
+    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK) return r;
+    factor = ampi_loss_factor(loss_scale, weight, n);
+    ampi_elements(AMPI_TERM_SLOPE + (int)kind, kind == AMPI_MSE ? 2.0f * factor : factor, list, n);
     return AMP_OK;
 }
 
