@@ -3583,14 +3583,17 @@ AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t
         AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
-/* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
-AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
+/* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind them is fetched. */
+AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
+                                       size_t ahead) {
     const size_t size = ampi_type_size(t);
     size_t j, i;
     for (j = 0; j < n; j += AMPI_K(nr))
-        for (i = 0; i < AMPI_K(nr) && j + i < n; i += AMPI_LANES)
-            AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i,
-                          AMPI_K(load_any)((const char*)src + (j + i) * size, t, n - j - i));
+        for (i = 0; i < AMPI_K(nr) && j + i < n; i += AMPI_LANES) {
+            const char* from = (const char*)src + (j + i) * size;
+            AMPI_FETCH(from, ahead);
+            AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i, AMPI_K(load_any)(from, t, n - j - i));
+        }
 }
 /* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][kc][nr]; the last vector is filled up with 0. */
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
@@ -3611,10 +3614,11 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
         here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));   /* whole channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
-        for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n);
+        for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
     }
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
-        AMPI_K(spread_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
+        AMPI_K(spread_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
+                           4 * b->ld * size);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
    are read `once`, else in room, whose rows share no cache sets. Element
@@ -3768,7 +3772,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const int by_rows = few && !s->b.along_k;
     const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
-    const size_t ld = wide + AMPI_PAD;
+    const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;   /* panels of B share no cache sets */
     float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
     uint32_t* const table = (uint32_t*)(void*)room.line;
     size_t top, jn, k0, im, j;
@@ -3779,10 +3783,10 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
                 if (in_place) AMPI_K(pad_rows)(room.padded, table, &s->b, k0, kc, j0 + jn, nc);
-                else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, b->kc, k0, kc, j0 + jn, nc, &room);
+                else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
 #if AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
-                    AMPI_K(pair_rows)(b_block + j * b->kc, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
+                    AMPI_K(pair_rows)(b_block + j * deep, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
 #endif
                 for (im = 0; im < rows; im += b->mc) {
                     const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
@@ -3801,7 +3805,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                     for (j = 0; !by_rows && j < nc; j += AMPI_K(nr)) {
                         if (in_place) j = ampi_next_pixel(&s->c, j0 + jn + j) - j0 - jn;
                         if (j >= nc) break;
-                        u.b = in_place ? room.padded + j : b_block + j * b->kc;
+                        u.b = in_place ? room.padded + j : b_block + j * deep;
                         u.sums = tile + j;
                         AMPI_K(micro_form)(s, mc, nc - j, &u);
                     }
@@ -4703,9 +4707,9 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
-    p->tall = ampi_min_size(m, ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc));
+    p->tall = s->k <= p->kc ? m : ampi_min_size(m, ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc));
     p->line = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
-    p->packed = p->kc * p->nc;
+    p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
     if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
     else if (b->is_image) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
