@@ -322,24 +322,24 @@ typedef AMPI_ENUM(amp_accumulate) {
 
 typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpose;
 
-/* C = alpha * op(A) * op(B) + beta * C.   op(A): m x k, op(B): k x n, C: m x n, row-major.
-   lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
-   beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C. */
-AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k, float alpha,
-    const void* a, amp_dtype a_dtype, size_t lda, const void* b, amp_dtype b_dtype, size_t ldb, float beta, void* c,
-    amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
+/* C = alpha * op(A) * op(B) + beta * C, row-major: op(A) is m x k, op(B) is k x n, C is m x n. */
+typedef struct amp_gemm_shape {
+    amp_transpose trans_a, trans_b;    /* A is stored m x k, or k x m if transposed; B likewise */
+    size_t m, n, k;
+    size_t lda, ldb, ldc;              /* elements from a stored row to the next; 0 = packed */
+    size_t batch;                      /* products of this shape; 0 = 1 */
+    size_t a_stride, b_stride;         /* elements from a matrix of the batch to the next; 0 = one for all */
+    size_t c_stride;                   /* likewise; matrices of C may not overlap */
+} amp_gemm_shape;
+
+/* beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
+   Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head. */
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
+    amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
 /* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 3 MB for each thread; a smaller
    workspace is used as far as it goes. 0 if the size overflows. A dense layer's forward call is a product of
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
-
-/* `batch` products of one shape, each as amp_gemm. Strides are elements from one matrix of a batch to the next; 0 = the
-   same for all (not for C). Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head.
-   Workspace: amp_gemm_workspace(m, n, k) bytes. */
-AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride, const void* b, amp_dtype b_dtype,
-    size_t ldb, size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride, size_t batch,
-    const amp_exec* exec);
 
 /* --- dense layer --- */
 
@@ -4863,44 +4863,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_gemm_floats(&s) * sizeof(float) + 128;
 }
 
-/* The arguments of a matrix product, checked, as a product. */
-AMPI_FN amp_result ampi_gemm_product(ampi_product* s, const amp_logger* logger, const char* call,
-                                     amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
-                                     size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
-                                     const void* b, amp_dtype b_dtype, size_t ldb, float beta, void* c,
-                                     amp_dtype c_dtype, size_t ldc) {
-    const int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
-    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? k : m, ta ? m : k, lda },
-                                   { "b", b, b_dtype, AMPI_IN, tb ? n : k, tb ? k : n, ldb },
-                                   { "c", c, c_dtype, AMPI_OUT, m, n, ldc } };
-    amp_result r;
-    ampi_product_init(s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
-    if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
-                         (int)trans_a, (int)trans_b);
-    if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
-    s->c.alpha = s->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0, added to beta * C, changes nothing */
-    s->c.beta = beta;
-    s->a = ampi_matrix(a, a_dtype, lda, !ta);
-    s->b = ampi_matrix(b, b_dtype, ldb, tb);
-    return AMP_OK;
-}
-
-AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                            float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
-                            amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype, size_t ldc,
-                            const amp_exec* exec) {
-    ampi_product s;
-    amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), "amp_gemm", trans_a, trans_b, m, n, k, alpha, a,
-                                     a_dtype, lda, b, b_dtype, ldb, beta, c, c_dtype, ldc);
-    if (r == AMP_OK) ampi_gemm_run(&s, exec);
-    return r;
-}
-
-/* --- amp_gemm_batched --- */
-
-/* How many products, and the elements from one matrix to the next. */
-typedef struct ampi_series { size_t count, a, b, c; } ampi_series;
+/* A stride is the elements from one matrix of a batch to the next. */
 
 /* Matrix i of a batch. */
 AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
@@ -4950,66 +4913,93 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
     return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
                      ampi_shown(batch), ampi_shown(stride));
 }
-/* What a batch adds to the checks of its first product. */
-AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call, const ampi_product* s,
-                                     const ampi_series* batch) {
-    const ampi_argument a = { "a", s->a.data, s->a.dtype, AMPI_IN, s->a.along_k ? s->m : s->k,
-                              s->a.along_k ? s->k : s->m, s->a.ld };
-    const ampi_argument b = { "b", s->b.data, s->b.dtype, AMPI_IN, s->b.along_k ? s->n : s->k,
-                              s->b.along_k ? s->k : s->n, s->b.ld };
-    const ampi_argument c = { "c", s->c.data, s->c.dtype, AMPI_OUT, s->m, s->n, s->c.row };
-    amp_result r = ampi_check_stride(logger, call, "a", batch->count, batch->a);
-    if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", batch->count, batch->b);
-    if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", batch->count, batch->c);
-    if (r != AMP_OK || batch->count <= 1) return r;
-    if (ampi_series_meets_itself(&c, batch->c, batch->count))
+/* What a batch adds to the checks of its first product, whose matrices a, b and c are in the list. */
+AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
+                                      const amp_gemm_shape* s) {
+    const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
+    amp_result r = ampi_check_stride(logger, call, "a", s->batch, s->a_stride);
+    if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", s->batch, s->b_stride);
+    if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", s->batch, s->c_stride);
+    if (r != AMP_OK || s->batch == 1 || s->m == 0 || s->n == 0) return r;
+    if (ampi_series_meets_itself(c, s->c_stride, s->batch))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lld, matrices of c overlap", call,
-                         ampi_shown(batch->c));
-    if (ampi_series_meet(&a, batch->a, &c, batch->c, batch->count)
-        || ampi_series_meet(&b, batch->b, &c, batch->c, batch->count))
+                         ampi_shown(s->c_stride));
+    if (ampi_series_meet(a, s->a_stride, c, s->c_stride, s->batch)
+        || ampi_series_meet(b, s->b_stride, c, s->c_stride, s->batch))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
+    return AMP_OK;
+}
+
+/* The arguments of amp_gemm, checked: the first product of the batch, and the shape with its defaults filled in. */
+AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger, const char* call,
+                                     const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype,
+                                     const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype) {
+    ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, 0, 0, 0 }, { "b", b, b_dtype, AMPI_IN, 0, 0, 0 },
+                             { "c", c, c_dtype, AMPI_OUT, 0, 0, 0 } };
+    amp_result r;
+    int ta, tb;
+    memset(s, 0, sizeof *s);
+    if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
+    *s = *shape;
+    ta = s->trans_a == AMP_TRANS; tb = s->trans_b == AMP_TRANS;
+    if (s->lda == 0) s->lda = ta ? s->m : s->k;
+    if (s->ldb == 0) s->ldb = tb ? s->k : s->n;
+    if (s->ldc == 0) s->ldc = s->n;
+    if (s->batch == 0) s->batch = 1;
+    if ((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
+                         (int)s->trans_a, (int)s->trans_b);
+    list[0].rows = ta ? s->k : s->m; list[0].cols = ta ? s->m : s->k; list[0].ld = s->lda;
+    list[1].rows = tb ? s->n : s->k; list[1].cols = tb ? s->k : s->n; list[1].ld = s->ldb;
+    list[2].rows = s->m; list[2].cols = s->n; list[2].ld = s->ldc;
+    if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
+    if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
+    ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0, added to beta * C, changes nothing */
+    p->c.beta = beta;
+    p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
+    p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
     return AMP_OK;
 }
 
 /* Whole products to each thread if there are enough for equal shares, or if one is over too soon to be shared; each
    share works in its part of the workspace. */
-AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batch, const amp_exec* exec) {
+AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s, const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
-    const size_t shares = batch->count >= 4 * threads || work < 4e6 ? ampi_min_size(threads, batch->count) : 1;
+    const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch) : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     int64_t i;
-    AMPI_PARALLEL_FOR(shares > 1 && work * (double)batch->count >= 65536, for (i = 0; i < (int64_t)shares; i++) {
-        const size_t end = ampi_share(batch->count, shares, (size_t)i + 1);
+    AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= 65536, for (i = 0; i < (int64_t)shares; i++) {
+        const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
         size_t k;
         memset(&own, 0, sizeof own);
         if (exec) own = *exec;
         own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
         own.workspace_size = step;
-        for (k = ampi_share(batch->count, shares, (size_t)i); k < end; k++) {
-            ampi_product one = *s;
-            one.a.data = (const char*)s->a.data + k * batch->a * ampi_type_size(s->a.dtype);
-            one.b.data = (const char*)s->b.data + k * batch->b * ampi_type_size(s->b.dtype);
-            one.c.data = (char*)s->c.data + k * batch->c * ampi_type_size(s->c.dtype);
+        for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
+            ampi_product one = *first;
+            if (one.k > 0) {       /* else a and b may be NULL */
+                one.a.data = (const char*)first->a.data + k * s->a_stride * ampi_type_size(one.a.dtype);
+                one.b.data = (const char*)first->b.data + k * s->b_stride * ampi_type_size(one.b.dtype);
+            }
+            one.c.data = (char*)first->c.data + k * s->c_stride * ampi_type_size(one.c.dtype);
             ampi_gemm_run(&one, &own);
         }
     });
 }
 
-AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                                    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride,
-                                    const void* b, amp_dtype b_dtype, size_t ldb, size_t b_stride, float beta,
-                                    void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride, size_t batch,
-                                    const amp_exec* exec) {
-    const ampi_series steps = { batch, a_stride, b_stride, c_stride };
-    const amp_logger* logger = ampi_exec_logger(exec);
-    ampi_product s;
-    amp_result r = ampi_gemm_product(&s, logger, "amp_gemm_batched", trans_a, trans_b, m, n, k, alpha, a, a_dtype,
-                                     lda, b, b_dtype, ldb, beta, c, c_dtype, ldc);
-    if (r == AMP_OK) r = ampi_check_series(logger, "amp_gemm_batched", &s, &steps);
-    if (r == AMP_OK && m > 0 && n > 0 && batch > 0) ampi_gemm_series_run(&s, &steps, exec);
-    return r;
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
+                            amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
+    amp_gemm_shape full;
+    ampi_product first;
+    amp_result r = ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b,
+                                     b_dtype, beta, c, c_dtype);
+    if (r != AMP_OK || full.m == 0 || full.n == 0) return r;
+    if (full.batch == 1) ampi_gemm_run(&first, exec);
+    else ampi_gemm_batch_run(&first, &full, exec);
+    return AMP_OK;
 }
 
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {

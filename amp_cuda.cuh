@@ -111,22 +111,11 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
    compiled for it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
    other bits than 0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
-AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                                 float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
-                                 amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype,
-                                 size_t ldc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
+                                 amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
 /* Bytes of device memory with which amp_cuda_gemm of this size runs at full speed on the current device. 0 if
    it needs none, if the size overflows, or without a device. */
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
-
-/* As amp_gemm_batched: `batch` products at once; strides are elements from one matrix of a batch to the next, 0 = the
-   same for all (not for C). Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to
-   head. */
-AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
-                                         size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
-                                         size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
-                                         size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc,
-                                         size_t c_stride, size_t batch, const amp_exec* exec);
 
 /* What happens to a sum on its way into C. */
 typedef enum amp_cuda_epilogue {
@@ -139,20 +128,14 @@ typedef enum amp_cuda_epilogue {
 
 /* The whole of it: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */
 typedef struct amp_cuda_gemm_desc {
-    amp_transpose trans_a, trans_b;
-    size_t m, n, k;
-    float alpha;                                   /* 0 = 1 */
-    float beta;                                    /* 0 = C is not read */
-    const void* a; amp_dtype a_dtype; size_t lda;  /* ld 0 = packed */
-    const void* b; amp_dtype b_dtype; size_t ldb;
-    void*       c; amp_dtype c_dtype; size_t ldc;
-    size_t batch, a_stride, b_stride, c_stride;    /* batch 0 = 1; see amp_cuda_gemm_batched */
     const void* bias; amp_dtype bias_dtype;        /* NULL = none; n numbers, one per column of C, */
     int    bias_per_row;                           /* 1 = m numbers, one per row */
     size_t bias_stride;                            /* elements from one of a batch to the next */
     amp_cuda_epilogue epilogue;                    /* f; the activations as in amp_activation_forward */
 } amp_cuda_gemm_desc;
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_cuda_gemm_desc* desc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
+                                      const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+                                      const amp_cuda_gemm_desc* desc, const amp_exec* exec);
 
 /* --- dense layer ----------------------------------------------------------------------- */
 
@@ -3147,85 +3130,43 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, c
 /* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
 
 /* What amp_gemm has no need to check. */
-AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const ampi_product* s, const amp_exec* exec,
+AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s, const amp_logger* logger,
                                         const char* op) {
-    const ampi_series batch = { d->batch, d->a_stride, d->b_stride, d->c_stride };
-    const amp_logger* logger = ampi_exec_logger(exec);
-    const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
-                                 AMPI_FLAT(d->bias_per_row ? d->m : d->n) };
-    amp_result r = AMP_OK;
+    const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN, AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
+    amp_result r;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
         return ampi_fail(logger, AMP_ERR_DESC,
                          "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
-    if (d->bias) r = ampi_check_matrix(logger, op, &bias);
-    if (r == AMP_OK) r = ampi_check_series(logger, op, s, &batch);
-    return r == AMP_OK && d->bias ? ampi_check_stride(logger, op, "bias", d->batch, d->bias_stride) : r;
-}
-AMPI_FN amp_result ampi_cuda_check_gemm_pointers(const amp_cuda_gemm_desc* d, const amp_exec* exec,
-                                                 const char* op) {
-    amp_result r = ampi_cuda_check_pointer(exec, op, "c", d->c);
-    if (r == AMP_OK && d->k > 0) r = ampi_cuda_check_pointer(exec, op, "a", d->a);
-    if (r == AMP_OK && d->k > 0) r = ampi_cuda_check_pointer(exec, op, "b", d->b);
-    return r == AMP_OK ? ampi_cuda_check_pointer(exec, op, "bias", d->bias) : r;
+    if (!d->bias) return AMP_OK;
+    r = ampi_check_matrix(logger, op, &bias);
+    return r == AMP_OK ? ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride) : r;
 }
 
-/* A desc with all fields filled in. */
-AMPI_FN amp_result ampi_cuda_gemm_run(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
-    ampi_cuda_batch batch = { d->batch, d->a_stride, d->b_stride, d->c_stride, d->bias_stride };
-    ampi_product s;
-    amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), op, d->trans_a, d->trans_b, d->m, d->n, d->k,
-                                     d->alpha, d->a, d->a_dtype, d->lda, d->b, d->b_dtype, d->ldb, d->beta, d->c,
-                                     d->c_dtype, d->ldc);
-    if (r == AMP_OK) r = ampi_cuda_check_desc(d, &s, exec, op);
-    if (r != AMP_OK || d->m == 0 || d->n == 0 || d->batch == 0) return r;
-    if ((r = ampi_cuda_check_gemm_pointers(d, exec, op)) != AMP_OK) return r;
-    s.c.bias = d->bias; s.c.bias_dtype = ampi_dtype(d->bias_dtype);
-    s.c.bias_per_row = d->bias_per_row;
-    return ampi_cuda_product_run(exec, op, &s, &batch, d->epilogue);
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype,
+                                      const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+                                      const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
+    const char* op = desc ? "amp_cuda_gemm_with" : "amp_cuda_gemm";
+    const amp_cuda_gemm_desc d = desc ? *desc : amp_cuda_gemm_desc();
+    amp_gemm_shape s;
+    ampi_product p;
+    amp_result r = ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype, b, b_dtype, beta,
+                                     c, c_dtype);
+    if (r == AMP_OK) r = ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op);
+    if (r != AMP_OK || s.m == 0 || s.n == 0) return r;
+    r = ampi_cuda_check_pointer(exec, op, "c", c);
+    if (r == AMP_OK && s.k > 0) r = ampi_cuda_check_pointer(exec, op, "a", a);
+    if (r == AMP_OK && s.k > 0) r = ampi_cuda_check_pointer(exec, op, "b", b);
+    if (r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "bias", d.bias);
+    if (r != AMP_OK) return r;
+    const ampi_cuda_batch batch = { s.batch, s.a_stride, s.b_stride, s.c_stride, d.bias_stride };
+    p.c.bias = d.bias; p.c.bias_dtype = ampi_dtype(d.bias_dtype);
+    p.c.bias_per_row = d.bias_per_row;
+    return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
-
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
-    amp_cuda_gemm_desc d;
-    if (!desc) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "amp_cuda_gemm_with: desc is NULL");
-    d = *desc;
-    if (d.alpha == 0.0f) d.alpha = 1.0f;
-    if (d.lda == 0) d.lda = d.trans_a == AMP_TRANS ? d.m : d.k;
-    if (d.ldb == 0) d.ldb = d.trans_b == AMP_TRANS ? d.k : d.n;
-    if (d.ldc == 0) d.ldc = d.n;
-    if (d.batch == 0) d.batch = 1;
-    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm_with");
-}
-
-AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
-                                         size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
-                                         size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
-                                         size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc,
-                                         size_t c_stride, size_t batch, const amp_exec* exec) {
-    amp_cuda_gemm_desc d = {};
-    d.trans_a = trans_a; d.trans_b = trans_b;
-    d.m = m; d.n = n; d.k = k;
-    d.alpha = alpha; d.beta = beta;
-    d.a = a; d.a_dtype = a_dtype; d.lda = lda; d.a_stride = a_stride;
-    d.b = b; d.b_dtype = b_dtype; d.ldb = ldb; d.b_stride = b_stride;
-    d.c = c; d.c_dtype = c_dtype; d.ldc = ldc; d.c_stride = c_stride;
-    d.batch = batch;
-    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm_batched");
-}
-
-AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                                 float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
-                                 amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype,
-                                 size_t ldc, const amp_exec* exec) {
-    amp_cuda_gemm_desc d = {};
-    d.trans_a = trans_a; d.trans_b = trans_b;
-    d.m = m; d.n = n; d.k = k;
-    d.alpha = alpha; d.beta = beta;
-    d.a = a; d.a_dtype = a_dtype; d.lda = lda;
-    d.b = b; d.b_dtype = b_dtype; d.ldb = ldb;
-    d.c = c; d.c_dtype = c_dtype; d.ldc = ldc;
-    d.batch = 1;
-    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm");
+AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
+                                 amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
+    return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
 }
 
 /* --- gradients of biases ---------------------------------------------------------------------------- */

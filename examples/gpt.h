@@ -176,11 +176,11 @@ static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy,
    mixed = weights V. Q, K and V are D columns each of qkv's 3C. --- */
 
 /* c = alpha op(a) op(b) of one head, where a and b are low. A workspace would be needed for each thread. */
-static void gpt_gemm(const gpt* g, amp_transpose ta, amp_transpose tb, size_t m, size_t n, size_t k, float alpha,
-                     const void* a, size_t lda, const void* b, size_t ldb, void* c, amp_dtype c_dtype, size_t ldc) {
+static void gpt_gemm(const gpt* g, const amp_gemm_shape* s, float alpha, const void* a, const void* b, void* c,
+                     amp_dtype c_dtype) {
     amp_exec exec = g->exec;
     exec.workspace = NULL;
-    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &exec);
+    amp_gemm(s, alpha, a, g->s.low, b, g->s.low, 0.0f, c, c_dtype, &exec);
 }
 static void gpt_hide_future(float* scores, size_t T) {
     for (size_t t = 0; t < T; t++)
@@ -188,19 +188,25 @@ static void gpt_hide_future(float* scores, size_t T) {
 }
 static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t n) {
     const size_t T = g->s.length, C = g->s.channels, H = g->s.heads, D = C / H, W = 3 * C;
+    const amp_gemm_shape similar = { .trans_b = AMP_TRANS, .m = T, .n = T, .k = D, .lda = W, .ldb = W };
+    const amp_gemm_shape mix = { .m = T, .n = D, .k = T, .ldb = W, .ldc = C };
     const amp_dtype low = g->s.low;
     const void *q = gpt_at(g, b->qkv, n / H * T * W + n % H * D), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
     void *weights = gpt_at(g, b->weights, n * T * T), *mixed = gpt_at(g, b->mixed, n / H * T * C + n % H * D);
     float* scores = g->scores + n * T * T;
-    gpt_gemm(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f / sqrtf((float)D), q, W, k, W, scores, AMP_F32, T);
+    gpt_gemm(g, &similar, 1.0f / sqrtf((float)D), q, k, scores, AMP_F32);
     gpt_hide_future(scores, T);
     amp_softmax_forward(scores, AMP_F32, weights, low, T, T, &g->exec);
-    gpt_gemm(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, T, v, W, mixed, low, C);
+    gpt_gemm(g, &mix, 1.0f, weights, v, mixed, low);
 }
 /* From the gradient of mixed, which lies in narrow, to dqkv. */
 static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     const size_t T = g->s.length, C = g->s.channels, H = g->s.heads, D = C / H, W = 3 * C;
     const size_t first = n / H * T * W + n % H * D;
+    const amp_gemm_shape to_v = { .trans_a = AMP_TRANS, .m = T, .n = D, .k = T, .ldb = C, .ldc = W };
+    const amp_gemm_shape to_weights = { .trans_b = AMP_TRANS, .m = T, .n = T, .k = D, .lda = C, .ldb = W };
+    const amp_gemm_shape to_q = { .m = T, .n = D, .k = T, .ldb = W, .ldc = W };
+    const amp_gemm_shape to_k = { .trans_a = AMP_TRANS, .m = T, .n = D, .k = T, .ldb = W, .ldc = W };
     const amp_dtype low = g->s.low;
     const float alpha = 1.0f / sqrtf((float)D);
     const void *q = gpt_at(g, b->qkv, first), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
@@ -208,11 +214,11 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     void *dq = gpt_at(g, g->dqkv, first), *dk = gpt_at(g, dq, C), *dv = gpt_at(g, dk, C);
     void* dscores = gpt_at(g, g->dscores, n * T * T);
     float* dweights = g->scores + n * T * T;
-    gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, T, dmixed, C, dv, low, W);
-    gpt_gemm(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f, dmixed, C, v, W, dweights, AMP_F32, T);
+    gpt_gemm(g, &to_v, 1.0f, weights, dmixed, dv, low);
+    gpt_gemm(g, &to_weights, 1.0f, dmixed, v, dweights, AMP_F32);
     amp_softmax_backward(dweights, AMP_F32, weights, low, dscores, low, T, T, &g->exec);
-    gpt_gemm(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, k, W, dq, low, W);
-    gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, q, W, dk, low, W);
+    gpt_gemm(g, &to_q, alpha, dscores, k, dq, low);
+    gpt_gemm(g, &to_k, alpha, dscores, q, dk, low);
 }
 
 /* All heads, several at a time if the compiler has threads. */

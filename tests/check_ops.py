@@ -33,6 +33,11 @@ class Conv(ctypes.Structure):
         "dilation_h dilation_w groups").split()]
 
 
+class Gemm(ctypes.Structure):
+    _fields_ = [(k, ctypes.c_int) for k in ("trans_a", "trans_b")] + [(k, ctypes.c_size_t) for k in (
+        "m n k lda ldb ldc batch a_stride b_stride c_stride").split()]
+
+
 class Pool(ctypes.Structure):
     _fields_ = [(k, ctypes.c_int) for k in (
         "kind n channels height width kernel_h kernel_w stride_h stride_w pad_h pad_w exclude_pad").split()]
@@ -124,8 +129,8 @@ def test_gemm():
                 want = alpha * (A @ B) + beta * c.double()
                 size = alpha * (A.abs() @ B.abs()) + beta * c.double().abs()
                 want32 = alpha * (A.float() @ B.float()) + beta * c.float()
-                call("amp_gemm", enum(ta), enum(tb), m, n, k, alpha, a, enum(at), a.shape[1], b, enum(bt), b.shape[1],
-                     beta, c, enum(ct), n, None)
+                s = Gemm(ta, tb, m, n, k, a.shape[1], b.shape[1], n)
+                call("amp_gemm", s, alpha, a, enum(at), b, enum(bt), beta, c, enum(ct), None)
                 both("gemm %dx%dx%d" % (m, n, k), c, want, want32, (k + 3) * U * size, ct)
 
 

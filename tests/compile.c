@@ -13,12 +13,15 @@ int main(void) {
     half f = amp_half_to_float(amp_half_from_float(1.5f));
     float m[4] = { 1, 2, 3, 4 }, out[4];
     amp_scaler s;
+    amp_gemm_shape shape;
     amp_model* model = NULL;
     amp_model_desc d;
     memset(&d, 0, sizeof d);
+    memset(&shape, 0, sizeof shape);
+    shape.m = shape.n = shape.k = 2;
     d.batch = 1;
     if (amp_scaler_init(&s, NULL) != AMP_OK || s.state.scale != 65536.0f) return 1;
-    if (amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1.0f, m, AMP_F32, 2, m, AMP_F32, 2, 0.0f, out, AMP_F32, 2, NULL) != AMP_OK) return 2;
+    if (amp_gemm(&shape, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, NULL) != AMP_OK) return 2;
     if (amp_model_create(&model, &d) != AMP_OK) return 3;
     amp_softmax_cross_entropy(model, amp_linear(model, amp_input(model, 3, 1, 1), 2), NULL);
     if (amp_model_finalize(model) != AMP_OK) return 4;

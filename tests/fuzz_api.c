@@ -203,6 +203,13 @@ static size_t matrix_size(size_t rows, size_t cols, size_t ld) {
     count_in((double)rows * (double)ld);
     return too_large ? 0 : (rows - 1) * ld + cols;
 }
+static amp_gemm_shape shape_of(int ta, int tb, size_t m, size_t n, size_t k) {
+    amp_gemm_shape s;
+    memset(&s, 0, sizeof s);
+    s.trans_a = (amp_transpose)ta; s.trans_b = (amp_transpose)tb;
+    s.m = m; s.n = n; s.k = k;
+    return s;
+}
 static void try_gemm(void) {
     int ta = number(0, 2), tb = number(0, 2);
     size_t m = size(40), n = size(40), k = byte() & 1 ? size(40) : size(200);
@@ -210,11 +217,17 @@ static void try_gemm(void) {
     amp_dtype a_type = type(), b_type = type(), c_type = type();
     float alpha = number_f(), beta = number_f();
     size_t a_size, b_size, c_size, r, gap;
+    amp_gemm_shape shape;
     amp_exec exec;
     amp_result result;
     void *a, *b, *c;
     if (byte() >= 245) lda = size(50);
     if (byte() >= 245) ldc = size(50);
+    shape = shape_of(ta, tb, m, n, k);
+    shape.lda = lda; shape.ldb = ldb; shape.ldc = ldc;
+    if (lda == 0) lda = ta ? m : k;
+    if (ldb == 0) ldb = tb ? k : n;
+    if (ldc == 0) ldc = n;
     a_size = ta ? matrix_size(k, m, lda) : matrix_size(m, k, lda);
     b_size = tb ? matrix_size(n, k, ldb) : matrix_size(k, n, ldb);
     c_size = matrix_size(m, n, ldc);
@@ -223,8 +236,7 @@ static void try_gemm(void) {
     a = operand(a_size, a_type, INPUT);
     b = operand(b_size, b_type, INPUT);
     c = operand(c_size, c_type, OUTPUT);
-    result = amp_gemm((amp_transpose)ta, (amp_transpose)tb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c,
-                      c_type, ldc, some_exec(&exec));
+    result = amp_gemm(byte() >= 253 ? NULL : &shape, alpha, a, a_type, b, b_type, beta, c, c_type, some_exec(&exec));
     for (r = 0; result == AMP_OK && c && c_size && r + 1 < m; r++) {           /* between the rows of C */
         const struct block* block = &blocks[(a != NULL) + (b != NULL)];
         size_t each = amp_dtype_size(c_type);
@@ -236,7 +248,8 @@ static void try_gemm(void) {
 
 /* Elements of a batch of matrices. */
 static size_t series_size(size_t one, size_t stride, size_t batch) {
-    if (one == 0 || batch == 0) return 0;
+    if (one == 0) return 0;
+    if (batch == 0) batch = 1;
     count_in((double)(batch - 1) * (double)stride + (double)one);
     return too_large ? 0 : (batch - 1) * stride + one;
 }
@@ -250,14 +263,16 @@ static void try_gemm_batched(void) {
     size_t a_size = series_size(ta ? matrix_size(k, m, lda) : matrix_size(m, k, lda), as, batch);
     size_t b_size = series_size(tb ? matrix_size(n, k, ldb) : matrix_size(k, n, ldb), bs, batch);
     size_t c_size = series_size(matrix_size(m, n, ldc), cs, batch);
+    amp_gemm_shape shape = shape_of(ta, tb, m, n, k);
     amp_exec exec;
     void *a, *b, *c;
+    shape.lda = lda; shape.ldb = ldb; shape.ldc = ldc;
+    shape.batch = batch; shape.a_stride = as; shape.b_stride = bs; shape.c_stride = cs;
     if (!may_call()) return;
     a = operand(a_size, a_type, INPUT);
     b = operand(b_size, b_type, INPUT);
     c = operand(c_size, c_type, OUTPUT);
-    settle_sized(amp_gemm_batched((amp_transpose)ta, (amp_transpose)tb, m, n, k, alpha, a, a_type, lda, as, b, b_type, ldb,
-                                  bs, beta, c, c_type, ldc, cs, batch, some_exec(&exec)));
+    settle_sized(amp_gemm(&shape, alpha, a, a_type, b, b_type, beta, c, c_type, some_exec(&exec)));
 }
 
 static void try_linear(void) {

@@ -224,7 +224,8 @@ static amp_result try_gemm(void) {
     sprintf(what, "gemm %d%d %lux%lux%lu ld %lu %lu %lu types %d%d%d, %g, %g", ta, tb, (unsigned long)m, (unsigned long)n,
             (unsigned long)k, (unsigned long)lda, (unsigned long)ldb, (unsigned long)ldc, at, bt, ct, (double)alpha, (double)beta);
     a = in(reach(ar, ac, lda), at); b = in(reach(br, bc, ldb), bt); c = take(reach(m, n, ldc), ct, EXACT, 1)->now;
-    return amp_gemm(ta, tb, m, n, k, alpha, a, at, lda, b, bt, ldb, beta, c, ct, ldc, some_exec(amp_gemm_workspace(m, n, k)));
+    return amp_gemm(PRODUCT(ta, tb, m, n, k, lda, ldb, ldc), alpha, a, at, b, bt, beta, c, ct,
+                    some_exec(amp_gemm_workspace(m, n, k)));
 }
 /* From matrix to matrix of a batch: none, as far as one reaches or further, or side by side in rows that are longer. */
 static size_t some_stride(size_t rows, size_t columns, size_t* ld, size_t batch, int may_share) {
@@ -249,8 +250,8 @@ static amp_result try_batched(void) {
     a = in((batch - 1) * as + reach(ar, ac, lda), at);
     b = in((batch - 1) * bs + reach(br, bc, ldb), bt);
     c = take((batch - 1) * cs + reach(m, n, ldc), ct, EXACT, 1)->now;
-    return amp_gemm_batched(ta, tb, m, n, k, alpha, a, at, lda, as, b, bt, ldb, bs, beta, c, ct, ldc, cs, batch,
-                            some_exec(amp_gemm_workspace(m, n, k)));
+    return amp_gemm(BATCH(ta, tb, m, n, k, lda, ldb, ldc, batch, as, bs, cs), alpha, a, at, b, bt, beta, c, ct,
+                    some_exec(amp_gemm_workspace(m, n, k)));
 }
 /* What a backward function adds to. */
 static int some_sums(void) { return (int)below(2) | (below(3) ? 0 : AMP_ACCUMULATE_INPUT); }

@@ -77,6 +77,11 @@ static inline int test_due(void) {
     return calls++ % every == 0;
 }
 
+/* The shape of a matrix product, and that of many; after <amp.h>. */
+#define PRODUCT(ta, tb, m, n, k, lda, ldb, ldc) BATCH(ta, tb, m, n, k, lda, ldb, ldc, 0, 0, 0, 0)
+#define BATCH(ta, tb, m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step) \
+    (&(amp_gemm_shape){ (amp_transpose)(ta), (amp_transpose)(tb), m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step })
+
 /* A repeatable stream of numbers for test data. */
 static unsigned long long test_seed = 1;
 static inline unsigned test_random(void) {

@@ -128,9 +128,9 @@ static void problem_check(const problem* p, const unsigned char* expected, size_
     memcpy(c, p->c.data, matrix_bytes(&p->c));
     exec.workspace = memory + offset; exec.workspace_size = workspace;
     exec.sums = p->sums;
-    CHECK(amp_gemm(p->ta ? AMP_TRANS : AMP_NO_TRANS, p->tb ? AMP_TRANS : AMP_NO_TRANS, p->m, p->n, p->k, p->alpha,
-                   matrix_at(&p->a), p->a.dtype, p->a.ld, matrix_at(&p->b), p->b.dtype, p->b.ld, p->beta,
-                   c + GUARD, p->c.dtype, p->c.ld, workspace || p->sums ? &exec : NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(p->ta, p->tb, p->m, p->n, p->k, p->a.ld, p->b.ld, p->c.ld),
+                   p->alpha, matrix_at(&p->a), p->a.dtype, matrix_at(&p->b), p->b.dtype, p->beta, c + GUARD, p->c.dtype,
+                   workspace || p->sums ? &exec : NULL) == AMP_OK);
     same = memcmp(c, expected, matrix_bytes(&p->c)) == 0;
     CHECK_MSG(same, "%s %s%s m %lu n %lu k %lu %s x %s -> %s alpha %g beta %g workspace %lu",
               amp_isa_name(amp_cpu_isa()), p->ta ? "T" : "N", p->tb ? "T" : "N", (unsigned long)p->m,
@@ -258,9 +258,10 @@ static void check_few_far_rows(size_t m, int tb, amp_dtype t, size_t k) {
         amp_convert(b + q * n * size, t, row, AMP_F32, n);
     }
     free(row);
-    CHECK(amp_gemm(AMP_NO_TRANS, trans, m, n, k, 1.0f, matrix_at(&a), t, k, b, t, ldb, 0.0f, matrix_at(&c), AMP_F32, n, &exec) == AMP_OK);
-    CHECK(amp_gemm(AMP_NO_TRANS, trans, more, n, k, 1.0f, matrix_at(&a), t, k, b, t, ldb, 0.0f, matrix_at(&whole), AMP_F32, n,
-                   &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, m, n, k, k, ldb, n), 1.0f, matrix_at(&a), t, b, t, 0.0f, matrix_at(&c),
+                   AMP_F32, &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, more, n, k, k, ldb, n), 1.0f, matrix_at(&a), t, b, t, 0.0f,
+                   matrix_at(&whole), AMP_F32, &exec) == AMP_OK);
     CHECK_MSG(memcmp(matrix_at(&c), matrix_at(&whole), m * n * sizeof(float)) == 0, "%s m %d k %d %s %s",
               amp_isa_name(amp_cpu_isa()), (int)m, (int)k, tb ? "along" : "across", amp_dtype_name(t));
     free(b); free(exec.workspace);
@@ -313,12 +314,14 @@ static void test_order(void) {
         amp_convert(a, at, x, AMP_F32, 4);
         amp_convert(b, bt, y, AMP_F32, 4);
         /* 1 + 16777216 = 16777216; - 16777216 = 0; + 1 = 1.  Pairs of neighbours the other way round give 0. */
-        CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 1, a, at, 4, b, bt, 1, 0, &c, AMP_F32, 1, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 4, 1, 1), 1, a, at, b, bt, 0, &c, AMP_F32,
+                       NULL) == AMP_OK);
         CHECK_MSG(c == 1.0f, "%s, %s: %g", amp_dtype_name(at), amp_dtype_name(bt), (double)c);
     }
     amp_convert(a, AMP_BF16, &tiny, AMP_F32, 1);
     amp_convert(b, AMP_BF16, &small, AMP_F32, 1);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, a, AMP_BF16, 1, b, AMP_BF16, 1, 0, &c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, a, AMP_BF16, b, AMP_BF16, 0, &c, AMP_F32,
+                   NULL) == AMP_OK);
     CHECK_MSG(c == 0.0f && signbit(c), "-1e-60 rounds to -0: %g", (double)c);
 }
 
@@ -408,7 +411,8 @@ static void test_bf16_subnormal_corner(void) {
 static void check_fma(float x, float y, float z) {
     float one = 1, c = y, want = fmaf(x, y, z);
     if (x == 0.0f) return;                       /* beta 0 does not read C */
-    amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, &z, AMP_F32, 1, &one, AMP_F32, 1, x, &c, AMP_F32, 1, NULL);
+    amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, &z, AMP_F32, &one, AMP_F32, x, &c, AMP_F32,
+             NULL);
     CHECK_MSG(memcmp(&c, &want, sizeof c) == 0, "%a * %a + %a is %a, not %a", (double)x, (double)y, (double)z, (double)c, (double)want);
 }
 /* Where a processor without fma would be wrong: the double sum lies between two floats, and the product has a last bit
@@ -432,21 +436,55 @@ static void test_fma_rounds_once(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
+/* Zeros of a shape: packed rows, one product; the strides of A and B, one matrix for all. */
+static void test_shape_defaults(void) {
+    float a[2 * 15], b[2 * 21], c[2 * 35], full[2 * 35];
+    size_t i;
+    int form;
+    for (i = 0; i < 30; i++) a[i] = test_uniform();
+    for (i = 0; i < 42; i++) b[i] = test_uniform();
+    for (form = 0; form < 4; form++) {
+        const int ta = form & 1, tb = form >> 1;
+        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, ta ? 5 : 3, tb ? 3 : 7, 7), 1, a, AMP_F32, b, AMP_F32, 0, full, AMP_F32,
+                       NULL) == AMP_OK);
+        memcpy(full + 35, full, sizeof full / 2);
+        memset(c, FILL, sizeof c);
+        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, 0, 0, 0), 1, a, AMP_DTYPE_DEFAULT, b, AMP_DTYPE_DEFAULT, 0, c,
+                       AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
+        CHECK(memcmp(c, full, sizeof c / 2) == 0);
+        for (i = 0; i < sizeof c / 2; i++) CHECK(((unsigned char*)(c + 35))[i] == FILL);
+        CHECK(amp_gemm(BATCH(ta, tb, 5, 7, 3, 0, 0, 0, 2, 0, 0, 35), 1, a, AMP_F32, b, AMP_F32, 0, c, AMP_F32,
+                       NULL) == AMP_OK);
+        CHECK(memcmp(c, full, sizeof c) == 0);
+    }
+    memset(c, 0, sizeof c);
+    CHECK(amp_gemm(BATCH(0, 0, 5, 7, 0, 0, 0, 0, 2, 15, 21, 35), 1, NULL, AMP_F32, NULL, AMP_F32, 0, full, AMP_F32,
+                   NULL) == AMP_OK);
+    CHECK(memcmp(c, full, sizeof c) == 0);
+}
+
 static void test_nothing_to_do(void) {
     float c[6] = { 0, 0, 0, 1, 2, 3 }, one = 1;
     c[0] = c[1] = c[2] = NAN;
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 1, 1, 1, NULL, AMP_F32, 1, &one, AMP_F32, 1, 0, NULL, AMP_F32, 1, NULL) == AMP_OK);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 0, 0, NULL, AMP_F32, 0, NULL) == AMP_OK);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 3, 0, c, AMP_F32, 3, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 1, 1, 1, 1, 1), 1, NULL, AMP_F32, &one, AMP_F32, 0, NULL,
+                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 0, 0, 0), 1, NULL, AMP_F32, NULL, AMP_F32, 0, NULL,
+                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, NULL, AMP_F32, NULL, AMP_F32, 0, c,
+                   AMP_F32, NULL) == AMP_OK);
     CHECK(c[0] == 0 && c[1] == 0 && c[2] == 0);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 3, 2, c + 3, AMP_F32, 3, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, NULL, AMP_F32, NULL, AMP_F32, 2, c + 3,
+                   AMP_F32, NULL) == AMP_OK);
     CHECK(c[3] == 2 && c[4] == 4 && c[5] == 6);
     c[0] = -0.0f;
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 0, &one, AMP_F32, 1, &one, AMP_F32, 1, 2, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 0, &one, AMP_F32, &one, AMP_F32, 2, c,
+                   AMP_F32, NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, -3, NULL, AMP_F32, 0, NULL, AMP_F32, 1, 1, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), -3, NULL, AMP_F32, NULL, AMP_F32, 1, c,
+                   AMP_F32, NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));          /* alpha has nothing to multiply: the sign stays */
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, INFINITY, NULL, AMP_F32, 0, NULL, AMP_F32, 1, 1, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), INFINITY, NULL, AMP_F32, NULL, AMP_F32, 1, c,
+                   AMP_F32, NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));
 }
 
@@ -460,8 +498,8 @@ static void test_error_bound(void) {
         problem p = problem_new(0, 1, 40, 50, 300, 0, 1.0f, 0.0f, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3]);
         double unit = TYPES[t / 3] == AMP_F32 ? 0x1p-24 : TYPES[t / 3] == AMP_F16 ? 0x1p-11 : 0x1p-8;
         float got;
-        CHECK(amp_gemm(AMP_NO_TRANS, AMP_TRANS, 40, 50, 300, 1, matrix_at(&p.a), p.a.dtype, 300, matrix_at(&p.b), p.b.dtype,
-                       300, 0, matrix_at(&p.c), p.c.dtype, 50, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 40, 50, 300, 300, 300, 50), 1, matrix_at(&p.a), p.a.dtype,
+                       matrix_at(&p.b), p.b.dtype, 0, matrix_at(&p.c), p.c.dtype, NULL) == AMP_OK);
         for (i = 0; i < 40; i++)
             for (j = 0; j < 50; j++) {
                 double sum = 0, size = 0, limit;
@@ -540,8 +578,8 @@ static void test_reads_nothing_else(void) {
         exec.workspace = memory;
         exec.workspace_size = round / 8 % 2 ? sizeof memory : 0;
         exec.sums = round / 36 % 2 ? AMP_SUMS_FIXED : AMP_SUMS_FAST;
-        CHECK(amp_gemm(ta ? AMP_TRANS : AMP_NO_TRANS, tb ? AMP_TRANS : AMP_NO_TRANS, m, n, k, 1.0f, a, t, ta ? m : k, b, t,
-                       tb ? k : n, 0.0f, c, AMP_F32, n, &exec) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, ta ? m : k, tb ? k : n, n),
+                       1.0f, a, t, b, t, 0.0f, c, AMP_F32, &exec) == AMP_OK);
         munmap(base_a, length_a);
         munmap(base_b, length_b);
     }
@@ -569,9 +607,10 @@ static void test_fast_sums_not_finite(void) {
     amp_convert(low_a, AMP_BF16, a, AMP_F32, SIZE * SIZE);
     amp_convert(low_b, AMP_BF16, b, AMP_F32, SIZE * SIZE);
     for (round = 0; round < 2; round++) {
-        CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, SIZE, SIZE, SIZE, 1.0f, round ? (void*)half_a : (void*)low_a,
-                       round ? AMP_F16 : AMP_BF16, SIZE, round ? (void*)half_b : (void*)low_b,
-                       round ? AMP_F16 : AMP_BF16, SIZE, 0.0f, c, AMP_F32, SIZE, &exec) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE), 1.0f,
+                       round ? (void*)half_a : (void*)low_a, round ? AMP_F16 : AMP_BF16,
+                       round ? (void*)half_b : (void*)low_b, round ? AMP_F16 : AMP_BF16, 0.0f, c, AMP_F32,
+                       &exec) == AMP_OK);
         for (i = wrong = 0; i < SIZE; i++)
             for (j = 0; j < SIZE; j++) {
                 uint32_t bits, want = 0x7f800000u;             /* a NaN is 0x7fc00000 here too */
@@ -712,12 +751,12 @@ static void check_batch(size_t m, size_t n, size_t k, size_t batch, int layout, 
     exec.workspace = room ? malloc(room) : NULL; exec.workspace_size = room;
     memcpy(before, c.all.data, bytes);
     for (i = 0; i < batch; i++)
-        CHECK(amp_gemm(ta, tb, m, n, k, 0.5f, series_at(&a, i), at, a.all.ld, series_at(&b, i), bt, b.all.ld, 0.25f,
-                       series_at(&c, i), ct, c.all.ld, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld), 0.5f, series_at(&a, i), at,
+                       series_at(&b, i), bt, 0.25f, series_at(&c, i), ct, NULL) == AMP_OK);
     memcpy(expected, c.all.data, bytes);
     memcpy(c.all.data, before, bytes);
-    CHECK(amp_gemm_batched(ta, tb, m, n, k, 0.5f, matrix_at(&a.all), at, a.all.ld, a.stride, matrix_at(&b.all), bt,
-                           b.all.ld, b.stride, 0.25f, matrix_at(&c.all), ct, c.all.ld, c.stride, batch, &exec) == AMP_OK);
+    CHECK(amp_gemm(BATCH(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld, batch, a.stride, b.stride, c.stride), 0.5f,
+                   matrix_at(&a.all), at, matrix_at(&b.all), bt, 0.25f, matrix_at(&c.all), ct, &exec) == AMP_OK);
     CHECK_MSG(memcmp(expected, c.all.data, bytes) == 0, "%lu of %lux%lux%lu, layout %d, trans %d, types %d, room %lu",
               (unsigned long)batch, (unsigned long)m, (unsigned long)n, (unsigned long)k, layout, trans, types,
               (unsigned long)room);
@@ -746,25 +785,36 @@ static void test_refusals(void) {
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
     for (i = 0; i < 64; i++) c[i] = 7;
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 3, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 3, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
+                           AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: lda is 3, but a row of a has 5 elements");
-    check_refused(amp_gemm(AMP_TRANS, AMP_TRANS, 2, 3, 5, 1, a, AMP_F32, 2, a, AMP_F32, 4, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 2, 3, 5, 2, 4, 3), 1, a, AMP_F32, a, AMP_F32, 0, c, AMP_F32,
+                           &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldb is 4, but a row of b has 5 elements");
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 2, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 2), 1, a, AMP_F32, a, AMP_F32, 0, c,
+                           AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldc is 2, but a row of c has 3 elements");
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, NULL, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, NULL, AMP_F32, a, AMP_F32, 0, c,
+                           AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: a is NULL, but it has 2 x 5 elements");
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F64, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F64, 0, c,
+                           AMP_F32, &e),
                   AMP_ERR_DTYPE, "amp_gemm: b has type f64 (4); it must be f32, f16 or bf16");
-    check_refused(amp_gemm((amp_transpose)2, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(2, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
+                           AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: trans_a is 2, trans_b is 0; they must be 0 or 1");
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e)
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
+                   AMP_F32, &e)
           == AMP_ERR_ARGUMENT);
     CHECK(strncmp(heard, "amp_gemm: a is too large: ", 26) == 0);
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, (size_t)-1, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, (size_t)-1, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0,
+                           c, AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: a is too large: -1 rows of 5 elements");
-    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, (size_t)-3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, (size_t)-3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0,
+                           c, AMP_F32, &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldb is 3, but a row of b has -3 elements");
+    check_refused(amp_gemm(NULL, 1, a, AMP_F32, a, AMP_F32, 0, c, AMP_F32, &e), AMP_ERR_ARGUMENT,
+                  "amp_gemm: the shape is NULL");
     check_refused(amp_linear_forward(a, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, c, AMP_F32, 2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear: w is NULL, but it has 4 x 3 elements");
     check_refused(amp_linear_forward(a, AMP_F32, a, AMP_F32, a, AMP_F64, c, AMP_F32, 2, 3, 4, &e),
@@ -775,31 +825,30 @@ static void test_refusals(void) {
     for (i = 0; i < 64; i++) CHECK(c[i] == 7);
 }
 
-/* amp_gemm_batched of 2x3x4 in F32, of matrices in one array of 100. */
+/* Batches of 2x3x4 in F32, of matrices in one array of 100. */
 static amp_result batch_in(float* x, size_t a, size_t a_stride, size_t c, size_t ldc, size_t c_stride, size_t batch) {
     amp_exec e;
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
-    return amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 1, x + a, AMP_F32, 4, a_stride, x + 88, AMP_F32, 3, 0, 0,
-                            x + c, AMP_F32, ldc, c_stride, batch, &e);
+    return amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 4, 3, ldc, batch, a_stride, 0, c_stride), 1, x + a,
+                    AMP_F32, x + 88, AMP_F32, 0, x + c, AMP_F32, &e);
 }
 static void test_batch_refusals(void) {
-    static const char OVER[] = "amp_gemm_batched: a matrix of c would be written over one of a or b";
+    static const char OVER[] = "amp_gemm: a matrix of c would be written over one of a or b";
     float x[100];
     size_t i;
     for (i = 0; i < 100; i++) x[i] = 7;
-    check_refused(batch_in(x, 0, 8, 40, 3, 0, 2), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 0, matrices of c overlap");
-    check_refused(batch_in(x, 0, 8, 40, 3, 5, 3), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 5, matrices of c overlap");
-    check_refused(batch_in(x, 0, 8, 40, 8, 2, 2), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 2, matrices of c overlap");
-    check_refused(batch_in(x, 0, 8, 40, 8, 3, 4), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 3, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 3, 0, 2), AMP_ERR_ARGUMENT, "amp_gemm: c_stride is 0, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 3, 5, 3), AMP_ERR_ARGUMENT, "amp_gemm: c_stride is 5, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 8, 2, 2), AMP_ERR_ARGUMENT, "amp_gemm: c_stride is 2, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 8, 3, 4), AMP_ERR_ARGUMENT, "amp_gemm: c_stride is 3, matrices of c overlap");
     check_refused(batch_in(x, 0, 8, 26, 3, 6, 4), AMP_ERR_ARGUMENT, OVER);        /* the last a over the first c */
     check_refused(batch_in(x, 20, 8, 0, 3, 7, 4), AMP_ERR_ARGUMENT, OVER);        /* the last c over the first a */
     check_refused(batch_in(x, 0, 8, 50, 3, 11, 4), AMP_ERR_ARGUMENT, OVER);       /* the last c over b */
     check_refused(batch_in(x, 0, SIZE_MAX / 8, 40, 3, 6, 4), AMP_ERR_ARGUMENT,
-                  sizeof(size_t) == 8 ? "amp_gemm_batched: a is too large: a batch of 4, 2305843009213693951 elements apart"
-                                      : "amp_gemm_batched: a is too large: a batch of 4, 536870911 elements apart");
-    check_refused(batch_in(x, 0, 8, 40, 2, 6, 4), AMP_ERR_ARGUMENT, "amp_gemm_batched: ldc is 2, but a row of c has 3 elements");
-    CHECK(batch_in(x, 0, 8, 40, 3, 6, 0) == AMP_OK);
+                  sizeof(size_t) == 8 ? "amp_gemm: a is too large: a batch of 4, 2305843009213693951 elements apart"
+                                      : "amp_gemm: a is too large: a batch of 4, 536870911 elements apart");
+    check_refused(batch_in(x, 0, 8, 40, 2, 6, 4), AMP_ERR_ARGUMENT, "amp_gemm: ldc is 2, but a row of c has 3 elements");
     for (i = 0; i < 100; i++) CHECK(x[i] == 7);
     CHECK(batch_in(x, 0, 16, 8, 3, 16, 4) == AMP_OK);         /* a and c by turns */
     CHECK(batch_in(x, 0, 8, 40, 9, 3, 3) == AMP_OK);          /* three side by side */
@@ -836,8 +885,8 @@ static void check_workspace_used(const size_t size[3], int trans, amp_dtype a, a
     exec.workspace_size = amp_gemm_workspace(m, n, k);
     exec.workspace = malloc(exec.workspace_size);
     memset(exec.workspace, FILL, exec.workspace_size);
-    CHECK(amp_gemm(p.ta ? AMP_TRANS : AMP_NO_TRANS, p.tb ? AMP_TRANS : AMP_NO_TRANS, m, n, k, 1.0f, matrix_at(&p.a), a,
-                   p.a.ld, matrix_at(&p.b), b, p.b.ld, 0.0f, matrix_at(&p.c), AMP_F32, n, &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(p.ta, p.tb, m, n, k, p.a.ld, p.b.ld, n),
+                   1.0f, matrix_at(&p.a), a, matrix_at(&p.b), b, 0.0f, matrix_at(&p.c), AMP_F32, &exec) == AMP_OK);
     for (i = 0; i < exec.workspace_size; i++) used += ((unsigned char*)exec.workspace)[i] != FILL;
     CHECK_MSG(used > 0, "%s %s%s m %lu n %lu k %lu %s x %s", amp_isa_name(amp_cpu_isa()), p.ta ? "T" : "N",
               p.tb ? "T" : "N", (unsigned long)m, (unsigned long)n, (unsigned long)k, amp_dtype_name(a),
@@ -875,6 +924,7 @@ int main(int argc, char** argv) {
     TEST(test_bf16_subnormal_corner);
     TEST(test_fma_rounds_once);
     TEST(test_nothing_to_do);
+    TEST(test_shape_defaults);
     TEST(test_error_bound);
     TEST(test_fast_sums);
     TEST(test_fast_sums_elsewhere);

@@ -477,8 +477,11 @@ static void null_operands(void) {
 #define N(i, pointer) (k == (i) ? NULL : (pointer))
 #define T AMP_F32
     for (k = 0; k < 3; k++) {
-        REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, N(0, x), T, 2, N(1, y), T, 2, 0, N(2, z), T, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, N(0, x), T, 2, 4, N(1, y), T, 2, 4, 0, N(2, z), T, 2, 4, 3, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2), 1, N(0, x), T,
+                                                   N(1, y), T, 0, N(2, z), T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm shape", amp_gemm(NULL, 1, x, T, y, T, 0, z, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 3, 4, 4, 4),
+                                                           1, N(0, x), T, N(1, y), T, 0, N(2, z), T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, 2, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 50, T, z + 100, T, 0, 2, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, &quiet));
@@ -699,12 +702,18 @@ static void huge_sizes(void) {
         memset(&d, 0, sizeof d);
         d.logger = &logger;
         REFUSED(AMP_ERR_ARGUMENT, "convert", amp_convert_with(F, AMP_F64, F, AMP_F32, n, &d));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 1, F, T, 2, F, T, 2, 0, F, T, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 1, F, T, 2, F, T, n, 0, F, T, n, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, 1, F, T, n, F, T, n, 0, F, T, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, 2, 4, F, T, 2, 0, 0, F, T, 2, 4, n, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, 2, n, F, T, 2, 0, 0, F, T, 2, 4, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, n, F, T, 2, 0, F, T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 2, 2, 2), 1, F, T, F,
+                                                     T, 0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 2, n, n), 1, F, T, F,
+                                                     T, 0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, n, n, 2), 1, F, T, F, T,
+                                                     0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, n, 4, 0, 4),
+                                                         1, F, T, F, T, 0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 2, n, 0, 4),
+                                                          1, F, T, F, T, 0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, n, 2, 2), 1, F, T, F,
+                                                      T, 0, F, T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(F, T, F, T, NULL, T, F, T, n, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(F, T, NULL, NULL, T, 0, NULL, NULL, F, T, n, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_RELU, F, T, F, T, n, &quiet));
@@ -717,7 +726,8 @@ static void huge_sizes(void) {
         REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(F, T, F, T, F, n, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_backward(F, T, F, T, NULL, 1, F, T, n, &quiet));
     }
-    REFUSED(AMP_ERR_ARGUMENT, "gemm of 2^64 elements", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, half, half, 1, 1, F, T, 1, F, T, half, 0, F, T, half, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "gemm of 2^64 elements", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, half, half, 1, 1, half, half),
+                                                                1, F, T, F, T, 0, F, T, &quiet));
     REFUSED(AMP_ERR_ARGUMENT, "softmax of 2^64 elements", amp_softmax_forward(F, T, F, T, half, half, &quiet));
     CHECK(amp_gemm_workspace(half, half, half) == 0 && amp_gemm_workspace(SIZE_MAX, 1, 1) == 0);
     REFUSED(AMP_ERR_SHAPE, "mean of nothing", amp_mse_backward(F, T, F, T, NULL, 1, F, T, 0, &quiet));
@@ -916,8 +926,8 @@ static void products_over_operands(void) {
         const int over_a = strided_meet(&a, &c), over_b = strided_meet(&b, &c), refused = over_a > 0 || over_b > 0;
         amp_result r;
         prepare();
-        r = amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, 1.0f, memory + a.at, T, a.ld, memory + b.at, T, b.ld, 0.0f,
-                     memory + c.at, t, c.ld, &quiet);
+        r = amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld), 1.0f, memory + a.at, T,
+                     memory + b.at, T, 0.0f, memory + c.at, t, &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %dx%dx%d %s", (int)i, (int)m, (int)n, (int)k, last);
         seen[packed(&c)][refused]++;
     }
@@ -951,8 +961,8 @@ static void batches_over_operands(void) {
         refused = series_meet(c, cs, c, cs, batch, 1) || series_meet(a, as, c, cs, batch, 0)
                 || series_meet(b, bs, c, cs, batch, 0);
         prepare();
-        r = amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, 1.0f, memory + a.at, T, a.ld, as, memory + b.at, T, b.ld,
-                             bs, 0.0f, memory + c.at, T, c.ld, cs, batch, &quiet);
+        r = amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs), 1.0f,
+                     memory + a.at, T, memory + b.at, T, 0.0f, memory + c.at, T, &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %d of %dx%dx%d %s", (int)i, (int)batch, (int)m, (int)n,
                   (int)k, last);
         seen[refused]++;
@@ -1138,10 +1148,10 @@ static void upper_halves_of_products(amp_dtype t) {
     exec.workspace_size = sizeof room;
     for (sums = AMP_SUMS_FIXED; sums <= AMP_SUMS_FAST; sums++) {
         exec.sums = (amp_sums)sums;
-        LEAVES_NONE(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 16, 16, 16, 1.0f, wide[0], t, 16, wide[1], t, 16, 0.0f, wide[2],
-                             AMP_F32, 16, NULL));
-        LEAVES_NONE(amp_gemm(AMP_TRANS, AMP_TRANS, 200, 129, 150, 1.0f, wide[0], t, 200, wide[1], t, 150, 0.0f, wide[2],
-                             t, 129, &exec));
+        LEAVES_NONE(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 16, 16, 16, 16, 16, 16), 1.0f, wide[0], t, wide[1], t,
+                             0.0f, wide[2], AMP_F32, NULL));
+        LEAVES_NONE(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 200, 129, 150, 200, 150, 129), 1.0f, wide[0], t, wide[1], t,
+                             0.0f, wide[2], t, &exec));
         LEAVES_NONE(amp_conv2d_forward(&s, wide[0], t, wide[1], t, NULL, t, wide[2], t, &exec));
         LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, wide[3], t, NULL, t, NULL, t, 0, &exec));
         LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, NULL, t, wide[3], AMP_F32, NULL, t, 0, &exec));

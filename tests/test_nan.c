@@ -266,7 +266,8 @@ static void products(amp_dtype t, amp_dtype o, int kind) {
     array dx = make(o, m * k), dw = random_array(o, n * k, kind & 2, 50), db = random_array(o, n, kind, 4);
     unmark();
     mark(marks, &a, k);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, 0.5f, a.p, t, k, b.p, t, n, 2.0f, c.p, o, n, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, k, n, n), 0.5f, a.p, t, b.p, t, 2.0f, c.p, o,
+                   NULL) == AMP_OK);
     CHECK(amp_linear_backward(c.p, o, a.p, t, b.p, t, dx.p, o, dw.p, o, db.p, o, 1, m, k, n, NULL) == AMP_OK);
     if (kind == 1) finish_as("gemm", &c, marks, n); else finish("gemm", &c);
     finish("linear dx", &dx); finish("linear dw", &dw); finish("linear db", &db);

@@ -128,10 +128,12 @@ static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memo
     eo.workspace_size = workspace_bytes;
     randomize(left.p, s.in, sets * a, 1);
     randomize(right.p, s.in, sets * b, 2);
+    amp_gemm_shape shape = {};
+    shape.trans_a = s.ta ? AMP_TRANS : AMP_NO_TRANS; shape.trans_b = s.tb ? AMP_TRANS : AMP_NO_TRANS;
+    shape.m = s.m; shape.n = s.n; shape.k = s.k;
     auto by = [&](const amp_exec& e, size_t i, void* to) {
-        NEED(amp_cuda_gemm(s.ta ? AMP_TRANS : AMP_NO_TRANS, s.tb ? AMP_TRANS : AMP_NO_TRANS, s.m, s.n, s.k, 1.0f,
-                           (char*)left.p + i * a * in, s.in, s.ta ? s.m : s.k, (char*)right.p + i * b * in, s.in,
-                           s.tb ? s.k : s.n, 0.0f, to, s.out, s.n, &e));
+        NEED(amp_cuda_gemm(&shape, 1.0f, (char*)left.p + i * a * in, s.in, (char*)right.p + i * b * in, s.in, 0.0f, to,
+                           s.out, &e));
     };
     NEED(cudaMemset(result.p, 0xff, c * out));
     by(eo, 0, result.p);

@@ -25,7 +25,6 @@ struct Spec {
     Bias bias = NO_BIAS;
     amp_dtype bias_type = AMP_F32;
     amp_cuda_epilogue epilogue = AMP_CUDA_EPILOGUE_NONE;
-    bool desc = false;                    /* by amp_cuda_gemm_with, even where a plain call would do */
     Numbers kind = WHOLE;
     Spec(size_t m_, size_t n_, size_t k_, amp_dtype a, amp_dtype b, amp_dtype c)
         : m(m_), n(n_), k(k_), at(a), bt(b), ct(c) {}
@@ -46,7 +45,6 @@ struct Spec {
         epilogue = f;
         return *this;
     }
-    Spec& by_desc() { desc = true; return *this; }
 };
 
 static inline const char* describe(const Spec& s) {
@@ -107,31 +105,48 @@ struct Problem {
 
 static inline amp_transpose transpose(int t) { return t ? AMP_TRANS : AMP_NO_TRANS; }
 
+static inline amp_gemm_shape product(int ta, int tb, size_t m, size_t n, size_t k, size_t lda, size_t ldb, size_t ldc) {
+    amp_gemm_shape s = {};
+    s.trans_a = transpose(ta); s.trans_b = transpose(tb);
+    s.m = m; s.n = n; s.k = k;
+    s.lda = lda; s.ldb = ldb; s.ldc = ldc;
+    return s;
+}
+static inline amp_gemm_shape shape_of(const Problem& p) {
+    amp_gemm_shape s = product(p.s.ta, p.s.tb, p.s.m, p.s.n, p.s.k, p.a.ld, p.b.ld, p.c.ld);
+    s.batch = p.s.batch;
+    s.a_stride = p.a.stride; s.b_stride = p.b.stride; s.c_stride = p.c.stride;
+    return s;
+}
 static inline amp_cuda_gemm_desc desc_of(const Problem& p) {
     amp_cuda_gemm_desc d = {};
-    d.trans_a = transpose(p.s.ta); d.trans_b = transpose(p.s.tb);
-    d.m = p.s.m; d.n = p.s.n; d.k = p.s.k;
-    d.alpha = p.s.alpha; d.beta = p.s.beta;
-    d.a = p.a.data.there(); d.a_dtype = p.s.at; d.lda = p.a.ld; d.a_stride = p.a.stride;
-    d.b = p.b.data.there(); d.b_dtype = p.s.bt; d.ldb = p.b.ld; d.b_stride = p.b.stride;
-    d.c = p.c.data.there(); d.c_dtype = p.s.ct; d.ldc = p.c.ld; d.c_stride = p.c.stride;
-    d.batch = p.s.batch;
     d.bias = p.s.bias ? p.bias.there() : nullptr;
     d.bias_dtype = p.s.bias_type; d.bias_per_row = p.s.bias == PER_ROW; d.bias_stride = p.bias_length();
     d.epilogue = p.s.epilogue;
     return d;
 }
 
+/* The arguments of a call. */
+struct Call {
+    amp_gemm_shape shape;
+    amp_cuda_gemm_desc desc;
+    const void *a, *b;
+    void* c;
+    amp_dtype at, bt, ct;
+    float alpha, beta;
+    explicit Call(const Problem& p)
+        : shape(shape_of(p)), desc(desc_of(p)), a(p.a.data.there()), b(p.b.data.there()), c(p.c.data.there()),
+          at(p.s.at), bt(p.s.bt), ct(p.s.ct), alpha(p.s.alpha), beta(p.s.beta) {}
+    amp_result plain(const amp_exec* e) const { return amp_cuda_gemm(&shape, alpha, a, at, b, bt, beta, c, ct, e); }
+    amp_result with_desc(const amp_exec* e) const {
+        return amp_cuda_gemm_with(&shape, alpha, a, at, b, bt, beta, c, ct, &desc, e);
+    }
+};
+
 /* The product by the call that is made for it. */
 static inline amp_result multiply(const Problem& p, const amp_exec* e) {
-    const amp_cuda_gemm_desc d = desc_of(p);
-    if (p.s.desc || d.bias || d.epilogue) return amp_cuda_gemm_with(&d, e);
-    if (d.batch > 1)
-        return amp_cuda_gemm_batched(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda,
-                                     d.a_stride, d.b, d.b_dtype, d.ldb, d.b_stride, d.beta, d.c, d.c_dtype,
-                                     d.ldc, d.c_stride, d.batch, e);
-    return amp_cuda_gemm(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.b,
-                         d.b_dtype, d.ldb, d.beta, d.c, d.c_dtype, d.ldc, e);
+    const Call call(p);
+    return p.s.bias || p.s.epilogue ? call.with_desc(e) : call.plain(e);
 }
 
 /* All bytes of C after the call, guards and gaps included. */
@@ -157,9 +172,9 @@ static inline std::vector<float> cpu_sums(Problem& p, size_t batch) {
     std::vector<float> v(s.m * s.n + 1, NAN);
     for (size_t i = 0; i < s.m && s.beta != 0; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] = p.c.data.value(p.c.at(batch, i, j));
-    CHECK(amp_gemm(transpose(s.ta), transpose(s.tb), s.m, s.n, s.k, s.desc && s.alpha == 0 ? 1 : s.alpha,
-                   p.a.data.here(batch * p.a.stride), s.at, p.a.ld, p.b.data.here(batch * p.b.stride), s.bt,
-                   p.b.ld, s.beta, v.data(), AMP_F32, s.n, nullptr)
+    const amp_gemm_shape one = product(s.ta, s.tb, s.m, s.n, s.k, p.a.ld, p.b.ld, s.n);
+    CHECK(amp_gemm(&one, s.alpha, p.a.data.here(batch * p.a.stride), s.at, p.b.data.here(batch * p.b.stride), s.bt,
+                   s.beta, v.data(), AMP_F32, nullptr)
           == AMP_OK);
     for (size_t i = 0; i < s.m && s.bias; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] += p.bias.value(p.bias_at(batch, i, j));

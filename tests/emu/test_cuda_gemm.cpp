@@ -143,12 +143,12 @@ static void test_empty() {
     amp_exec e = quiet_exec();
     long before = launches();
     p.c.data.upload();
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 1, nullptr, AMP_F32, 0, nullptr, AMP_F32, 0, 0,
-                        nullptr, AMP_F32, 0, &e)
-          == AMP_OK);
-    CHECK(amp_cuda_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 4, 4, 4, 1, p.a.data.there(), AMP_F16, 4, 0,
-                                p.b.data.there(), AMP_F16, 4, 0, 0, p.c.data.there(), AMP_F32, 4, 0, 0, &e)
-          == AMP_OK);
+    const amp_gemm_shape empty = {};
+    CHECK(amp_cuda_gemm(&empty, 1, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr, AMP_F32, &e) == AMP_OK);
+    Call none(p);
+    none.shape.m = 0;
+    none.shape.batch = 5;
+    CHECK(none.plain(&e) == AMP_OK);
     CHECK(launches() == before && p.c.data.download() == p.c.data.host);
 }
 
@@ -167,7 +167,7 @@ static void test_batched() {
         }
     check_bits(Spec(16, 16, 16, AMP_F16, AMP_BF16, AMP_F32).many(7, SIDE_BY_SIDE));
     check_bits(Spec(3, 5, 7, AMP_F16, AMP_F16, AMP_F16).many(40, APART));
-    check_bits(Spec(64, 64, 32, AMP_BF16, AMP_BF16, AMP_BF16).many(3, SHARED_B).by_desc());
+    check_bits(Spec(64, 64, 32, AMP_BF16, AMP_BF16, AMP_BF16).many(3, SHARED_B));
     check_bits(Spec(16, 24, 32, AMP_F16, AMP_F16, AMP_F32).many(3, APART, 4));      /* only the first is aligned */
     check_bound(Spec(20, 24, 48, AMP_F16, AMP_F16, AMP_F32).many(4, SIDE_BY_SIDE).trans(2).of(ANY));
 }
@@ -196,19 +196,22 @@ static void test_bias_and_epilogue() {
                    .with(PER_COLUMN, AMP_F32, AMP_CUDA_EPILOGUE_GELU));
 }
 
-/* Zeroed fields of a description: packed rows, one product, alpha 1. */
+/* Zeroed fields of a shape: packed rows, one product; a zeroed or no description: neither bias nor activation. */
 static void test_desc_defaults() {
     for (unsigned form = 0; form < 4; form++) {
         Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32).trans(form));
-        amp_cuda_gemm_desc d = desc_of(p);
+        Call call(p);
         amp_exec e = quiet_exec();
-        d.alpha = 0;
-        d.lda = d.ldb = d.ldc = d.batch = 0;
-        d.c_dtype = AMP_DTYPE_DEFAULT;
+        call.shape.lda = call.shape.ldb = call.shape.ldc = call.shape.batch = 0;
+        call.ct = AMP_DTYPE_DEFAULT;
         p.c.data.upload();
-        CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
+        CHECK(call.plain(&e) == AMP_OK);
         check_same(p, p.c.data.download(), expected(p), "defaults");
-        CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
+        p.c.data.upload();
+        CHECK(call.with_desc(&e) == AMP_OK);
+        check_same(p, p.c.data.download(), expected(p), "a zeroed desc");
+        p.c.data.upload();
+        CHECK(call.with_desc(nullptr) == AMP_OK);
         check_same(p, p.c.data.download(), expected(p), "no exec");
     }
 }
@@ -570,9 +573,9 @@ static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const vo
                         const char* words) {
     amp_exec e = quiet_exec();
     long before = launches();
-    check_refused(
-        amp_cuda_gemm(ta, AMP_NO_TRANS, m, n, k, 1, a, at, lda, b, AMP_F32, ldb, 0, c, AMP_F32, ldc, &e),
-        code, words, before);
+    amp_gemm_shape s = product(0, 0, m, n, k, lda, ldb, ldc);
+    s.trans_a = ta;
+    check_refused(amp_cuda_gemm(&s, 1, a, at, b, AMP_F32, 0, c, AMP_F32, &e), code, words, before);
 }
 
 static void test_refused_products() {
@@ -608,9 +611,11 @@ static void test_refused_products() {
                 "amp_cuda_gemm: b is host memory");
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, host, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c is host memory");
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, q, AMP_F32, 3, 0, nullptr,
-                        AMP_F32, 3, nullptr)
-          == AMP_ERR_ARGUMENT);
+    const amp_gemm_shape s = product(0, 0, 2, 3, 5, 5, 3, 3);
+    CHECK(amp_cuda_gemm(&s, 1, p, AMP_F32, q, AMP_F32, 0, nullptr, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
+    amp_exec e = quiet_exec();
+    check_refused(amp_cuda_gemm(nullptr, 1, p, AMP_F32, q, AMP_F32, 0, r, AMP_F32, &e), AMP_ERR_ARGUMENT,
+                  "amp_cuda_gemm: the shape is NULL", launches());
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, p + 9, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c would be written over a");
     CHECK(d.download() == d.host);
@@ -624,44 +629,44 @@ static void test_pinned_memory() {
     OK(cudaHostAlloc(&pinned, 9 * 11 * 2, cudaHostAllocMapped));
     memcpy(pinned, p.a.data.here(), 9 * 11 * 2);
     p.c.data.upload();
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 9, 10, 11, 1, pinned, AMP_F16, 11, p.b.data.there(), AMP_F16,
-                        10, 0, p.c.data.there(), AMP_F32, 10, &e) == AMP_OK);
+    Call call(p);
+    call.a = pinned;
+    CHECK(call.plain(&e) == AMP_OK);
     CHECK(amp_cuda_synchronize(&e) == AMP_OK);
     check_same(p, p.c.data.download(), expected(p), "pinned");
     OK(cudaFreeHost(pinned));
 }
 
-static void refuse_desc(const amp_cuda_gemm_desc& d, amp_result code, const char* words) {
+static void refuse_desc(const Call& call, amp_result code, const char* words) {
     amp_exec e = quiet_exec();
     long before = launches();
-    check_refused(amp_cuda_gemm_with(&d, &e), code, words, before);
+    check_refused(call.with_desc(&e), code, words, before);
 }
 
 static void test_refused_descs() {
     Problem p(Spec(6, 7, 8, AMP_F16, AMP_F16, AMP_F16)
                   .many(2, APART)
                   .with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_RELU));
-    const amp_cuda_gemm_desc good = desc_of(p);
-    amp_cuda_gemm_desc d = good;
+    const Call good(p);
+    Call d = good;
     float host[16] = { 0 };
     amp_exec e = quiet_exec();
     p.c.data.upload();
-    check_refused(amp_cuda_gemm_with(nullptr, &e), AMP_ERR_ARGUMENT, "NULL", launches());
-    d.bias = host; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is host memory"); d = good;
-    d.bias_dtype = AMP_F64; refuse_desc(d, AMP_ERR_DTYPE, "bias has type f64 (4)"); d = good;
-    d.c_dtype = (amp_dtype)9; refuse_desc(d, AMP_ERR_DTYPE, "c has type"); d = good;
-    d.epilogue = (amp_cuda_epilogue)4; refuse_desc(d, AMP_ERR_DESC, "epilogue"); d = good;
-    d.bias_per_row = 2; refuse_desc(d, AMP_ERR_DESC, "bias_per_row is 2"); d = good;
-    d.c_stride = 0; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 0, matrices of c overlap"); d = good;
-    d.c_stride = 1; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 1, matrices of c overlap"); d = good;
-    d.ldb = 6; refuse_desc(d, AMP_ERR_ARGUMENT, "ldb is 6, but a row of b has 7 elements"); d = good;
+    d.desc.bias = host; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is host memory"); d = good;
+    d.desc.bias_dtype = AMP_F64; refuse_desc(d, AMP_ERR_DTYPE, "bias has type f64 (4)"); d = good;
+    d.ct = (amp_dtype)9; refuse_desc(d, AMP_ERR_DTYPE, "c has type"); d = good;
+    d.desc.epilogue = (amp_cuda_epilogue)4; refuse_desc(d, AMP_ERR_DESC, "epilogue"); d = good;
+    d.desc.bias_per_row = 2; refuse_desc(d, AMP_ERR_DESC, "bias_per_row is 2"); d = good;
+    d.shape.c_stride = 0; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 0, matrices of c overlap"); d = good;
+    d.shape.c_stride = 1; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 1, matrices of c overlap"); d = good;
+    d.shape.ldb = 6; refuse_desc(d, AMP_ERR_ARGUMENT, "ldb is 6, but a row of b has 7 elements"); d = good;
     d.a = nullptr; refuse_desc(d, AMP_ERR_ARGUMENT, "a is NULL"); d = good;
-    d.a_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "a is too large"); d = good;
-    d.b_stride = SIZE_MAX; refuse_desc(d, AMP_ERR_ARGUMENT, "b is too large"); d = good;
-    d.batch = SIZE_MAX / 4; refuse_desc(d, AMP_ERR_ARGUMENT, "too large"); d = good;
-    d.bias_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is too large"); d = good;
+    d.shape.a_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "a is too large"); d = good;
+    d.shape.b_stride = SIZE_MAX; refuse_desc(d, AMP_ERR_ARGUMENT, "b is too large"); d = good;
+    d.shape.batch = SIZE_MAX / 4; refuse_desc(d, AMP_ERR_ARGUMENT, "too large"); d = good;
+    d.desc.bias_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is too large"); d = good;
     CHECK(p.c.data.download() == p.c.data.host);
-    CHECK(amp_cuda_gemm_with(&good, &e) == AMP_OK);
+    CHECK(good.with_desc(&e) == AMP_OK);
 }
 
 static void test_refused_layers() {

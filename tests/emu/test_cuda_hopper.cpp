@@ -137,7 +137,7 @@ static void test_batched() {
                      .many(2 + t % 3, LAYOUTS[l])
                      .scale(1, t == 5 ? 1.0f : 0.0f));
     bits(halves(128, 256, 64, 0, AMP_F16).many(8, APART));
-    bits(halves(256, 128, 64, 1, AMP_BF16).many(5, SHARED_B).by_desc());
+    bits(halves(256, 128, 64, 1, AMP_BF16).many(5, SHARED_B));
     bits(halves(70, 130, 64, 0, AMP_F16).many(3, APART).with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_RELU));
     bits(halves(70, 130, 64, 1, AMP_BF16).many(3, SIDE_BY_SIDE).with(PER_ROW, AMP_F32, AMP_CUDA_EPILOGUE_NONE));
 }

@@ -1003,8 +1003,10 @@ static void test_host_memory() {
     CHECK_MSG(strstr(heard, "src is host memory"), "%s", heard);
     exec.workspace = host;
     exec.workspace_size = sizeof host;
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 4, 4, 4, 1.0f, device, AMP_F16, 4, device, AMP_F16, 4, 0.0f,
-                        (char*)device + 1024, AMP_F16, 4, &exec) == AMP_ERR_ARGUMENT);
+    amp_gemm_shape square = {};
+    square.m = square.n = square.k = 4;
+    CHECK(amp_cuda_gemm(&square, 1.0f, device, AMP_F16, device, AMP_F16, 0.0f, (char*)device + 1024, AMP_F16, &exec)
+          == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(heard, "the workspace is host memory"), "%s", heard);
     cudaFree(device);
     amp_cuda_destroy(c);
