@@ -5764,20 +5764,18 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
    would be written over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
                                        const ampi_argument* list, size_t count) {
-    const amp_logger* log = ampi_exec_logger(exec);
+    const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
-    if (n > SIZE_MAX / 16)
-        return ampi_fail(log, AMP_ERR_ARGUMENT,
-                         "%s: an operand has more elements than memory can hold, or a negative size", op);
+    AMPI_REFUSE_CALL(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+                     "%s: an operand has more elements than memory can hold, or a negative size", op);
     for (i = 0; i < count; i++) {
         const ampi_argument* p = &list[i];
-        if (!p->data && !(p->use & AMPI_NULL) && n > 0)
-            return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
-        if (p->data && !ampi_is_compute_dtype(p->dtype))
-            return ampi_fail(log, AMP_ERR_DTYPE, "%s: %s has type %s (%d), which is none of f32, f16, bf16",
-                             op, p->name, amp_dtype_name(p->dtype), (int)p->dtype);
+        AMPI_REFUSE_CALL(!p->data && !(p->use & AMPI_NULL) && n > 0, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
+        AMPI_REFUSE_CALL(p->data && !ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
+                         "%s: %s has type %s (%d), which is none of f32, f16, bf16", op, p->name,
+                         amp_dtype_name(p->dtype), (int)p->dtype);
     }
-    return n > 0 ? ampi_check_apart(log, op, list, count) : AMP_OK;
+    return n > 0 ? ampi_check_apart(logger, op, list, count) : AMP_OK;
 }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
@@ -5913,24 +5911,22 @@ typedef struct ampi_pool_plan {
     size_t planes;
 } ampi_pool_plan;
 
-AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* log) {
+AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* logger) {
     int64_t oh, ow;
     memset(p, 0, sizeof *p);
-    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
-    if (s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE)
-        return ampi_fail(log, AMP_ERR_DESC, "pool2d: kind %d is neither maximum nor average", (int)s->kind);
-    if (s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
-        || (int64_t)s->height * s->width > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n,
-                         s->channels, s->height, s->width);
-    if (s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0)
-        return ampi_fail(log, AMP_ERR_DESC,
-                         "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h,
-                         s->kernel_w, s->stride_h, s->stride_w);
-    if (s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2)
-        return ampi_fail(log, AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel",
-                         s->pad_h, s->pad_w, s->kernel_h, s->kernel_w);
+    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
+    AMPI_REFUSE_CALL(s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE, AMP_ERR_DESC,
+                     "pool2d: kind %d is neither maximum nor average", (int)s->kind);
+    AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
+                     || (int64_t)s->height * s->width > INT32_MAX, AMP_ERR_SHAPE,
+                     "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels, s->height,
+                     s->width);
+    AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0, AMP_ERR_DESC,
+                     "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h, s->kernel_w,
+                     s->stride_h, s->stride_w);
+    AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2,
+                     AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
+                     s->kernel_h, s->kernel_w);
     p->max = s->kind == AMP_POOL_MAX;
     p->h = s->height; p->w = s->width;
     p->kh = s->kernel_h; p->kw = s->kernel_w;
@@ -5938,17 +5934,15 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     p->ph = s->pad_h; p->pw = s->pad_w;
     p->exclude_pad = s->exclude_pad != 0;
     p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
-    if (ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n,
-                         s->channels, s->height, s->width);
+    AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+                     "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n, s->channels, s->height, s->width);
     oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
     ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
-    if (oh < 0 || ow < 0)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh,
-                         p->kw, p->h, p->w, p->ph, p->pw);
-    if (oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
+    AMPI_REFUSE_CALL(oh < 0 || ow < 0, AMP_ERR_SHAPE,
+                     "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw, p->h, p->w,
+                     p->ph, p->pw);
+    AMPI_REFUSE_CALL(oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX, AMP_ERR_SHAPE,
+                     "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
     p->sh = ampi_min_int(p->sh, p->h);         /* of a larger stride there is one window, whatever the stride */
@@ -5956,11 +5950,9 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w,
-                                     const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
     ampi_pool_plan p;
-    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     if (out_h) *out_h = p.oh;
     if (out_w) *out_w = p.ow;
     return AMP_OK;
@@ -6004,10 +5996,10 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
    each of which is summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes
    that are not small the windows of one row are summed first, from the last one to the first one, AMPI_POOL_BLOCK
    windows at a time, counted from the first window on each AMPI_POOL_BAND columns. */
-enum { AMPI_POOL_PIXELS = 256, AMPI_POOL_WINDOWS = 256,        /* at most of a tile */
-       AMPI_POOL_MAXIMA = 128,                                 /* windows whose maxima are searched at a time */
-       AMPI_POOL_SIDE = 128,                                   /* columns of a tile, if its windows are not wider */
-       AMPI_POOL_ROOM = (256 + 16) * 16,                       /* floats of a tile, and of 16 pixels behind it */
+enum { AMPI_POOL_PIXELS = 256,         /* pixels or windows of a tile, at most */
+       AMPI_POOL_ROOM = (256 + 16) * 16,                       /* its floats, and those of 16 pixels behind it */
+       AMPI_POOL_SIDE = 128,           /* its columns, if its windows are not wider */
+       AMPI_POOL_MAXIMA = 128,         /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
 
 /* Is this a small plane? See the orders of sums. */
@@ -6020,30 +6012,6 @@ typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
 AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
 AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
 
-/* `count` planes of a tensor, from plane `first` on, h rows x w columns each. */
-typedef struct ampi_planes { void* data; amp_dtype dtype; size_t first, count; int h, w; } ampi_planes;
-AMPI_FN ampi_planes ampi_pool_planes(const ampi_pool_plan* p, void* data, amp_dtype t, size_t first, int h, int w) {
-    ampi_planes s;
-    s.data = data; s.dtype = t;
-    s.first = first; s.count = ampi_min_size(p->planes - first, AMPI_LANES);
-    s.h = h; s.w = w;
-    return s;
-}
-
-/* Fills a tile from a rectangle of planes, or with `back` stores it there. */
-AMPI_FN void ampi_planes_move(const ampi_planes* s, const ampi_rect* d, float* tile, int back) {
-    const ampi_kernels* k = ampi_kernels_now();
-    const amp_dtype t = ampi_dtype(s->dtype);
-    const size_t size = ampi_type_size(t), step = (size_t)s->h * (size_t)s->w * size, width = ampi_rect_width(d);
-    const size_t run = width == (size_t)s->w ? ampi_rect_size(d) : width;      /* neighbours in memory */
-    char* x = (char*)s->data + s->first * step + ((size_t)d->r0 * (size_t)s->w + (size_t)d->c0) * size;
-    size_t i;
-    for (i = 0; i < ampi_rect_size(d); i += run, x += (size_t)s->w * size)
-        if (back) k->lanes_out(x, t, step, tile + i * AMPI_LANES, s->count, run);
-        else k->lanes_in(tile + i * AMPI_LANES, x, t, step, s->count, run);
-    ampi_kernels_end();
-}
-
 /* Windows add up their pixels, take the maximum, or search for its place; or they give gradients to all their pixels,
    or to the maximum. */
 typedef enum ampi_pool_task {
@@ -6052,11 +6020,30 @@ typedef enum ampi_pool_task {
 
 typedef struct ampi_pool_tile {
     const ampi_pool_plan* p;
+    const ampi_argument* list;
+    size_t plane;                      /* the one in lane 0 */
     int columns;                       /* are columns of a window, or windows of a row, summed first? */
     ampi_rect y;                       /* the windows that are here */
     float *windows, *pixels, *line;    /* numbers of windows; pixels; a row of such sums */
     uint32_t *best, *at;               /* greatest key of each window, and row * width + column of it in its plane */
 } ampi_pool_tile;
+
+/* Fills a tile of pixels, or q->windows, from a rectangle of the operand at `arg`, or stores it there, if that is the
+   result. */
+AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
+    const ampi_kernels* k = ampi_kernels_now();
+    const amp_dtype t = ampi_dtype(q->list[arg].dtype);
+    const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
+    const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
+    const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
+    const size_t run = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
+    char* x = (char*)(uintptr_t)q->list[arg].data + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
+    size_t i;
+    for (i = 0; i < all; i += run, x += w * size)
+        if (arg == AMPI_ARG_Y) k->lanes_out(x, t, h * w * size, tile + i * AMPI_LANES, count, run);
+        else k->lanes_in(tile + i * AMPI_LANES, x, t, h * w * size, count, run);
+    ampi_kernels_end();
+}
 
 /* The pixels of a window in a tile: `columns` in each of `rows` rows, which are ld floats apart. The first one, at x,
    is pixel `place` of its plane, whose rows have `width` pixels. */
@@ -6181,7 +6168,7 @@ AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q) {
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q)
 
 /* The windows q->y take all their pixels, as many at a time as a tile holds: row by row, or column by column. */
-AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task, const ampi_planes* x) {
+AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     const ampi_pool_plan* p = q->p;
     const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
               r1 = ampi_window(q->y.r1 - 1, p->sh, p->ph, p->kh, p->h).last,
@@ -6195,7 +6182,7 @@ AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task, const ampi_p
         const int r = (int)(q->columns ? i % down : i / across) * rows + r0;
         const int c = (int)(q->columns ? i / down : i % across) * columns + c0;
         const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c, ampi_min_int(c1 - c, columns) + c };
-        ampi_planes_move(x, &d, q->pixels, 0);
+        ampi_pool_move(q, AMPI_ARG_X, &d, q->pixels);
         for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
     }
 }
@@ -6208,24 +6195,24 @@ AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
     return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, most / (q->y.c1 - q->y.c0)), end - q->y.r0));
 }
 
-AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_planes* x, const ampi_planes* y) {
+AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], line[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
     const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
-    ampi_pool_tile q = { p, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, line, NULL, NULL };
+    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, line, NULL,
+                         NULL };
     for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
         q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
         for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
-            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_WINDOWS);
-            ampi_pool_take(&q, p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM, x);
+            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_PIXELS);
+            ampi_pool_take(&q, p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM);
             if (!p->max) ampi_pool_divide(&q);
-            ampi_planes_move(y, &q.y, windows, 1);
+            ampi_pool_move(&q, AMPI_ARG_Y, &q.y, windows);
         }
     }
 }
 
 /* The rows of windows from q->y.r0 to `end` give their gradients to dx, a tile of the pixels of d. */
-AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_planes* dy, const ampi_planes* x,
-                                 const ampi_rect* d, float* dx) {
+AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
     const int most = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
     const ampi_span o = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
@@ -6235,8 +6222,8 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_planes* 
         for (q->y.c0 = o.first, q->y.r1 = q->y.r0 + 1; q->y.c0 < o.last; q->y.c0 = q->y.c1) {
             q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / most + 1) * most);
             if (q->y.c0 == o.first && q->y.c1 == o.last) q->y.r1 = ampi_pool_rows_end(q, end, most);
-            if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH, x);
-            ampi_planes_move(dy, &q->y, q->windows, 0);
+            if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH);
+            ampi_pool_move(q, AMPI_ARG_DY, &q->y, q->windows);
             if (!p->max) ampi_pool_divide(q);
             for (oh = q->y.r0; oh < q->y.r1; oh++)
                 ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
@@ -6244,8 +6231,7 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_planes* 
 }
 /* A tile of the gradient moves down over columns [d.c0, d.c1). Rows that further windows see stay in it; but windows
    that are taller than a tile give to each one anew. */
-AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, const ampi_planes* dy, const ampi_planes* x,
-                                        const ampi_planes* dx, ampi_rect d, float* sums) {
+AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
     const int most = AMPI_POOL_PIXELS / (d.c1 - d.c0), tall = ampi_min_int(p->kh, p->h) > most;
@@ -6259,65 +6245,59 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, const ampi_planes* dy
         if (tall) q->y.r0 = seen.first;
         end = q->y.r0;
         while (end < seen.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
-        ampi_pool_give_rows(q, end, dy, x, &d, sums);
+        ampi_pool_give_rows(q, end, &d, sums);
         done = d.r1 - d.r0;
         if (end < p->oh) done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
         stay = d.r1 - d.r0 - done;
         d.r1 = d.r0 + done;
-        ampi_planes_move(dx, &d, sums, 1);
+        ampi_pool_move(q, AMPI_ARG_Y, &d, sums);
         memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
     }
 }
-AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_planes* dy, const ampi_planes* x,
-                                          const ampi_planes* dx) {
+AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], sums[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
     AMPI_ALIGNED uint32_t best[AMPI_POOL_ROOM / 2], at[AMPI_POOL_ROOM / 2];
-    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32,
-                                                                 AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h)));
-    ampi_pool_tile q = { p, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels, best, at };
+    const int tall = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
+    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, tall));
+    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels,
+                         best, at };
     ampi_rect d = { 0, 0, 0, 0 };
     for (; d.c0 < p->w; d.c0 = d.c1) {
         d.c1 = ampi_min_int(ampi_min_int(p->w - d.c0, columns), AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
-        ampi_pool_backward_columns(&q, dy, x, dx, d, sums);
+        ampi_pool_backward_columns(&q, d, sums);
     }
 }
 
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
-                                      amp_dtype y_dtype, const amp_exec* exec) {
-    ampi_pool_plan p;
+/* What a forward and a backward call do: all planes, 16 at a time. */
+AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list,
+                           void (*work)(const ampi_pool_plan* p, const ampi_argument* list, size_t plane)) {
     int64_t i;
-    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
-    const size_t n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
-    if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += AMPI_LANES) {
-        const ampi_planes from = ampi_pool_planes(&p, (void*)(uintptr_t)x, x_dtype, (size_t)i, p.h, p.w);
-        const ampi_planes to = ampi_pool_planes(&p, y, y_dtype, (size_t)i, p.oh, p.ow);
-        ampi_pool_forward_planes(&p, &from, &to);
-    });
+    AMPI_PARALLEL_FOR(p->planes * ((size_t)p->h * (size_t)p->w) >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)p->planes; i += AMPI_LANES) work(p, list, (size_t)i));
+}
+
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                      const amp_exec* exec) {
+    ampi_pool_plan p;
+    AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
+    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(y_n) } };
+    AMPI_TRY(AMPI_CHECK(exec, "pool2d", n, list));
+    ampi_pool_all(&p, list, ampi_pool_forward_planes);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                       const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-                                       const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt, const void* x,
+                                       amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
     ampi_pool_plan p;
-    int64_t i;
-    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
-    const size_t n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
-    if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += AMPI_LANES) {
-        const ampi_planes g = ampi_pool_planes(&p, (void*)(uintptr_t)dy, dy_dtype, (size_t)i, p.oh, p.ow);
-        const ampi_planes from = ampi_pool_planes(&p, (void*)(uintptr_t)x, x_dtype, (size_t)i, p.h, p.w);
-        const ampi_planes to = ampi_pool_planes(&p, dx, dx_dtype, (size_t)i, p.h, p.w);
-        ampi_pool_backward_planes(&p, &g, &from, &to);
-    });
+    AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
+    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const ampi_argument list[] = { { "x", x, xt, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(y_n) } };
+    AMPI_TRY(AMPI_CHECK(exec, "pool2d backward", n, list));
+    if (dx) ampi_pool_all(&p, list, ampi_pool_backward_planes);
     return AMP_OK;
 }
 
@@ -6447,32 +6427,33 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argum
 }
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
-    if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
+    const amp_logger* logger = ampi_exec_logger(exec);
+    AMPI_REFUSE_CALL((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
+                     "activation: %d is not an amp_activation", (int)f);
+    return AMP_OK;
 }
 
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
-                                          amp_dtype y_dtype, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                          size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const uint16_t* table;
     int64_t i;
-    amp_result r = ampi_check_activation(exec, f);
-    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CHECK(exec, "activation", n, list));
     table = ampi_activation_table(f, list, n, exec);
     if (!table) ampi_elements((int)f, 0.0f, list, n);
     else AMPI_PARALLEL_FOR(1, for (i = 0; i < (int64_t)n; i++) ((uint16_t*)y)[i] = table[((const uint16_t*)x)[i]]);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
-                                           amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
-                                           const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) } };
-    amp_result r = ampi_check_activation(exec, f);
-    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK) return r;
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
+                                           amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dyt, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "saved", saved, st, AMPI_IN, AMPI_FLAT(n) } };
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CHECK(exec, "activation backward", n, list));
     ampi_elements(AMPI_SLOPE | (int)f, 0.0f, list, n);
     return AMP_OK;
 }
@@ -6747,22 +6728,19 @@ typedef struct ampi_bn_plan {
 AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
 
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
-                                     const amp_logger* log) {
+                                     const amp_logger* logger) {
     memset(p, 0, sizeof *p);
-    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
-    if (s->n < 1 || s->channels < 1 || s->spatial < 1)
-        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n,
-                         s->channels, s->spatial);
-    if (ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "batch norm: training needs more than one value per channel, not 1x%dx1",
-                         s->channels);
+    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
+    AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->spatial < 1, AMP_ERR_SHAPE,
+                     "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
+    AMPI_REFUSE_CALL(ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1, AMP_ERR_SHAPE,
+                     "batch norm: training needs more than one value per channel, not 1x%dx1", s->channels);
     p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
     p->momentum = ampi_default_at(&s->momentum, 0.1f);
-    if (!ampi_is_finite(&p->eps) || p->eps <= 0.0f)
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
-    if (!ampi_in_range(&p->momentum, 0.0f, 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
+    AMPI_REFUSE_CALL(!ampi_is_finite(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
+                     "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
+    AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
+                     "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
@@ -6881,8 +6859,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) 
 }
 
 /* (1 - momentum) * old + momentum * value for both statistics of a channel, or neither where one were not finite. */
-AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean,
-                                 float batch_var) {
+AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean, float batch_var) {
     const float old = 1.0f - momentum;
     const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
     const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
@@ -6931,27 +6908,26 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_apply(f, &q, &g, AMPI_ARG_X);
 }
 
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
-                                          const void* gamma, const void* beta, amp_dtype param_dtype,
-                                          float* running_mean, float* running_var, float* save_mean, float* save_invstd,
-                                          void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype xt,
+                                          const void* gamma, const void* beta, amp_dtype pt, float* running_mean,
+                                          float* running_var, float* save_mean, float* save_invstd, void* y,
+                                          amp_dtype yt, const amp_exec* exec) {
     ampi_bn_plan p;
     int64_t i;
-    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(n) },
+                                   { "beta", beta, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
                                    { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) } };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
-    if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK(exec, "batch norm", n, list));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
         for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     return AMP_OK;
@@ -6982,27 +6958,25 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     if (f->list[AMPI_ARG_Y].data) ampi_bn_apply(f, &q, &g, f->frozen ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
-                                           const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                           const float* save_mean, const float* save_invstd, void* dx,
-                                           amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
-                                           int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dyt, const void* x,
+                                           amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
+                                           amp_dtype dpt, int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
     int64_t i;
-    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "dy", dy, dyt, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
+                                   { "dgamma", dgamma, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dbeta", dbeta, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
-    if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK(exec, "batch norm backward", n, list));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
         for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     return AMP_OK;
@@ -7031,25 +7005,23 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
-                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma, const void* beta,
+                                          amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y,
+                                          amp_dtype yt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(all) },
+                                   { "beta", beta, pt, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(d) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
+    const amp_logger* logger = ampi_exec_logger(exec);
     ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
-    amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
-    if (r != AMP_OK) return r;
-    if (d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
+    AMPI_TRY(AMPI_CHECK(exec, "layer norm", all, list));
+    AMPI_REFUSE_CALL(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    if (!ampi_is_finite(&eps) || eps <= 0.0f)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
-                         (double)eps);
+    AMPI_REFUSE_CALL(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
+                     "layer norm: eps %g must be greater than 0 and finite", (double)eps);
     f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     return AMP_OK;
@@ -7130,20 +7102,19 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
     }
 }
 
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
-                                           void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
-                                           const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x, amp_dtype xt,
+                                           const void* gamma, amp_dtype pt, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
+                                           amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(all) },
+                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(d) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+                                   { "dgamma", dgamma, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dbeta", dbeta, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
     const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
                           0.0f };
     const size_t bytes = amp_layer_norm_workspace(rows, d);
@@ -7151,12 +7122,10 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
+    const amp_logger* logger = ampi_exec_logger(exec);
     size_t start;
-    amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
-    if (r != AMP_OK) return r;
-    if (d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm backward: rows of no elements have no mean");
+    AMPI_TRY(AMPI_CHECK(exec, "layer norm backward", all, list));
+    AMPI_REFUSE_CALL(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
     for (start = 0; sums && start < d; start += columns)
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
@@ -7262,15 +7231,15 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     }
 }
 
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows,
-                                       size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t rows, size_t d,
+                                       const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(all) },
+                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
-    amp_result r = AMPI_CHECK(exec, "softmax", all, list);
-    if (r == AMP_OK && d > 0) ampi_rows_all(ampi_softmax_rows, &f);
-    return r;
+    AMPI_TRY(AMPI_CHECK(exec, "softmax", all, list));
+    if (d > 0) ampi_rows_all(ampi_softmax_rows, &f);
+    return AMP_OK;
 }
 
 AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
@@ -7289,16 +7258,16 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     }
 }
 
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
-                                        amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
+                                        amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) } };
+    const ampi_argument list[] = { { "y", y, yt, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(all) } };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
-    amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
-    if (r == AMP_OK && dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
-    return r;
+    AMPI_TRY(AMPI_CHECK(exec, "softmax backward", all, list));
+    if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
+    return AMP_OK;
 }
 
 /* --- dropout, sum, concat --- */
@@ -7306,23 +7275,23 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
 /* A number in [0,1) of 24 random bits. */
 AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
-AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p,
-                                float scale, size_t n) {
+AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p, float scale,
+                                size_t n) {
     (void)hw;
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale) & ~ampi_mask(ampi_uniform(bits[i]) < p)));
 }
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
             y, x, bits, p, scale, n)
 
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
                                        uint64_t seed, uint64_t offset, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const amp_logger* logger = ampi_exec_logger(exec);
     int64_t i;
-    amp_result r = AMPI_CHECK(exec, "dropout", n, list);
-    if (r != AMP_OK) return r;
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)", (double)p);
+    AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
+    AMPI_REFUSE_CALL(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+                     "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 64];
@@ -7336,57 +7305,59 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y,
-                                   amp_dtype y_dtype, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) },
-                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) } };
-    amp_result r = AMPI_CHECK(exec, "add", n, list);
-    if (r == AMP_OK) ampi_elements(AMPI_ADD, 0.0f, list, n);
-    return r;
-}
-
-AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
-                                      size_t column) {
-    if (d <= d_total && column <= d_total - d) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
-                     op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
-}
-
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
-                                      size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
-                                   { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
-    int64_t i;
-    amp_result r = AMPI_CHECK(exec, "concat", n, list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0) return r;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
-        amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(y_dtype), y_dtype,
-                    (const char*)x + (size_t)i * d * ampi_type_size(x_dtype), x_dtype, d));
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
+                                   size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "a", a, at, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) },
+                                   { "b", b, bt, AMPI_SAME, AMPI_FLAT(n) } };
+    AMPI_TRY(AMPI_CHECK(exec, "add", n, list));
+    ampi_elements(AMPI_ADD, 0.0f, list, n);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
-                                       amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    AMPI_REFUSE_CALL(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
+                     "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column), ampi_shown(column),
+                     ampi_shown(d), ampi_shown(d_total));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
+                                      size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN | none, AMPI_FLAT(rows * d) },
+                                   { "y", y, yt, AMPI_OUT | none, AMPI_FLAT(n) } };
+    int64_t i;
+    AMPI_TRY(AMPI_CHECK(exec, "concat", n, list));
+    AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
+    if (d == 0) return AMP_OK;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
+        amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(yt), yt,
+                    (const char*)x + (size_t)i * d * ampi_type_size(xt), xt, d));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
+                                       amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d_total);
+    const ampi_argument list[] = { { "y", y, yt, AMPI_IN | none, AMPI_FLAT(n) },
+                                   { "x", x, xt, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "concat backward", n, list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
-        return r;
+    AMPI_TRY(AMPI_CHECK(exec, "concat backward", n, list));
+    AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
+    if (d == 0) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
         if (!accumulate)
-            amp_convert((char*)x + to * ampi_type_size(x_dtype), x_dtype,
-                        (const char*)y + from * ampi_type_size(y_dtype), y_dtype, d);
+            amp_convert((char*)x + to * ampi_type_size(xt), xt,
+                        (const char*)y + from * ampi_type_size(yt), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
-            ampi_load_f32(tile, y, y_dtype, from + i, count);
+            ampi_load_f32(tile, y, yt, from + i, count);
             ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
         }
     });
@@ -7402,27 +7373,25 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
 }
 
 AMPI_FN amp_result ampi_check_weight(const amp_exec* exec, const char* op, float weight) {
-    if (ampi_is_finite(&weight)) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+    const amp_logger* logger = ampi_exec_logger(exec);
+    AMPI_REFUSE_CALL(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
                                      size_t classes) {
-    const amp_logger* log = ampi_exec_logger(exec);
+    const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
-    if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
-                         ampi_shown(classes));
-    if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
-                         (double)smoothing);
-    if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
+    AMPI_REFUSE_CALL(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
+                     "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
+                     ampi_shown(classes));
+    AMPI_REFUSE_CALL(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+                     "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
+    AMPI_REFUSE_CALL(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (i = 0; i < n; i++)
-        if (labels[i] < 0 || (size_t)labels[i] >= classes)
-            return ampi_fail(log, AMP_ERR_ARGUMENT,
-                             "softmax cross-entropy: label %ld at row %llu is outside 0..%llu",
-                             (long)labels[i], (ampi_ull)i, (ampi_ull)(classes - 1));
+        AMPI_REFUSE_CALL(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
+                         "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
+                         (ampi_ull)i, (ampi_ull)(classes - 1));
     return AMP_OK;
 }
 
@@ -7467,44 +7436,44 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
     }
 }
 
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
-                                                     const int32_t* labels, float smoothing, float* loss,
-                                                     size_t n, size_t classes, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt, const int32_t* labels,
+                                                     float smoothing, float* loss, size_t n, size_t classes,
+                                                     const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
+    const ampi_argument list[] = { { "logits", logits, xt, AMPI_IN, AMPI_FLAT(all) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     int64_t i;
-    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
-    if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy", all, list));
+    AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
     ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
-                                                      const int32_t* labels, float smoothing,
-                                                      const float* loss_scale, float weight, void* dlogits,
-                                                      amp_dtype dlogits_dtype, size_t n, size_t classes,
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt, const int32_t* labels,
+                                                      float smoothing, const float* loss_scale, float weight,
+                                                      void* dlogits, amp_dtype dxt, size_t n, size_t classes,
                                                       const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
+    const ampi_argument list[] = { { "logits", logits, xt, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dlogits", dlogits, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
     ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
-    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
-    if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
-    if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
+    AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy backward", all, list));
+    AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
+    AMPI_TRY(ampi_check_weight(exec, "softmax cross-entropy backward", weight));
     f.factor = ampi_loss_factor(loss_scale, weight, n);
-    ampi_rows_all(ampi_softmax_rows, &f);
+    if (dlogits) ampi_rows_all(ampi_softmax_rows, &f);
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n) {
-    if (n > 0) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    const amp_logger* logger = ampi_exec_logger(exec);
+    AMPI_REFUSE_CALL(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
@@ -7515,8 +7484,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     int64_t part;
-    amp_result r = AMPI_CHECK(exec, op, n, list);
-    if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_mean(exec, op, n));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
@@ -7542,35 +7511,33 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) } };
     float factor;
-    amp_result r = AMPI_CHECK(exec, op, n, list);
-    if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
-    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_mean(exec, op, n));
+    AMPI_TRY(ampi_check_weight(exec, op, weight));
     factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_elements(AMPI_TERM_SLOPE + (int)kind, kind == AMPI_MSE ? 2.0f * factor : factor, list, n);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                   amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
-    return ampi_loss_forward(AMPI_MSE, "mse", x, x_dtype, target, target_dtype, loss, n, exec);
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, float* loss, size_t n,
+                                   const amp_exec* exec) {
+    return ampi_loss_forward(AMPI_MSE, "mse", x, xt, target, tt, loss, n, exec);
 }
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
-                                    amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_MSE, "mse backward", x, x_dtype, target, target_dtype,
-                              loss_scale, weight, dx, dx_dtype, n, exec);
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
+                                    const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n,
+                                    const amp_exec* exec) {
+    return ampi_loss_backward(AMPI_MSE, "mse backward", x, xt, target, tt,
+                              loss_scale, weight, dx, dxt, n, exec);
 }
-AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                               amp_dtype target_dtype, float* loss, size_t n,
-                                               const amp_exec* exec) {
-    return ampi_loss_forward(AMPI_BCE, "bce with logits", x, x_dtype, target, target_dtype, loss, n, exec);
+AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
+                                               float* loss, size_t n, const amp_exec* exec) {
+    return ampi_loss_forward(AMPI_BCE, "bce with logits", x, xt, target, tt, loss, n, exec);
 }
-AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                                amp_dtype target_dtype, const float* loss_scale,
-                                                float weight, void* dx, amp_dtype dx_dtype, size_t n,
-                                                const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, x_dtype, target, target_dtype,
-                              loss_scale, weight, dx, dx_dtype, n, exec);
+AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
+                                                const float* loss_scale, float weight, void* dx, amp_dtype dxt,
+                                                size_t n, const amp_exec* exec) {
+    return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, xt, target, tt,
+                              loss_scale, weight, dx, dxt, n, exec);
 }
 
 AMPI_COMPILE_QUICKLY

@@ -31,7 +31,7 @@ TABLE = [
     ("hostile", "if (!logger || !logger->log) return code;", "if (!logger) return code;"),
     ("hostile", "if ((unsigned char)*p < 0x20) *p = ' ';", "if ((unsigned char)*p < 0x10) *p = ' ';"),
     ("optim", "return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;", "return ampi_is_zero(p) ? value : *p;"),
-    ("hostile", "    if (ampi_is_finite(&weight)) return AMP_OK;", "    if (1) return AMP_OK;"),
+    ("hostile", "AMPI_REFUSE_CALL(!ampi_is_finite(&weight),", "AMPI_REFUSE_CALL(0,"),
     ("gemm ops", "if (err != 0.0 && !(u & 1u)", "if (err != 0.0 && (u & 1u)"),
     ("gemm ops", "((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u", "((err > 0.0) == (sum > 0.0)) ? u - 1u : u + 1u"),
     ("gemm ops", "if ((u & 0x1fffffffu) != 0x10000000u", "if ((u & 0x1fffffffu) != 0x1fffffffu"),
@@ -164,7 +164,7 @@ TABLE = [
     ("ops", "return ((q + 1) & 2) ? -c : c;", "return (q & 2) ? -c : c;"),
     ("ops", "ampi_select(ampi_mask(from <= 0x7f800000u - 0x3f200000u), large, p)", "large"),
     # --- nn
-    ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(", "if (0)\n        return ampi_fail("),
+    ("ops", "AMPI_REFUSE_CALL(n > SIZE_MAX / 16,", "AMPI_REFUSE_CALL(0,"),
     ("ops", "ampi_min_size(count % AMPI_PARTS, (size_t)part)", "0"),
     ("ops", "if (add) ampi_each(AMPI_ADD,", "if (0) ampi_each(AMPI_ADD,"),
     ("ops hostile", "s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2",
@@ -235,7 +235,7 @@ TABLE = [
     ("ops", "kind == AMPI_MSE ? 2.0f * factor : factor", "factor"),
     ("ops", "table[((const uint16_t*)x)[i]]", "table[((const uint16_t*)x)[i] & 0x7fff]"),
     ("ops", "return (float)(scale * (double)weight / (double)n);", "return (float)(scale * (double)weight);"),
-    ("ops", "if (labels[i] < 0 || (size_t)labels[i] >= classes)", "if (labels[i] < 0 || (size_t)labels[i] > classes)"),
+    ("ops", "labels[i] < 0 || (size_t)labels[i] >= classes", "labels[i] < 0 || (size_t)labels[i] > classes"),
     # --- policy
     ("policy", "if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;",
      "if (level == AMP_O0) return AMP_RULE_FP32;"),
