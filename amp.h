@@ -1028,63 +1028,63 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 typedef struct amp_model amp_model;
 typedef struct amp_backend amp_backend;
 
-/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. It serves its model
-   and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
+/* A handle of what a layer computes: images [N,C,H,W], or rows of C*H*W features. It serves its model and each model
+   whose layers up to it are the same; other models refuse it. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
-/* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. Each amp_train_step begins
-   with the sum of a flag, for which it waits: a batch that is refused on one rank is so on all. */
+/* Data-parallel training: sums over ranks, in place, in the memory of the model's backend. Each amp_train_step waits
+   for the sum of a flag first: a batch that one rank refuses is refused on all. */
 typedef struct amp_comm {
     amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
     int   rank, size;
     void* user_data;
 } amp_comm;
 
-/* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
+/* Everything the desc points at is copied, but for backend and user_data. */
 typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
-    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (the style's preset) for O1 and O2 in F16, and
-                                          below O3 where a pin, a region or a list puts a layer in F16; else static 1 */
+    const amp_scaler_desc* scaler;     /* NULL = the style's preset for O1 and O2 in F16, and below O3 where a layer
+                                          runs in F16; else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32; F16, BF16 */
-    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of theirs:
-                                          each weighs alike, whatever its n */
-    int max_replays;                   /* after an overflow, how often to repeat the same batch at the lower scale;
-                                          0 = none. Not with accumulate above 1 */
+    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of theirs,
+                                          whatever their n */
+    int max_replays;                   /* how often a batch that overflows is repeated at the lower scale; 0 = never.
+                                          Not with accumulate above 1 */
     amp_sums sums;
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
     const void* backend_desc;          /* its options, e.g. an amp_cuda_desc. Read by create */
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;
-    amp_logger logger;                 /* serves the parts too: the loggers of their descs are not used */
+    amp_logger logger;                 /* of the parts too, whose own descs' loggers are not used */
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY; AMP_ERR_ARGUMENT for
-   a NULL desc, as `batch` has no default. amp_model_finalize checks the settings in `optimizer` and `scaler`. */
+   a NULL desc. amp_model_finalize checks `optimizer` and `scaler`. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
 /* The last error sentence of this model; "" if none. */
 AMP_DEF const char* amp_model_error(const amp_model* m);
 
-/* --- building: an error is remembered, later calls do nothing, and finalize reports it --- */
+/* --- building: an error is remembered, later calls do nothing, and finalize returns it --- */
 
 /* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within +-1/sqrt(fan_in). He: normal,
-   sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). The biases of these two are 0. */
+   sd sqrt(2/fan_in), biases 0. Xavier: uniform within +-sqrt(6/(fan_in+fan_out)), biases 0. */
 typedef AMPI_ENUM(amp_init) {
     AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3
 } amp_init;
 
-/* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, at last to their type. */
+/* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to the type in use. */
 typedef struct amp_input_desc {
     int channels, height, width;       /* >= 1 */
-    float scale;                       /* 0 = as torchvision's ToTensor: AMP_U8 is divided by 255, other types stay */
-    const float *mean, *std;           /* [channels], as torchvision's Normalize; copied. NULL = none; std > 0 */
+    float scale;                       /* 0 = AMP_U8 is divided by 255, other types stay: torchvision's ToTensor */
+    const float *mean, *std;           /* [channels], std > 0; NULL = none: torchvision's Normalize */
 } amp_input_desc;
-/* kernel is square; kernel_h and kernel_w, where not 0, replace it, and likewise stride, padding, dilation. */
+/* kernel is square; kernel_h and kernel_w replace it where they are not 0. So do those of stride, padding, dilation. */
 typedef struct amp_conv2d_desc {
     int out_channels;                  /* >= 1 */
     int kernel, kernel_h, kernel_w;
@@ -1111,8 +1111,7 @@ typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
     float momentum;                    /* batch norm: as in amp_batch_norm_shape */
     int   frozen;                      /* batch norm: as in amp_batch_norm_shape. gamma and beta still train, unless
-    their
-                                          group is frozen; with both this is Keras' trainable = False */
+                                          their group is frozen; with both this is Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
@@ -1123,62 +1122,51 @@ typedef struct amp_loss_desc {
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);      /* flattens x to rows first */      /* flattens
-x to rows first */
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);        /* flattens x to rows first */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
-AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */  /* stride = kernel */
+AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
 AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
-AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */       /* [N,C,1,1] */
+AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc); /* over C*H*W */ /* over C*H*W
-*/
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);    /* over C*H*W */
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */                   /* exact
-(erf) */
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */
 AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */                /* over C*H*W
-*/
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);       /* p in [0,1); nothing in evaluation */
-/* p in [0,1); nothing in evaluation */
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */       /*
-residual; equal shapes */
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */    /* along
-channels; equal H, W */
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
-   /* [N,C*H*W,1,1]; costs nothing */
-/* Losses. The model's loss is the weighted sum of all of them. Each takes the targets of its own number, counted from 0
-   in the order of these calls. Logits are rows of classes, [N,K,1,1]. */
+/* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits are [N,K,1,1]. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
-/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is autocast(enabled=False),
-   AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's rules. */
+/* Layers built between push and pop run in dtype. AMP_F32 is autocast(enabled=False); AMP_DTYPE_DEFAULT goes back to
+   the level's rules. Regions nest. */
 #define AMP_MAX_REGIONS 32
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
-/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16. Losses, input
-   and flatten take no pin. */
+/* Pins the layer that made v to a type, which beats every region and rule. Of several pins F32 wins over F16 over
+   BF16. Input and flatten take no pin, losses only F32. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes; no other layer has it); otherwise "conv2d1", ... */
+/* Names the layer that made v: UTF-8, 1 to 31 bytes, of this layer alone. Without it the name is "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is frozen:
-   its parameters have no gradient, so they cost nothing in the norm, the check, the all-reduce and clip_norm, and the
-   backward pass stops where no other parameter lies. To freeze and unfreeze write amp_model_optimizer(m)->groups[i].lr
-   between two steps; to unfreeze within a step of micro-batches is AMP_ERR_STATE. If all parameters are frozen, all
-   have gradients. Batch norm's running statistics are frozen by amp_norm_desc, not by a group. */
+   its parameters have no gradient, and the backward pass stops where no other parameter lies. To freeze and unfreeze
+   write amp_model_optimizer(m)->groups[i].lr between two steps; to unfreeze between micro-batches is AMP_ERR_STATE. If
+   all parameters are frozen, all have gradients. Only amp_norm_desc freezes batch norm's running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
-/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake of the graph is
-   reported here. Each step asks for what only training needs: a loss, parameters, and more than one value per channel
-   for a batch norm that is not frozen. */
+/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns the first mistake of
+   the graph. A loss and parameters are asked for by training steps only. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside --- */
 
-/* One layer, as it will run. */
+/* One layer as it runs. */
 typedef struct amp_layer {
     amp_op     op;
     char       name[32];
@@ -1189,11 +1177,11 @@ typedef struct amp_layer {
     amp_rule   rule;
     amp_reason reason;                    /* who chose the rule */
     int        in_place;                  /* 1 = shares its input's memory */
-    int        casts;                     /* conversions of its inputs placed just before it */
+    int        casts;                     /* of its inputs, just before it */
     size_t     parameters;                /* count */
     size_t     activation_bytes;          /* of the output for the whole batch; 0 if in place */
 } amp_layer;
-/* Number of layers, and layer i in the order of building. 0 and NULL if not finalized; NULL if out of range. */
+/* Number of layers, and layer i in the order of building; 0 and NULL before finalize. NULL if out of range. */
 AMP_DEF int amp_model_layer_count(const amp_model* m);
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 /* The layer that made v; -1 if none. */
@@ -1206,25 +1194,23 @@ typedef struct amp_memory {
     size_t gradient_bytes;        /* weight gradients */
     size_t optimizer_bytes;       /* moments */
     size_t workspace_bytes;       /* scratch of the operators */
-    size_t total_bytes;           /* everything above and the rest (statistics, inputs' staging, graph) */
+    size_t total_bytes;           /* all of these and the rest (statistics, targets, graph) */
 } amp_memory;
-/* AMP_ERR_STATE before finalize, as of all that follow. */
+/* AMP_ERR_STATE before finalize, as from all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters, in the order of building, weight before bias, and how many; or the one of that name
-   ("<layer>.weight", "<layer>.bias"). NULL if there is none. After a step, grad is NULL where the group was frozen
-   (see amp_group). */
+/* The parameters in the order of building, weight before bias, and their count; or the one of that name
+   ("<layer>.weight", "<layer>.bias"). NULL if there is none. After a step, grad is NULL where the group was frozen. */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
-/* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to masters
-   and 16-bit copies. */
+/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and from there to the masters and 16-bit
+   copies. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
-/* To be called after masters were changed by hand: writes the 16-bit copies. */
+/* Writes the 16-bit copies, after masters were changed by hand. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
 /* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. On an asynchronous
-   backend each call waits for the steps under way and brings the part up to date; the next step reads what is changed.
-   */
+   backend each call waits for the steps under way. The next step uses what you change. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
@@ -1243,15 +1229,15 @@ typedef struct amp_batch {
     amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
-    int on_device;                          /* 1 = the data lies in the memory of the model's backend. A GPU does not
-                                               check labels there: one outside its classes makes the loss NaN */
+    int on_device;                          /* 1 = the data is in the backend's memory. Labels are not checked there
+                                               by a GPU: one outside its classes makes the loss NaN */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
     AMP_STEP_APPLIED          = 0,   /* weights were updated */
     AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
     AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass gave inf or NaN: no lower scale helps, so it stays */
+    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass gave inf or NaN: no lower scale helps, the scale stays */
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
@@ -1266,93 +1252,86 @@ typedef struct amp_step_info {
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
-    uint64_t update_overflows;     /* as in amp_optimizer_info */
-    uint64_t saturated;            /* likewise */
-    char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; "" otherwise */
+    uint64_t update_overflows, saturated;    /* as in amp_optimizer_info */
+    char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; else "" */
 } amp_step_info;
 
-/* One training step on a batch (or one micro-batch of desc.accumulate). An overflow is not an error. Errors leave
-   *info as it is, but for AMP_ERR_OVERFLOW, whose step was made (a limit of the scaler): AMP_ERR_ARGUMENT (NULL data,
-   n out of range, a label outside its classes, a rate that is not valid, or any refusal of another rank's batch),
-   AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_COMM.
-   A step is skipped, and the scale stays, if a loss of any micro-batch is not finite. If a gradient is not finite
-   though the losses are, the forward pass of the last micro-batch is run once more: inf or NaN in it leave the scale
-   too. On an asynchronous backend this second look comes after the scale has moved, and only with info. The logger
-   hears (AMP_OK) of the layer in which inf or NaN begin, once for each layer.
-   After a skipped step everything but the scaler and the counters is as before: weights, moments, running statistics.
-   What is wrong with the batch, the rates or what is frozen is found before anything is done: micro-batches so far
-   stay. A failure while a micro-batch runs abandons the whole step: everything is as before its first micro-batch.
-   On an asynchronous backend a call without info (and without max_replays) waits for nothing, but for the other ranks;
-   what went wrong shows at the next call that waits. All ranks give info, or none. */
+/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is not an error. After an error
+   *info is as it was, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL
+   data, n out of range, a label outside its classes, a rate that is not valid, a batch norm that is not frozen with one
+   value per channel, or any refusal of another rank's batch), AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no
+   parameters), AMP_ERR_COMM.
+   A step is skipped if a loss of any micro-batch or a gradient is not finite. The scale stays where the loss, or an
+   output of the forward pass of the last micro-batch, is not finite. An asynchronous backend looks at outputs only with
+   info, after the scale has moved. The logger hears (AMP_OK), once for each layer, of the layer in which inf or NaN
+   begin. A skipped step changes the scaler and the counters only.
+   What is wrong with the batch or the rates is found before anything is done: earlier micro-batches stay. A failure
+   later takes the whole step back to before its first micro-batch.
+   On an asynchronous backend a call without info (and without max_replays) waits for the other ranks only; what went
+   wrong shows at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
-/* What the last amp_train_step did, for steps without info: waits for it. A skipped step's message names the gradient;
-   only amp_train_step with info can also look for its cause in the model. AMP_ERR_STATE before the first step,
-   AMP_ERR_OVERFLOW as amp_train_step. */
+/* Waits for the last amp_train_step and tells what it did, for steps without info. The message of a skipped step names
+   the gradient, not its cause in the model. AMP_ERR_STATE before the first step, AMP_ERR_OVERFLOW as amp_train_step. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
     int   correct;                 /* rows whose largest logit is the label, summed over the cross-entropy losses */
 } amp_eval_info;
-/* Forward pass in evaluation mode with losses. Changes nothing. Errors: as amp_train_step's batch. */
+/* Forward pass in evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode; writes v as float out[n,C,H,W] to host memory. Targets are not needed.
-   AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
+/* Forward pass in evaluation mode without targets; writes v as float out[n,C,H,W] to host memory. AMP_ERR_ARGUMENT also
+   if v is a loss or not of this model. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
-/* Samples to train or evaluate with: arrays of all of them in host memory, or a function that brings some. */
+/* Samples to train or evaluate with: arrays in host memory, or a function that brings some of them. */
 typedef struct amp_data {
     int64_t     count;                      /* samples; >= 1 */
     const void* inputs[AMP_MAX_INPUTS];     /* as in amp_batch, with `count` for n */
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
-    /* If not NULL, in place of the arrays: fills in *batch, which is zeroed but for n, with the samples of these n
-       numbers (0 .. count-1). Its memory must stay until the next call. A result that is not AMP_OK ends the run. */
+    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with n samples of these numbers (0 ..
+       count-1). Its data must stay until the next call. A result other than AMP_OK ends the run. */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: the mean loss of a sample, and the correct ones of all. Allocates for the time of the
+/* amp_evaluate over all samples: the mean loss of a sample, and how many are correct. Allocates for the time of the
    call. Errors: as amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
-/* What an epoch has brought. */
 typedef struct amp_fit_epoch {
     int     epoch;                 /* from 1 */
     int64_t steps, skipped;        /* optimizer steps that were applied, and skipped */
-    float   loss;                  /* in training: the mean of a sample, without those of skipped batches */
+    float   loss;                  /* in training: the mean of a sample, skipped batches left out */
     float   eval_loss;             /* of the evaluation data; 0 without */
-    double  accuracy;              /* amp_eval_info.correct of a sample, so 0 to 1 for one cross-entropy; 0 without */
+    double  accuracy;              /* amp_eval_info.correct per sample of the evaluation data; 0 without */
     float   scale, lr;             /* loss scale and base rate at its end */
     int     best;                  /* 1 = eval_loss, or loss where there is none, is the lowest of this run */
 } amp_fit_epoch;
 typedef AMPI_ENUM(amp_fit_end) {
-    AMP_FIT_EPOCHS = 0,   /* all epochs are done */
-    AMP_FIT_STEPS = 1,    /* max_steps is reached */
-    AMP_FIT_PATIENCE = 2, /* no better loss for `patience` epochs */
-    AMP_FIT_CALLBACK = 3, /* on_step or on_epoch ended it */
+    AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3    /* on_step or on_epoch */
 } amp_fit_end;
 typedef struct amp_fit_info {
-    int           epochs;          /* that were finished in this run */
+    int           epochs;          /* finished in this run */
     amp_fit_epoch last, best;      /* zeroed while there is none */
-    amp_fit_end   end;
+    amp_fit_end   end;             /* what ended it */
 } amp_fit_info;
 
 typedef struct amp_fit_desc {
     int      epochs;               /* 0 = 1 */
-    int      first_epoch;          /* how many of them were done before: a loaded run goes on there */
-    int64_t  max_steps;            /* ends the run once the optimizer has applied so many, earlier ones too; 0 = no */
+    int      first_epoch;          /* how many of them an earlier run has done */
+    int64_t  max_steps;            /* ends the run once the optimizer has applied so many in all; 0 = no limit */
     uint64_t seed;                 /* of the order; 0 = the model's */
     int      in_order;             /* 1 = each epoch takes the samples in their order */
     int      drop_last;            /* 1 = a last batch that is smaller is left out */
     const amp_data* evaluation;    /* evaluated after each epoch; NULL = none */
     int      patience;             /* ends the run after so many epochs in a row without a better loss; 0 = never */
     const char* best_path;         /* amp_checkpoint_save after each epoch that is the best so far; NULL = no file */
-    amp_fit_epoch* history;        /* room for epochs - first_epoch; NULL = not wanted */
-    void (*print)(const char* text, void* user_data);  /* e.g. amp_print_stdout; NULL = silent. A line per epoch */
-    int      terminal;             /* 1 = text goes to a terminal: within an epoch a bar, drawn again on its line */
-    /* After each amp_train_step and epoch: 0 = go on, anything else ends the run, once the step of micro-batches and
-       the evaluation are done. */
+    amp_fit_epoch* history;        /* [epochs - first_epoch]; NULL = not wanted */
+    void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
+    int      terminal;             /* 1 = print to a terminal: a bar within an epoch, drawn again on its line */
+    /* After each amp_train_step and epoch: 0 = go on, else the run ends once the step of micro-batches is whole. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
     void*    user_data;            /* of print, on_step and on_epoch */
@@ -1361,13 +1340,13 @@ typedef struct amp_fit_desc {
 /* Ready-made print function. */
 AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 #endif
-/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one, in an order that
-   depends on seed, epoch and count alone. A skipped step goes on with the next batch. Each step waits for its outcome.
-   Of several ranks each takes its own part of each step's samples; fewer samples than ranks at the end are left out,
-   and with `accumulate` batches that do not fill a step. Their callbacks must decide alike, their patience needs
-   evaluation data, and best_path is for one of them.
-   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; with equal data, seed and batch this gives the
-   same bits as never having stopped, but for what `best` and `patience` know of earlier epochs.
+/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one. The order depends
+   on seed, epoch and count alone. After a skipped step the next batch follows.
+   Several ranks share each step's samples. Fewer samples than ranks at the end are left out, and with `accumulate`
+   batches that do not fill a step. Their callbacks must decide alike, their patience needs evaluation data, and
+   best_path is for one of them.
+   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch give the same bits as
+   never having stopped. `best` and `patience` know nothing of earlier epochs.
    desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (so AMP_ERR_OVERFLOW for a dead
    model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between
    micro-batches), AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
@@ -1486,15 +1465,15 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 /* ======================================================================================== */
 /* >>backend  For authors: the processor a model runs on. */
 
-/* What training moves, and what its last step did. A backend that is `asynchronous` keeps the true state in its own
-   memory; this is then what was last read. */
+/* State of training, and what the last step did. An asynchronous backend keeps the true state in its own memory; this
+   is what was last read. */
 typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
     amp_optimizer_info last;
     amp_result         limit;          /* what amp_scaler_update returned */
     float              scale_used;     /* the loss scale of the last step */
-    uint64_t           passes;         /* training passes so far: the position in the stream of random numbers */
+    uint64_t           passes;         /* training passes so far: the position in dropout's random numbers */
     const float*       loss_scale;     /* of this pass, in the backend's memory */
     const uint64_t*    position;       /* of this pass, in the backend's memory; NULL = `passes` is it */
     void*              resident;       /* the backend's own */
@@ -1507,17 +1486,15 @@ typedef struct amp_reading {
     const float* constants;            /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
 } amp_reading;
 
-/* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
-typedef AMPI_ENUM(amp_record) {
-    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2
-} amp_record;
+/* A step is to be run, or it is recorded while it runs, or it has been replayed. */
+typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2 } amp_record;
 
 /* Memory, and one entry per operator with the type of the public function of that name. Only what amp_cpu_backend()
-   leaves NULL may be NULL. Layers, training and optimizers know nothing else about a processor. */
+   leaves NULL may be NULL. */
 struct amp_backend {
     const char* name;
-    int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
-    /* A model begins and ends with these; open may set exec->stream and exec->context. May be NULL. */
+    int asynchronous;                  /* 1 = operators return before they are done */
+    /* Of a model; open may set exec->stream and exec->context. */
     amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
     void (*close)(amp_exec* exec, const amp_allocator* a);
     /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out (to the host)
@@ -1529,22 +1506,18 @@ struct amp_backend {
     amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
     amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
     amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
-    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n,
-                         const amp_exec* exec);
-    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                           const amp_exec* exec);
-    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                          const amp_exec* exec);
-    /* Inputs of a batch as amp_input_desc says, or, where dst_dtype is AMP_I32, labels: -1 for one that does not fit.
-       src is host memory if from_host. */
-    amp_result (*load)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, int from_host,
-                       const amp_reading* how, const amp_exec* exec);
+#define AMPI_SRC const void*, amp_dtype
+#define AMPI_DST void*, amp_dtype
+    amp_result (*upload)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
+    amp_result (*download)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
+    amp_result (*convert)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
+    /* Inputs of a batch as amp_input_desc says, or, where the destination is AMP_I32, labels: -1 for one that does not
+       fit. The source is host memory if from_host. */
+    amp_result (*load)(AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how, const amp_exec*);
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
-    /* The operators. Dropout is at offset + *position * stride; no position is 0. */
-#define AMPI_SRC const void*, amp_dtype
-#define AMPI_DST void*, amp_dtype
+    /* The operators. Dropout is at offset + *position * stride; without position at offset. */
     amp_result (*linear_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
     amp_result (*linear_backward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int, size_t, size_t,
         size_t, const amp_exec*);
@@ -1579,29 +1552,27 @@ struct amp_backend {
     amp_result (*bce_with_logits_forward)(AMPI_SRC, AMPI_SRC, float*, size_t, const amp_exec*);
     amp_result (*bce_with_logits_backward)(AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t, const amp_exec*);
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
-       t->loss_scale and t->position for a pass; window 0 = only looking. pass: the first work of each pass (may be
+       t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the first work of each pass (may be
        NULL). losses: of a pass; one that is not finite makes the window unsound. check: flags[0] (in the backend's
-       memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: the other way
-       round, where a flag is not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes`
-       bytes back from saved to now. read: brings t up to date, and waits for it. abandon: after an error. */
+       memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: takes the flags
+       over where they are not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes` bytes
+       from saved to now. read: waits, and brings t up to date. abandon: after an error. */
     amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
         const amp_exec* exec);
     void (*training_close)(amp_training* t, const amp_exec* exec);
     amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
     amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
     amp_result (*training_losses)(amp_training* t, const float* losses, int count, const amp_exec* exec);
-    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags,
-        const amp_exec* exec);
+    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags, const amp_exec*);
     amp_result (*training_agree)(amp_training* t, const float* flags, const amp_exec* exec);
     amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes, const amp_exec* exec);
     amp_result (*training_read)(amp_training* t, const amp_exec* exec);
     void (*training_abandon)(amp_training* t, const amp_exec* exec);
-    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. Both may be
-       NULL. record_end gets the result of the recorded calls and returns it, or its own failure: nothing of what was
-       recorded has run then. */
+    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. record_end
+       returns the result of the recorded calls, or its own failure, after which nothing recorded has run. */
     amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
     amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
-    /* linear_forward and conv2d_forward, and a ReLU of the result in the same pass. NULL: one after the other. */
+    /* linear_forward and conv2d_forward with a ReLU of the result. */
     amp_result (*linear_relu_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
     amp_result (*conv2d_relu_forward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
 #undef AMPI_SRC
@@ -1620,15 +1591,12 @@ static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const 
     size_t n, const amp_convert_desc& d) { return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d); }
 static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& d) { return amp_policy_init(p, &d); }
 static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& d) { return amp_scaler_init(s, &d); }
-static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d, amp_param* params, int
-count) {
-    return amp_optimizer_init(o, &d, params, count);
-}
-static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d, amp_fit_info* info) {
-    return amp_fit(m, data, &d, info);
-}
-static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& d) { return amp_model_create(out, &d);
-} /* The layers that take a desc, with x or logits for the value. */
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d, amp_param* params,
+    int count) { return amp_optimizer_init(o, &d, params, count); }
+static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d, amp_fit_info* info)
+    { return amp_fit(m, data, &d, info); }
+static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& d)
+    { return amp_model_create(out, &d); }
 #define AMPI_LAYER(name, type) \
     static inline amp_value name(amp_model* m, amp_value x, const type& d) { return name(m, x, &d); }
 static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) { return amp_input_with(m, &d); }
