@@ -11419,14 +11419,40 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
 #include <time.h>
+
+/* POSIX and Windows create a file where there is none, and flush it, under nearly the same names. */
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
   #include <sys/stat.h>
   #include <unistd.h>
+  #define AMPI_OS(name) name
+  #define AMPI_OS64(name) name
+  #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
+  #define AMPI_OS_FLAGS O_NONBLOCK                     /* a pipe without a writer must not stop open */
+  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* a file system that cannot is taken as is */
+  #define AMPI_OS_WAIT(tries) 0
+  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
+extern FILE* (fdopen)(int, const char*);               /* -std=c99 hides their declarations */
+extern int (fileno)(FILE*);
+extern int (fchmod)(int, mode_t);
+  #endif
 #elif defined(_WIN32)
   #include <fcntl.h>
   #include <io.h>
   #include <sys/stat.h>
+  #define AMPI_OS(name) _##name
+  #define AMPI_OS64(name) _##name##64
+  #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
+  #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
+  #define AMPI_OS_SYNC(f) (_commit(_fileno(f)) == 0)
+/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
+  #define AMPI_OS_WAIT(tries) (++(tries) <= 200 ? (Sleep(5), 1) : 0)
+/* As windows.h, which may stand before or behind, declares them. */
+__declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
+#else
+  #define AMPI_OS_SYNC(f) 1
 #endif
 
 /* The format, after the description in https://github.com/huggingface/safetensors:
@@ -11436,9 +11462,8 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
                  "__metadata__": {"key": "text", ...}   (optional)
      the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
    A file may come from anywhere: nothing recurses, and the work is at most n log n in the size of the header. */
-#define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
-#define AMPI_FILE_MAX_RANK 4
-#define AMPI_FILE_CHUNK ((size_t)1 << 18)  /* bytes that are written at once */
+#define AMPI_MAX_HEADER 100000000u         /* the limit of the format's own library */
+#define AMPI_CHUNK_BYTES ((size_t)1 << 18)       /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
 /* All types of the format, ours first, in the order of amp_dtype. The number in a name is an element's bits. */
@@ -11446,19 +11471,19 @@ static const char* const ampi_file_types[] = {
     "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 };
-enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0] };
+enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0], AMPI_MAX_RANK = 4 };
 
 /* A tensor that a file has. */
-typedef struct ampi_file_entry {
+typedef struct ampi_entry {
     const char* name;                   /* first: see ampi_by_name */
     const char* crc;                    /* the file's text; NULL = it has none */
-    size_t rank, shape[AMPI_FILE_MAX_RANK];
+    size_t rank, shape[AMPI_MAX_RANK];
     uint64_t begin, end;
     const amp_tensor* wanted;           /* where it is to go; NULL = it is stepped over */
     size_t place;                       /* of its data in what is read */
     int type;                           /* an index of ampi_file_types */
     amp_dtype dtype;                    /* 0 = none of ours */
-} ampi_file_entry;
+} ampi_entry;
 
 /* A file that is read or written, and what a call wants of it. */
 #define AMPI_SHOWN 200
@@ -11473,8 +11498,10 @@ typedef struct ampi_file {
     FILE* stream;
     char* data;                         /* of the tensors that are read, or a chunk of one that is written */
     uint32_t* crcs;                     /* of what is written */
+    char missing[4 * 64];               /* names of the first three tensors that the file lacks */
+    int missing_count;
     uint64_t bytes;                     /* of data in the file that is read, and */
-    ampi_file_entry* entries;           /* its tensors, by name, once they are read by place; in the same block */
+    ampi_entry* entries;                /* its tensors, by name, once they are read by place; in the same block */
     amp_file_text* found;               /* its texts, sorted by key, and its header */
     size_t entry_count, found_count;
 } ampi_file;
@@ -11487,7 +11514,7 @@ AMPI_FN int ampi_by_name(const void* a, const void* b) {
 
 /* By offset; of two tensors that begin together the empty one comes first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
-    const ampi_file_entry *x = (const ampi_file_entry*)a, *y = (const ampi_file_entry*)b;
+    const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
 }
 
@@ -11520,10 +11547,10 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
 }
 
 /* The file's tensor of that name, and its text under a key; NULL if there is none. */
-AMPI_FN ampi_file_entry* ampi_file_find(const ampi_file* f, const char* name) {
-    return (ampi_file_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
+AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
+    return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
 }
-AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
+AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
     const void* found = bsearch(&key, f->found, f->found_count, sizeof *f->found, ampi_by_name);
     return found ? ((const amp_file_text*)found)->value : NULL;
 }
@@ -11540,8 +11567,8 @@ AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
     return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: cannot %s '%s': %s", what, f->path, why);
 }
 
-AMPI_FN void* ampi_file_alloc(const ampi_file* f, size_t bytes) {
-    void* p = ampi_alloc(&f->desc.allocator, bytes);
+AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
+    void* p = bytes == (size_t)bytes ? ampi_alloc(&f->desc.allocator, (size_t)bytes) : NULL;
     if (!p) ampi_fail(f->desc.logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
@@ -11555,6 +11582,9 @@ AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
 
 /* A byte of UTF-8 that no character begins with. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
+
+/* A tensor may have this name. */
+AMPI_FN int ampi_is_free_name(const char* s) { return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0; }
 
 /* A text for a sentence: of a long one the first `head` and the last `tail` bytes, where no character is cut. */
 AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, char out[AMPI_SHOWN]) {
@@ -11572,14 +11602,14 @@ AMPI_FN const char* ampi_show(ampi_file* f, const char* name) { return ampi_show
 AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN]) {
     size_t at = 1, i;
     strcpy(out, "[");
-    for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
+    for (i = 0; i < rank && i < AMPI_MAX_RANK; i++)
         at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
     strcpy(out + at, i < rank ? ",...]" : "]");
     return out;
 }
 
 /* A number has one text in a file: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. */
-#define AMPI_NUMBER 24
+enum { AMPI_NUMBER = 24 };
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
     return out;
@@ -11588,23 +11618,6 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     char again[AMPI_NUMBER];
     *n = strtoull(text, NULL, as_bits ? 16 : 10);
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
-}
-
-AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, const amp_file_tensor* t, int index) {
-    const char* name = t->tensor.name;
-    size_t count = 1, bytes;
-    int fits = t->rank >= 0 && t->rank <= AMPI_FILE_MAX_RANK;
-    if (!name || !ampi_is_utf8(name) || strcmp(name, "__metadata__") == 0)
-        return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", index);
-    name = ampi_show(f, name);
-    if (ampi_type_size(t->tensor.dtype) == 0)
-        return ampi_fail(f->desc.logger, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type", name,
-                         (int)t->tensor.dtype);
-    for (int k = 0; fits && k < t->rank; k++) fits = ampi_mul_size(count, t->shape[k], &count);
-    if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
-        return AMPI_BAD_CALL(f, "tensor '%s': its shape (rank %d) has not %llu elements", name, t->rank,
-                             (ampi_ull)t->tensor.count);
-    return count == 0 || t->tensor.data ? AMP_OK : AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
 }
 
 /* What each call begins with. Memory from one function must not be freed by another. */
@@ -11621,56 +11634,38 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
     ampi_show_ends(path, 60, 130, f->path);
     if (count < 0 || (count > 0 && !tensors))
         return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
-    for (int i = 0; i < count; i++) AMPI_TRY(ampi_file_check_tensor(f, &tensors[i], i));
+    for (int i = 0; i < count; i++) {
+        const amp_file_tensor* t = &tensors[i];
+        const char* name = t->tensor.name;
+        const size_t size = ampi_type_size(t->tensor.dtype);
+        size_t bytes = size;
+        int fits = t->rank >= 0 && t->rank <= AMPI_MAX_RANK;
+        if (!ampi_is_free_name(name))
+            return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", i);
+        name = ampi_show(f, name);
+        if (size == 0)
+            return ampi_fail(f->desc.logger, AMP_ERR_DTYPE, "checkpoint: tensor '%s': not a file's dtype", name);
+        for (int k = 0; fits && k < t->rank; k++) fits = ampi_mul_size(bytes, t->shape[k], &bytes);
+        if (!fits || bytes / size != t->tensor.count)
+            return AMPI_BAD_CALL(f, "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
+        if (bytes > 0 && !t->tensor.data) return AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
+    }
     return AMP_OK;
 }
 
-/* --- the system's files --- */
-
-/* POSIX and Windows create a file where there is none, and flush it, under nearly the same names. */
-#if defined(_POSIX_VERSION)
-  #define AMPI_OS(name) name
-  #define AMPI_OS64(name) name
-  #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
-  #define AMPI_OS_FLAGS O_NONBLOCK                     /* a pipe without a writer must not stop open */
-  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* a file system that cannot is taken as is */
-  #define AMPI_OS_WAIT(tries) 0
-  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
-extern FILE* (fdopen)(int, const char*);               /* -std=c99 hides their declarations */
-extern int (fileno)(FILE*);
-extern int (fchmod)(int, mode_t);
-  #endif
-#elif defined(_WIN32)
-  #define AMPI_OS(name) _##name
-  #define AMPI_OS64(name) _##name##64
-  #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
-  #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
-  #define AMPI_OS_SYNC(f) (_commit(_fileno(f)) == 0)
-/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
-  #define AMPI_OS_WAIT(tries) (++(tries) <= 200 ? (Sleep(5), 1) : 0)
-/* As windows.h, which may stand before or behind, declares them. */
-__declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
-__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
-__declspec(dllimport) unsigned long __stdcall GetLastError(void);
-__declspec(dllimport) void __stdcall Sleep(unsigned long);
-#else
-  #define AMPI_OS_SYNC(f) 1
-#endif
+/* --- files of the system --- */
 
 /* Moves a file over another in one step. Unlike fopen, MoveFileExA does not read names by a locale of UTF-8. */
 #if defined(_WIN32)
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
-    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, DENIED = 5, IN_USE = 32 };
+    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8 };
     wchar_t a[ROOM], b[ROOM];
     const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
     int tries = 0;
-    unsigned long error;
-    do {
-        if (utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
-        error = GetLastError();
-    } while ((error == DENIED || error == IN_USE) && AMPI_OS_WAIT(tries));
-    errno = error == DENIED || error == IN_USE ? EACCES : EIO;
-    return 0;
+    errno = EACCES;
+    while (!(utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)))
+        if (!AMPI_OS_WAIT(tries)) return 0;
+    return 1;
 }
 #else
   #define ampi_replace_file(from, to) (rename(from, to) == 0)
@@ -11689,41 +11684,36 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
 }
 
 /* Opens the regular file at path to be read; or creates a temporary one with its mode, and names that. */
-AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* temporary, const char* verb) {
+AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* temporary) {
+    const char *verb = temporary ? "save" : "open", *name = temporary ? temporary : path;
     errno = 0;
 #if defined(AMPI_OS)
     struct AMPI_OS64(stat) st;
     const int is_there = AMPI_OS64(stat)(path, &st) == 0;
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
-    const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL)
-                                                 : AMPI_OS(O_RDONLY));
+    const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
     if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return ampi_file_cannot(f, verb); }
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
-        fd = AMPI_OS(open)(temporary ? temporary : path, flags, mode);
+        fd = AMPI_OS(open)(name, flags, mode);
     } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES && AMPI_OS_WAIT(tries)));
     if (fd < 0) return ampi_file_cannot(f, verb);
-  #if defined(_POSIX_VERSION)
+  #if !defined(_WIN32)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
   #endif
-    if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
-    else f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
-    f->bytes = (uint64_t)st.st_size;
-    if (f->stream) return AMP_OK;
-    const amp_result r = ampi_file_cannot(f, verb);
-    AMPI_OS(close)(fd);
-    if (temporary) remove(temporary);
-    return r;
+    if (AMPI_OS64(fstat)(fd, &st) == 0) f->bytes = (uint64_t)st.st_size;
+    f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
+    if (!f->stream) AMPI_OS(close)(fd);
+    if (!f->stream && temporary) remove(temporary);
 #else
     if (temporary) ampi_name_temporary(path, 0, temporary);
-    f->stream = temporary ? fopen(temporary, "wb") : fopen(path, "rb");
-    if (!f->stream) return ampi_file_cannot(f, verb);
-    if (!temporary && fseek(f->stream, 0, SEEK_END) == 0) f->bytes = (uint64_t)ftell(f->stream);
-    rewind(f->stream);
-    return AMP_OK;
+    f->stream = fopen(name, temporary ? "wb" : "rb");
+    if (f->stream && fseek(f->stream, 0, SEEK_END) == 0) f->bytes = (uint64_t)ftell(f->stream);
+    if (f->stream) rewind(f->stream);
 #endif
+    return f->stream ? AMP_OK : ampi_file_cannot(f, verb);
 }
 
 /* --- writing --- */
@@ -11742,10 +11732,8 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
-    unsigned char eight[8];
     uint64_t begin = 0, at;
-    ampi_put64(eight, length);
-    fwrite(eight, 1, sizeof eight, out);
+    for (int i = 0; i < 8; i++) putc((int)(length >> 8 * i & 0xff), out);
     for (int i = 0; i < f->text_count + f->count; i++) {
         const int k = i - f->text_count;
         fputs(i ? "," : "{\"__metadata__\":{", out);
@@ -11782,16 +11770,15 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
 /* The header, data in chunks, and the header again, with the CRCs, which make it no longer. */
 AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
-    if (header > AMPI_FILE_MAX_HEADER)
-        return AMPI_BAD_CALL(f, "names and texts make a header of %llu bytes; %u are allowed", (ampi_ull)header,
-                             AMPI_FILE_MAX_HEADER);
+    if (header > AMPI_MAX_HEADER)
+        return AMPI_BAD_CALL(f, "a header of %llu bytes; %u are allowed", (ampi_ull)header, AMPI_MAX_HEADER);
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count; i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
             const size_t bytes = ampi_type_size(t->dtype) == element ? t->count * element : 0;
             for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
                 const char* from = (const char*)t->data + at;
-                n = ampi_min_size(bytes - at, AMPI_FILE_CHUNK);
+                n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
                 if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
                 else memcpy(f->data, from, n);
                 ampi_swap_endian((unsigned char*)f->data, n, element);
@@ -11808,13 +11795,13 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
 
 /* From the creation of the temporary file to its new name; after a failure nothing is left of it. */
 AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
-    AMPI_TRY(ampi_file_stream(f, path, temporary, "save"));
+    AMPI_TRY(ampi_file_stream(f, path, temporary));
     amp_result r = ampi_put_file(f);
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
     if (r != AMP_OK) { remove(temporary); return r; }
-#if defined(_POSIX_VERSION)
+#if defined(AMPI_OS) && !defined(_WIN32)
     /* The new name, too, must be on the disk; but not every file system can flush a directory. */
     char* slash = strrchr(temporary, '/');
     strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
@@ -11828,19 +11815,18 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
 /* A block holds a chunk of data, a list of names, whose place the checksums take, and the temporary file's name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
-    for (int i = 0; i < f->count; i++) AMPI_TRY(ampi_file_check_tensor(f, &f->tensors[i], i));
     f->texts = texts;
     f->text_count = text_count;
-    f->data = (char*)ampi_file_alloc(f, AMPI_FILE_CHUNK + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
     if (!f->data) return AMP_ERR_MEMORY;
-    const char** names = (const char**)(void*)(f->data + AMPI_FILE_CHUNK);
+    const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
     for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
     const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
     for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
     if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
+    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
-    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
     return ampi_file_write(f, path, (char*)(names + most));
 }
 
@@ -11866,62 +11852,68 @@ typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; 
 
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
 
-/* Steps over white space. Is c next? */
-AMPI_FN int ampi_json_is(ampi_json* j, char c) {
-    if (!j->error) j->at += strspn(j->at, " \t\n\r");
-    return !j->error && *j->at == c;
+/* Steps over white space, and over c if it comes next. */
+AMPI_FN int ampi_json_skip(ampi_json* j, char c) {
+    if (j->error) return 0;
+    j->at += strspn(j->at, " \t\n\r");
+    if (*j->at != c) return 0;
+    j->at++;
+    return 1;
 }
 
 /* Steps over a character that must come next. */
 AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
-    if (ampi_json_is(j, c)) { j->at++; return; }
-    if (!j->error) snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
-    ampi_json_fail(j, j->missing);
+    if (ampi_json_skip(j, c) || j->error) return;
+    snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
+    j->error = j->missing;
 }
 
-/* Before each member of a list: is there one more? */
-AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
-    if (ampi_json_is(j, close)) { j->at++; return 0; }
-    if (!first) ampi_json_expect(j, ',');
+/* Is there a member behind the first n of a list in these brackets? Then n counts it too. */
+AMPI_FN int ampi_json_more(ampi_json* j, const char* brackets, size_t* n) {
+    if (*n == 0) ampi_json_expect(j, brackets[0]);
+    if (ampi_json_skip(j, brackets[1])) return 0;
+    if (*n > 0) ampi_json_expect(j, ',');
+    ++*n;
     return !j->error;
 }
 
-/* The four hexadecimal digits behind a u; 0 if there are none. */
-AMPI_FN unsigned ampi_json_hex4(ampi_json* j) {
+/* The value of uXXXX; 0 if that does not come next. */
+AMPI_FN unsigned ampi_json_unit(ampi_json* j) {
     char digits[5] = "";
-    if (strspn(++j->at, "0123456789abcdefABCDEF") < 4)
+    if (strspn(j->at + 1, "0123456789abcdefABCDEF") < 4)
         ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
-    for (int i = 0; i < 4 && !j->error; i++) digits[i] = *j->at++;
+    else { memcpy(digits, j->at + 1, 4); j->at += 5; }
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* Decodes the escape behind a backslash to *w: \u, or two of them for a code point above U+FFFF, to UTF-8. */
-AMPI_FN void ampi_json_escape(ampi_json* j, char** w) {
-    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two of them for a code point above U+FFFF. */
+AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
+    static const char letters[] = "\"\\/bfnrtu", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
     const char* found = (const char*)memchr(letters, *j->at, sizeof letters - 1);
-    if (found) { j->at++; *(*w)++ = meanings[found - letters]; return; }
-    if (*j->at != 'u') { ampi_json_fail(j, "an unknown escape"); return; }
-    unsigned c = ampi_json_hex4(j);
+    if (!found) { ampi_json_fail(j, "an unknown escape"); return w; }
+    if (*found != 'u') { j->at++; *w = meanings[found - letters]; return w + 1; }
+    unsigned c = ampi_json_unit(j);
     if (c == 0) ampi_json_fail(j, "a text holds a zero character");
     if (c >> 10 == 0x36 && strncmp(j->at, "\\u", 2) == 0) {
         j->at++;
-        const unsigned low = ampi_json_hex4(j);
+        const unsigned low = ampi_json_unit(j);
         if (low >> 10 == 0x37) c = 0x10000 + ((c & 0x3ff) << 10 | (low & 0x3ff));
     }
     if (c >> 11 == 0x1b) ampi_json_fail(j, "an escape is half of a surrogate pair");
-    if (j->error) return;
     int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-    *(*w)++ = (char)(heads[more] | c >> 6 * more);
-    while (more-- > 0) *(*w)++ = (char)(0x80 | (c >> 6 * more & 0x3f));
+    *w++ = (char)(heads[more] | c >> 6 * more);
+    while (more-- > 0) *w++ = (char)(0x80 | (c >> 6 * more & 0x3f));
+    return w;
 }
 
-/* A string. Raw control characters and whatever is not UTF-8 are refused, so names mean one thing only. */
-AMPI_FN const char* ampi_json_string(ampi_json* j) {
-    char *text, *w;
+/* A string, and `next` behind it, if that is no 0. Control characters and what is not UTF-8 are refused: a name means
+   one thing only. */
+AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     ampi_json_expect(j, '"');
-    for (text = w = j->at; !j->error && *j->at != '"';)
-        if (*j->at == '\\') { j->at++; ampi_json_escape(j, &w); }
+    char *text = j->at, *w = text;
+    while (!j->error && *j->at != '"')
+        if (*j->at == '\\') { j->at++; w = ampi_json_escape(j, w); }
         else if (j->at == j->end) ampi_json_fail(j, "a text is not closed");
         else if ((unsigned char)*j->at < 0x20) ampi_json_fail(j, "a text holds a control character");
         else *w++ = *j->at++;
@@ -11929,56 +11921,45 @@ AMPI_FN const char* ampi_json_string(ampi_json* j) {
     *w = '\0';
     if (!ampi_is_utf8(text)) ampi_json_fail(j, "a text is not UTF-8");
     j->at++;
+    if (next) ampi_json_expect(j, next);
     return text;
 }
 
 /* A whole number: digits without a sign, a leading zero, a fraction or an exponent. */
 AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
-    const int zero = ampi_json_is(j, '0');
-    char* end;
+    const int zero = ampi_json_skip(j, '0'), more = *j->at >= '0' && *j->at <= '9';
+    if (zero == more) ampi_json_fail(j, zero ? "a number begins with a zero" : "a whole number is missing");
+    if (j->error || zero) return 0;
     errno = 0;
-    const uint64_t n = strtoull(j->at, &end, 10);
-    if (*j->at < '0' || *j->at > '9') ampi_json_fail(j, "a whole number is missing");
-    else if (zero && end - j->at > 1) ampi_json_fail(j, "a number begins with a zero");
-    else if (errno == ERANGE) ampi_json_fail(j, "a number is too large");
-    if (j->error) return 0;
-    j->at = end;
+    const uint64_t n = strtoull(j->at, &j->at, 10);
+    if (errno == ERANGE) ampi_json_fail(j, "a number is too large");
     return n;
 }
 
-/* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. Returns that product. */
-AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
-    uint64_t count = 1;
-    ampi_json_expect(j, '[');
-    for (; ampi_json_more(j, ']', e->rank == 0); e->rank++) {
-        const uint64_t size = ampi_json_number(j);
-        if (size != 0 && count > UINT64_MAX / size) ampi_json_fail(j, "a shape has too many elements");
-        count *= size;
-        if (e->rank < AMPI_FILE_MAX_RANK) e->shape[e->rank] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
-    }
-    return count;
-}
-
-/* The description of a tensor: each of three fields once, in any order. */
-AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
-    static const char* const keys[] = { "dtype", "shape", "data_offsets" };
-    uint64_t count = 0, bits = 1;
-    unsigned i, found = 0;
-    ampi_json_expect(j, '{');
-    while (ampi_json_more(j, '}', found == 0)) {
-        const char* key = ampi_json_string(j);
-        ampi_json_expect(j, ':');
-        for (i = 0; i < 3 && strcmp(key, keys[i]) != 0; i++) { }
-        if (i == 3 || (found >> i & 1u)) ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
-        found |= 1u << i;
-        if (i == 0) {
-            key = ampi_json_string(j);
+/* The description of a tensor: each of three fields once, in any order. A shape may have any rank, as long as its
+   product fits 64 bits; [] has one element. */
+AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
+    uint64_t count = 1, bits = 1;
+    size_t n = 0;
+    int found = 0;
+    while (ampi_json_more(j, "{}", &n)) {
+        const char* key = ampi_json_string(j, ':');
+        const int field = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2 : !strcmp(key, "data_offsets") ? 4 : 8;
+        if (field == 8 || (found & field)) ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
+        found |= field;
+        if (field == 1) {
+            key = ampi_json_string(j, '\0');
             while (e->type < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[e->type]) != 0) e->type++;
             if (e->type == AMPI_FILE_TYPES) ampi_json_fail(j, "an unknown dtype");
             e->dtype = e->type < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + e->type) : AMP_DTYPE_DEFAULT;
             bits = strcmp(key, "BOOL") == 0 ? 8 : strtoul(key + strcspn(key, "0123456789"), NULL, 10);
-        } else if (i == 1) {
-            count = ampi_json_shape(j, e);
+        } else if (field == 2) {
+            while (ampi_json_more(j, "[]", &e->rank)) {
+                const uint64_t size = ampi_json_number(j);
+                if (size != 0 && count > UINT64_MAX / size) ampi_json_fail(j, "a shape has too many elements");
+                count *= size;
+                if (e->rank <= AMPI_MAX_RANK) e->shape[e->rank - 1] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
+            }
         } else {
             ampi_json_expect(j, '[');
             e->begin = ampi_json_number(j);
@@ -11995,45 +11976,42 @@ AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
 
 /* The whole header, to tables that are large enough. */
 AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
+    size_t n = 0;
     int has_texts = 0;
     if (*j->at != '{') ampi_json_fail(j, "a header begins with {");
-    else j->at++;
-    for (int first = 1; ampi_json_more(j, '}', first); first = 0) {
-        const char* name = ampi_json_string(j);
-        ampi_json_expect(j, ':');
+    while (ampi_json_more(j, "{}", &n)) {
+        const char* name = ampi_json_string(j, ':');
         if (strcmp(name, "__metadata__") != 0) {
-            ampi_file_entry* e = &f->entries[f->entry_count++];
+            ampi_entry* e = &f->entries[f->entry_count++];
             memset(e, 0, sizeof *e);
             e->name = name;
             ampi_json_tensor(j, e);
             continue;
         }
         if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
-        ampi_json_expect(j, '{');
-        for (int inner = 1; ampi_json_more(j, '}', inner); inner = 0) {
-            amp_file_text* t = &f->found[f->found_count++];
-            t->key = ampi_json_string(j);
-            ampi_json_expect(j, ':');
-            t->value = ampi_json_string(j);
+        while (ampi_json_more(j, "{}", &f->found_count)) {
+            amp_file_text* t = &f->found[f->found_count - 1];
+            t->key = ampi_json_string(j, ':');
+            t->value = ampi_json_string(j, '\0');
         }
     }
     if (!j->error) j->at += strspn(j->at, " ");
     if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
 }
 
+/* --- reading --- */
+
 /* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with CRC-32s at tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
-        const ampi_file_entry* e = &f->entries[i];
-        const char* name = ampi_show(f, e->name);
+        const ampi_entry* e = &f->entries[i];
         if (e->begin != end)
-            return AMPI_BAD_FILE(f, "'%s': tensor '%s' begins at %llu, %s %llu", f->path, name, (ampi_ull)e->begin,
-                                 e->begin > end ? "leaving a hole behind" : "inside the one before it, which ends at",
-                                 (ampi_ull)end);
-        if (e->end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside %s", f->path, name);
+            return AMPI_BAD_FILE(f, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
+                                 e->begin > end ? "behind a hole" : "inside the one before");
     }
+    if (end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside a tensor", f->path);
     if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
     const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
     if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
@@ -12041,7 +12019,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
         const int is_crc = strncmp(t->key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0;
-        ampi_file_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
+        ampi_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
         if (!e) continue;
         e->crc = t->value;
         if (!ampi_read_number(e->crc, 1, &crc))
@@ -12049,8 +12027,6 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     }
     return AMP_OK;
 }
-
-/* --- reading --- */
 
 /* Reads n bytes, or with out = NULL steps over them. */
 AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
@@ -12062,33 +12038,29 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
     return ok ? AMP_OK : ampi_file_cannot(f, "read");
 }
 
-/* What else weights are kept in, and its first bytes. */
-static const char* const ampi_foreign_formats[][2] = {
-    { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
-    { "\200\002", "a pickle, as torch.save wrote" },
-    { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
-};
-
 /* Opens a file, reads its header and checks all of it. A tensor takes at least 48 characters
    ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is due in any case. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
+    static const char* const foreign[][2] = {       /* what else weights are kept in, and its first bytes */
+        { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
+        { "\200\002", "a pickle, as torch.save wrote" },
+        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
+    };
     unsigned char length[8];
-    AMPI_TRY(ampi_file_stream(f, path, NULL, "open"));
-    if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside the length of its header", f->path);
+    AMPI_TRY(ampi_file_stream(f, path, NULL));
+    if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its first number", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     const uint64_t n = ampi_get64(length);
-    for (size_t i = 0; n > AMPI_FILE_MAX_HEADER && i < sizeof ampi_foreign_formats / sizeof *ampi_foreign_formats; i++)
-        if (memcmp(length, ampi_foreign_formats[i][0], strlen(ampi_foreign_formats[i][0])) == 0)
+    for (size_t i = 0; n > AMPI_MAX_HEADER && i < sizeof foreign / sizeof *foreign; i++)
+        if (memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0)
             return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
-                                 f->path, ampi_foreign_formats[i][1]);
-    if (n < 2 || n > AMPI_FILE_MAX_HEADER)
-        return AMPI_BAD_FILE(f, "'%s' has a header of %llu bytes; 2 to %u are allowed", f->path, (ampi_ull)n,
-                             AMPI_FILE_MAX_HEADER);
+                                 f->path, foreign[i][1]);
+    if (n < 2 || n > AMPI_MAX_HEADER)
+        return AMPI_BAD_FILE(f, "'%s': header of %llu bytes; 2 to %u are valid", f->path, (ampi_ull)n, AMPI_MAX_HEADER);
     if (n > f->bytes - 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its header", f->path);
     f->bytes -= 8 + n;
     const size_t tensors = (size_t)n / 48 + 1, texts = (size_t)n / 6 + 1;
-    f->entries = (ampi_file_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found
-                                                      + (size_t)n + 1);
+    f->entries = (ampi_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found + n + 1);
     if (!f->entries) return AMP_ERR_MEMORY;
     f->found = (amp_file_text*)(void*)(f->entries + tensors);
     char* header = (char*)(f->found + texts);
@@ -12101,15 +12073,21 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's, up to the type with any_type, and gives these aligned memory. */
-AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
-    size_t total = 0;
+/* Compares the caller's tensors with the file's, and gives these aligned memory. Weights alone may have any type, or be
+   missing. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
+    uint64_t total = 0;
     for (int i = 0; i < f->count; i++) {
         const amp_file_tensor* t = &f->tensors[i];
-        ampi_file_entry* e = ampi_file_find(f, t->tensor.name);
-        const amp_dtype dtype = ampi_dtype(e && any_type ? e->dtype : t->tensor.dtype);
+        ampi_entry* e = ampi_file_find(f, t->tensor.name);
+        const amp_dtype dtype = ampi_dtype(e && weights_alone ? e->dtype : t->tensor.dtype);
         const char* name = ampi_show(f, t->tensor.name);
         char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+        if (!e && weights_alone) {
+            const size_t at = strlen(f->missing), room = sizeof f->missing - at;
+            if (f->missing_count++ < 3) snprintf(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
+            continue;
+        }
         if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
         if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
         if (e->dtype != dtype)
@@ -12122,9 +12100,8 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
             return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours,
                                  f->owner);
         e->wanted = &t->tensor;
-        e->place = ampi_round_up(total, 8);
-        if (total > SIZE_MAX - 8 || !ampi_add_size(e->place, (size_t)(e->end - e->begin), &total))
-            return AMPI_BAD_CALL(f, "the tensors are larger than the memory");
+        e->place = (size_t)total;
+        total += (e->end - e->begin + 7) / 8 * 8;
     }
     f->data = (char*)ampi_file_alloc(f, total);
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
@@ -12132,7 +12109,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int any_type) {
 
 /* Reads the wanted tensors, in the order of the file. Only when all are there and sound are they handed over. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
-    const ampi_file_entry *e, *end = f->entries + f->entry_count;
+    const ampi_entry *e, *end = f->entries + f->entry_count;
     const amp_model* m = f->model;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (e = f->entries; e < end; e++) {
@@ -12173,19 +12150,17 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
     amp_result r = ampi_file_open(&f, path);
-    const char* text = r == AMP_OK ? ampi_file_text_at(&f, key) : NULL;
-    if (r == AMP_OK && !text) r = AMPI_BAD_FILE(&f, "'%s' has no text '%s'", f.path, ampi_show(&f, key));
-    if (text && strlen(text) >= size)
-        r = AMPI_BAD_FILE(&f, "text '%s' of '%s' needs %llu bytes; there is room for %llu", ampi_show(&f, key), f.path,
-                          (ampi_ull)strlen(text) + 1, (ampi_ull)size);
-    else if (text) strcpy(out, text);
+    const char* text = r == AMP_OK ? ampi_file_text(&f, key) : "";
+    if (!text || strlen(text) >= size)
+        r = AMPI_BAD_FILE(&f, "'%s' has no text '%s' shorter than %llu", f.path, ampi_show(&f, key), (ampi_ull)size);
+    else if (r == AMP_OK) strcpy(out, text);
     return ampi_file_close(&f, r);
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's --- */
 
 /* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
-enum { AMPI_INT, AMPI_LONG, AMPI_STEPS, AMPI_FLOAT };    /* of 4, 8, 8 and 4 bytes */
+enum { AMPI_INT, AMPI_FLOAT, AMPI_LONG, AMPI_STEPS };    /* of 4, 4, 8 and 8 bytes */
 enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
        AMPI_LOADED,      /* state, which loading sets */
        AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
@@ -12194,15 +12169,15 @@ typedef struct ampi_number {
     void* at;                /* of AMPI_LOADED */
     int kind, role, of_group;
     int optional;            /* left out of the file where it is 0 */
-    uint64_t value;          /* after loading the file's */
     const char* theirs;      /* the file's text */
     char key[40], text[AMPI_NUMBER];
 } ampi_number;
-#define AMPI_MAX_NUMBERS (32 + 3 * AMP_MAX_GROUPS)
+enum { AMPI_MAX_NUMBERS = 32 + 3 * AMP_MAX_GROUPS };
 
 /* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
 typedef struct ampi_checkpoint {
     ampi_file file;                /* its model is NULL for a loop */
+    const char* saver;             /* the function that writes such a file */
     amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
     amp_scaler *scaler, s;         /* likewise; NULL = there is none */
     uint64_t passes;
@@ -12212,18 +12187,15 @@ typedef struct ampi_checkpoint {
     char (*names)[80];             /* the names of those that the caller does not name */
 } ampi_checkpoint;
 
-AMPI_FN const char* ampi_saver(const ampi_checkpoint* c) {
-    return c->file.model ? "amp_checkpoint_save" : "amp_optimizer_save";
-}
-
 /* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
    numbers are optional then; that of frozen steps always is. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
     ampi_number* x = &c->numbers[c->number_count++];
-    int32_t n;
-    memcpy(&n, at, sizeof n);
-    if (kind == AMPI_LONG || kind == AMPI_STEPS) memcpy(&x->value, at, sizeof x->value);
-    else x->value = kind == AMPI_FLOAT ? (uint32_t)n : (uint64_t)n;
+    uint32_t word;
+    uint64_t value;
+    memcpy(&word, at, sizeof word);
+    if (kind < AMPI_LONG) value = word;
+    else memcpy(&value, at, sizeof value);
     x->at = at;
     x->kind = kind;
     x->role = role;
@@ -12231,24 +12203,23 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     x->optional = x->of_group && (kind == AMPI_STEPS || c->o.desc.group_count == 0);
     if (x->of_group) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, name);
     else snprintf(x->key, sizeof x->key, "amp.%s", name);
-    ampi_show_number(x->value, kind == AMPI_FLOAT, x->text);
+    ampi_show_number(value, kind == AMPI_FLOAT, x->text);
 }
 
 /* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group. */
+#define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, AMPI_##kind, AMPI_AGREES }
 #define AMPI_SETTING(member, kind) { #member, &d->member, AMPI_##kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
     amp_optimizer_desc* d = &o->desc;
     int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
-    uint64_t fingerprint = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
+    uint64_t hash = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
         { "step", &o->state.step, AMPI_STEPS, AMPI_LOADED }, { "lr", &o->state.lr, AMPI_FLOAT, AMPI_LOADED },
         { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &format, AMPI_INT, AMPI_AGREES },
-        { "level", m ? &m->policy.level : NULL, AMPI_INT, AMPI_AGREES },
-        { "low_dtype", m ? &m->policy.low_dtype : NULL, AMPI_INT, AMPI_AGREES },
-        { "seed", m ? &m->desc.seed : NULL, AMPI_LONG, AMPI_AGREES },
-        { "accumulate", m ? &m->desc.accumulate : NULL, AMPI_INT, AMPI_AGREES },
+        AMPI_OF_MODEL("level", policy.level, INT), AMPI_OF_MODEL("low_dtype", policy.low_dtype, INT),
+        AMPI_OF_MODEL("seed", desc.seed, LONG), AMPI_OF_MODEL("accumulate", desc.accumulate, INT),
         { "grad_dtype", m ? &grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
         { "optimizer", &d->kind, AMPI_INT, AMPI_AGREES }, { "maximize", &d->maximize, AMPI_INT, AMPI_AGREES },
         AMPI_SETTING(momentum, FLOAT), AMPI_SETTING(dampening, FLOAT), AMPI_SETTING(nesterov, INT),
@@ -12259,7 +12230,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         AMPI_SETTING(schedule.gamma, FLOAT), AMPI_SETTING(schedule.floor, FLOAT),
         { "groups", &d->group_count, AMPI_INT, AMPI_AGREES }
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].at) ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
         ampi_number_add(c, i, "lr", &o->groups[i].lr, AMPI_FLOAT, AMPI_LOADED);
@@ -12268,38 +12239,22 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     }
     for (int i = 0; !m && i < o->count; i++) {
         const uint32_t group = (uint32_t)o->params[i].group;
-        fingerprint = ampi_hash_words(fingerprint, &group, 1);
+        hash = ampi_hash_words(hash, &group, 1);
     }
-    ampi_number_add(c, -1, m ? "graph" : "grouping", &fingerprint, AMPI_LONG, AMPI_GRAPH);
+    ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, AMPI_LONG, AMPI_GRAPH);
 }
 
-/* The state of a model, or with m = NULL of a loop. */
-AMPI_FN void ampi_checkpoint_take(ampi_checkpoint* c, amp_model* m, amp_optimizer* o, amp_scaler* s) {
-    amp_logger logger = { NULL, NULL };
-    if (c->file.desc.logger) logger = *c->file.desc.logger;
-    c->file.model = m;
-    c->file.owner = m ? "the model" : "the optimizer";
-    c->optimizer = o;
-    c->o = *o;
-    c->o.logger = logger;
-    c->o.desc.maximize = o->desc.maximize != 0;
-    c->o.desc.nesterov = o->desc.nesterov != 0;
-    c->scaler = s;
-    if (s) c->s = *s;
-    c->s.logger = logger;
-    c->passes = m ? m->training.passes : 0;
-    ampi_numbers_list(c);
-}
-
-AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype, void* data,
-                            size_t count) {
+/* Lists a tensor of one dimension. */
+AMPI_FN amp_file_tensor* ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype,
+                                        void* data, size_t count) {
     amp_file_tensor* t = &c->tensors[c->file.count];
-    snprintf(c->names[c->file.count], sizeof *c->names, "%s%s", name, suffix);
-    t->tensor.name = c->names[c->file.count++];
-    t->tensor.dtype = dtype;
-    t->tensor.data = data;
-    t->tensor.count = t->shape[0] = count;
+    char* full = c->names[c->file.count++];
+    snprintf(full, sizeof *c->names, "%s%s", name, suffix);
+    const amp_tensor tensor = { data, dtype, count, full };
+    t->tensor = tensor;
+    t->shape[0] = count;
     t->rank = 1;
+    return t;
 }
 
 /* Lists weights, m and v of parameters (or weights alone), a model's running statistics, and the caller's tensors. */
@@ -12309,22 +12264,23 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     const amp_model* m = c->file.model;
     const amp_file_tensor* more = c->file.tensors;
     const size_t more_count = (size_t)c->file.count;
-    const size_t most = 3 * (size_t)o->count + more_count + (m ? 2 * (size_t)m->layer_count : 0);
-    size_t bytes = SIZE_MAX;                                                /* and so it stays if it overflows */
-    ampi_mul_size(most, sizeof *c->tensors + sizeof *c->names, &bytes);
-    c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, bytes);
+    const uint64_t most = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
+    c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, most * (sizeof *c->tensors + sizeof *c->names));
     if (!c->tensors) return AMP_ERR_MEMORY;
-    memset(c->tensors, 0, bytes);
+    memset(c->tensors, 0, (size_t)most * sizeof *c->tensors);
     c->names = (char (*)[80])(void*)(c->tensors + most);
+    c->file.tensors = c->tensors;
     c->file.count = 0;
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
         void* const data[] = { p->master ? (void*)p->master : p->low, p->m, p->v };
+        if (!ampi_is_free_name(p->name) || !p->name[0] || strlen(p->name) + 3 > sizeof *c->names)
+            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes in UTF-8", i,
+                                 (int)sizeof *c->names - 3);
         for (int k = 0; k < (weights_alone ? 1 : 3); k++) {
-            amp_file_tensor* t = &c->tensors[c->file.count];
-            if (!data[k]) continue;
-            ampi_state_add(c, p->name, suffixes[k], k > 0 || p->master ? AMP_F32 : p->low_dtype, data[k], p->count);
-            if (m) ampi_param_shape(m, i, &t->rank, t->shape);
+            const amp_dtype dtype = k > 0 || p->master ? AMP_F32 : p->low_dtype;
+            amp_file_tensor* t = data[k] ? ampi_state_add(c, p->name, suffixes[k], dtype, data[k], p->count) : NULL;
+            if (m && t) ampi_param_shape(m, i, &t->rank, t->shape);
         }
     }
     for (int i = 0; m && i < m->layer_count; i++) {
@@ -12335,7 +12291,6 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
     }
     if (more_count) memcpy(c->tensors + c->file.count, more, more_count * sizeof *more);
-    c->file.tensors = c->tensors;
     c->file.count += (int)more_count;
     return AMP_OK;
 }
@@ -12354,11 +12309,11 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     char scaler[AMPI_SCALER_TEXT], crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     int n = 0;
-    AMPI_TRY(ampi_optimizer_check_rates(&c->o, ampi_saver(c)));
+    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
     AMPI_TRY(ampi_state_list(c, 0));
     for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
-        if (x->optional && x->value == 0) continue;
+        if (x->optional && !x->text[strspn(x->text, "0")]) continue;
         texts[n].key = x->key;
         texts[n++].value = x->text;
         if (x->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
@@ -12387,38 +12342,40 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
    optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many as there were. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
-    const char* crc_text = ampi_file_text_at(f, "amp.crc32");
+    const char* crc_text = ampi_file_text(f, "amp.crc32");
     char computed[AMPI_NUMBER];
-    uint64_t most = ((uint64_t)1 << 62) - 1;
+    uint64_t value, most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     memset(c->o.state.frozen_steps, 0, sizeof c->o.state.frozen_steps);
-    for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++, most = c->numbers->value) {
-        x->theirs = ampi_file_text_at(f, x->key);
-        if (!x->theirs && x->optional) x->theirs = x->kind == AMPI_FLOAT ? "00000000" : "0";
+    for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
+        const int is_rate = x->kind == AMPI_FLOAT;
+        const char* text = ampi_file_text(f, x->key);
+        x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
         if (!x->theirs)
-            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, ampi_saver(c));
+            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
-        const int is_rate = x->kind == AMPI_FLOAT, sound = ampi_read_number(x->theirs, is_rate, &x->value);
-        const uint32_t bits = (uint32_t)x->value;
+        const int sound = ampi_read_number(x->theirs, is_rate, &value);
+        const uint32_t bits = (uint32_t)value;
         if (is_rate) memcpy(x->at, &bits, sizeof bits);
-        else memcpy(x->at, &x->value, sizeof x->value);
+        else memcpy(x->at, &value, sizeof value);
         if (!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind == AMPI_STEPS && x->value > most))
+            || (x->kind == AMPI_STEPS && value > most))
             return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
-        if (!x->optional || x->value != 0) crc = ampi_crc32(crc, x->theirs, strlen(x->theirs) + 1);
+        if (x == c->numbers) most = value;
+        if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
-    return AMPI_BAD_FILE(f, "'%s' is damaged: amp.step, amp.pass, the learning rates and frozen_steps have the CRC-32 "
-                         "%s, amp.crc32 says %s", f->path, computed, ampi_show(f, crc_text));
+    return AMPI_BAD_FILE(f, "'%s' is damaged: the state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
+                         computed, ampi_show(f, crc_text));
 }
 
 /* Loads the scaler's bytes into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     char again[AMPI_SCALER_TEXT];
-    const char* text = ampi_file_text_at(&c->file, "amp.scaler");
+    const char* text = ampi_file_text(&c->file, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
     if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
     for (size_t i = 0; text && i < sizeof bytes && 2 * i + 1 < strlen(text); i++) {
@@ -12464,54 +12421,64 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
-/* Takes the weights of a model that the file has. Of the others the first three are named. */
+/* Takes the weights of a model that the file has. */
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
-    char missing[4 * 64] = "";
-    const int all = f->count;
-    for (int i = f->count = 0; i < all; i++) {
-        const char* name = c->tensors[i].tensor.name;
-        const int nth = i - f->count;
-        const size_t at = strlen(missing);
-        if (ampi_file_find(f, name)) c->tensors[f->count++] = c->tensors[i];
-        else if (nth < 3) snprintf(missing + at, sizeof missing - at, nth ? ", '%s'" : "'%s'", ampi_show(f, name));
-        else if (nth == 3) strcpy(missing + at, ", ...");
-    }
-    if (f->count == 0)
-        return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s", f->path, f->owner,
-                             f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, missing);
     AMPI_TRY(ampi_file_want(f, 1));
+    const char* more = f->missing_count > 3 ? ", ..." : "";
+    if (f->missing_count == f->count)
+        return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s%s", f->path, f->owner,
+                             f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
-    if (f->count < all)
-        ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is "
-                    "'%s'", all - f->count, all, f->owner, missing, f->path);
-    if (count) *count = f->count;
+    if (f->missing_count > 0)
+        ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s%s; the file "
+                    "is '%s'", f->missing_count, f->count, f->owner, f->missing, more, f->path);
+    if (count) *count = f->count - f->missing_count;
     return AMP_OK;
 }
 
+/* What is done with a checkpoint of a model between two steps, or with m = NULL of a loop, whose parameters may have
+   changed since init. */
 enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
-AMPI_FN amp_result ampi_checkpoint_do(ampi_checkpoint* c, int what, const char* path, int* count) {
-    amp_result r = what == AMPI_SAVE ? ampi_state_save(c, path) : ampi_state_list(c, what == AMPI_LOAD_WEIGHTS);
-    if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c->file, path);
-    if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(c);
-    if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(c, count);
-    ampi_free(&c->file.desc.allocator, c->tensors);
-    return ampi_file_close(&c->file, r);
+AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
+                                      const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
+                                      int* count) {
+    ampi_checkpoint c;
+    const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger : &silent;
+    memset(&c, 0, sizeof c);
+    AMPI_TRY(ampi_file_begin(&c.file, path, more, more_count, desc));
+    AMPI_REFUSE_CALL(m && !m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
+    AMPI_REFUSE_CALL(m && !o, AMP_ERR_STATE, "checkpoint: the model has no parameters");
+    AMPI_REFUSE_CALL(m && m->micro != 0, AMP_ERR_STATE, "checkpoint: finish the micro-batches of the step first");
+    AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
+    AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called");
+    c.file.model = m;
+    c.file.owner = m ? "the model" : "the optimizer";
+    c.saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
+    c.optimizer = o;
+    c.o = *o;
+    c.o.logger = *logger;
+    c.o.desc.maximize = o->desc.maximize != 0;
+    c.o.desc.nesterov = o->desc.nesterov != 0;
+    c.scaler = s;
+    if (s) c.s = *s;
+    c.s.logger = *logger;
+    c.passes = m ? m->training.passes : 0;
+    ampi_numbers_list(&c);
+    if (!m) AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));
+    amp_result r = what == AMPI_SAVE ? ampi_state_save(&c, path) : ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
+    if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c.file, path);
+    if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);
+    if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(&c, count);
+    ampi_free(&c.file.desc.allocator, c.tensors);
+    return ampi_file_close(&c.file, r);
 }
 
-/* A checkpoint of a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* count) {
     if (!m) return AMP_ERR_ARGUMENT;
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
-    ampi_checkpoint c;
-    memset(&c, 0, sizeof c);
-    AMPI_TRY(ampi_file_begin(&c.file, path, NULL, 0, &desc));
-    AMPI_REFUSE(!m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
-    AMPI_REFUSE(!amp_model_optimizer(m), AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    AMPI_REFUSE(m->micro != 0, AMP_ERR_STATE, "checkpoint: between the micro-batches of a step; finish the step first");
-    ampi_checkpoint_take(&c, m, amp_model_optimizer(m), amp_model_scaler(m));
-    return ampi_checkpoint_do(&c, what, path, count);
+    return ampi_checkpoint_do(what, m, amp_model_optimizer(m), amp_model_scaler(m), path, NULL, 0, &desc, count);
 }
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_SAVE, path, NULL);
@@ -12523,32 +12490,13 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
     return ampi_model_do(m, AMPI_LOAD_WEIGHTS, path, count);
 }
 
-/* A checkpoint of a loop, whose parameters may have changed since init. Their names must fit the list with ".m". */
-AMPI_FN amp_result ampi_loop_do(amp_optimizer* o, amp_scaler* s, int what, const char* path,
-                                const amp_file_tensor* more, int count, const amp_file_desc* desc) {
-    ampi_checkpoint c;
-    memset(&c, 0, sizeof c);
-    AMPI_TRY(ampi_file_begin(&c.file, path, more, count, desc));
-    if (!o || !o->params) return AMPI_BAD_CALL(&c.file, "there is no optimizer");
-    if (s && ampi_scaler_ready(s) != AMP_OK)
-        return ampi_fail(c.file.desc.logger, AMP_ERR_STATE,
-                         "checkpoint: amp_scaler_init was never called for the scaler");
-    ampi_checkpoint_take(&c, NULL, o, s);
-    AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));
-    for (int i = 0; i < o->count; i++) {
-        const size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
-        if (n == 0 || n + 3 > sizeof *c.names)
-            return AMPI_BAD_CALL(&c.file, "parameter %d needs a name of 1 to %d bytes", i, (int)sizeof *c.names - 3);
-    }
-    return ampi_checkpoint_do(&c, what, path, NULL);
-}
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    return ampi_loop_do(o, s, AMPI_SAVE, path, more, count, desc);
+    return ampi_checkpoint_do(AMPI_SAVE, NULL, o, s, path, more, count, desc, NULL);
 }
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc) {
-    return ampi_loop_do(o, s, AMPI_LOAD, path, more, count, desc);
+    return ampi_checkpoint_do(AMPI_LOAD, NULL, o, s, path, more, count, desc, NULL);
 }
 
 #endif /* AMP_NO_STDIO */
