@@ -645,76 +645,67 @@ AMP_DEF const char* amp_style_name(amp_style style);
 AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* ======================================================================================== */
-/* >>scaler   The loss-scale machine. */
+/* >>scaler   The loss scale. */
 
-/* One state machine reproduces the scalers of the systems below, step by step. State: scale s, tracker c
-   (clean steps in a row), hysteresis left h. Parameters: the fields of amp_scaler_desc.
-     overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min), and if the hysteresis refills
-                    after every H overflows, h = H.
-     clean step:    if the hysteresis refills on clean steps, h = H; c += 1; if c >= interval: s = s * growth
-                    under the guard, c = 0, and if the hysteresis refills on growth, h = H.
-     unsound step:  the forward pass itself gave inf or NaN, which no scale mends: skipped, and s, c, h stay.
-   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. */
+/* One state machine follows the scalers of the systems below, step by step. State: scale s, tracker c of clean steps,
+   hysteresis left h.
+     overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min).
+     clean step:    c += 1; if c >= interval: s = s * growth, c = 0.
+     unsound step:  the forward pass itself gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
 
-/* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
+/* What growth beyond the largest float does. A max_scale, where there is one, holds under each of them. */
 typedef AMPI_ENUM(amp_scaler_guard) {
-    AMP_GUARD_DEFAULT = 0,   /* the preset's */
-    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite */
-    AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
-    AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more, and update says so */
+    AMP_GUARD_KEEP  = 1,     /* s stays */
+    AMP_GUARD_CLAMP = 2,     /* s becomes max_scale, or the largest float if there is none */
+    AMP_GUARD_NONE  = 3,     /* s becomes infinite: then no step is applied any more, and update says so */
 } amp_scaler_guard;
 
-/* When the hysteresis counter goes back to its start. */
+/* When the hysteresis goes back to its start, besides at growth. */
 typedef AMPI_ENUM(amp_scaler_refill) {
-    AMP_REFILL_DEFAULT = 0,  /* the preset's */
-    AMP_REFILL_GROWTH  = 1,  /* when the scale grows (Megatron-LM, DeepSpeed) */
+    AMP_REFILL_GROWTH  = 1,  /* then alone (Megatron-LM, DeepSpeed) */
     AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
     AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
 } amp_scaler_refill;
 
-/* What happens when an overflow finds the scale at its floor, or too many overflows come in a row. */
+/* What an overflow does that finds the scale at its floor. */
 typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_DEFAULT  = 0,  /* the preset's */
-    AMP_LIMIT_CLAMP    = 1,  /* go on: the step is skipped, the scale stays at its floor */
+    AMP_LIMIT_CLAMP    = 1,  /* the step is skipped, the scale stays */
     AMP_LIMIT_ERROR    = 2,  /* amp_scaler_update returns AMP_ERR_OVERFLOW */
-    AMP_LIMIT_CALLBACK = 3,  /* ask on_limit */
+    AMP_LIMIT_CALLBACK = 3,  /* on_limit decides */
 } amp_scaler_limit;
 
 /* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
    DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer; flax
    DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
    and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1.
-   X(NAME, text, kind, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips)
+   X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill, at_min, skips)
    kind: factors are rounded to floats (FLOAT), or doubles (MIXED), or the scale is a double too and what scales the
    loss is rounded from it (DOUBLE). _DIV: an overflow divides by growth instead of multiplying.
    init 0: must be given. interval 0: the scale never moves. late: clean steps added to the interval. start: the tracker
-   at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none. at_min: what an overflow at the floor
-   does. skips: overflows in a row that are allowed, 0 = any number. */
+   at the beginning and after an overflow. Growth is 2; backoff 0: 1/growth. min, max 0: none. at_min: what an overflow
+   at the floor does. skips: overflows in a row that are allowed, 0 = any number. */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
-#define AMP_SCALER_PRESET_LIST(X)                                                                       \
-    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 2, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)         \
-    X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
-    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE,                                                   \
-                                   16777216, 2000, 0, 0, 2, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000)      \
-    X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)   \
-    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 2, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)    \
-    X(ONEFLOW, "oneflow", FLOAT_DIV,                                                                    \
-                                65536, 2000, 0, 0, 2, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)   \
-    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)            \
-    X(FLAX, "flax", FLOAT,                                                                              \
-                    65536, 2000, 1, 0, 2, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(NNABLA, "nnabla", DOUBLE_DIV, 8, 2000, 1, -1, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)            \
-    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 2, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0) \
-    X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)    \
-    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV,                                       \
-                                   65536, 1000, 0, -1, 2, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)            \
-    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV,                                                 \
-                                   65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)            \
-    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 2, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)        \
-    X(JMP, "jmp", FLOAT_DIV,       0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
-    X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
-    X(STATIC, "static", FLOAT,     0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
+#define AMP_SCALER_PRESET_LIST(X)                                                                                   \
+    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)                        \
+    X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                         \
+    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000)  \
+    X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)                  \
+    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)                   \
+    X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)             \
+    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)                           \
+    X(FLAX, "flax", FLOAT,         65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(NNABLA, "nnabla", DOUBLE_DIV,    8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)                        \
+    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0)                \
+    X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)                   \
+    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV,                                                   \
+                                   65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)                           \
+    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)      \
+    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)                       \
+    X(JMP, "jmp", FLOAT_DIV,           0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                           \
+    X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                         \
+    X(STATIC, "static", FLOAT,         0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
 #define AMPI_X(name, ...) AMP_SCALER_##name,
 typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
 #undef AMPI_X
@@ -725,47 +716,40 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
 
 typedef struct amp_scaler amp_scaler;
 
-/* A zeroed desc is PyTorch's GradScaler. Every other field, if not 0, replaces the preset's value. Static presets take
-   no growth_*, backoff_factor and hysteresis. */
+/* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor and hysteresis. */
 typedef struct amp_scaler_desc {
-    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
+    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH, torch.amp.GradScaler */
     float init_scale;           /* finite, > 2^-128 (below that 1/scale is not finite) */
     double growth_factor;       /* finite, > 1 */
-    double backoff_factor;      /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else 1/growth_factor, the
-    only
-                                   value that OneFlow accepts, and with which presets that divide do so */
-    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for Flax and NNabla,
-                                   which add one: grow on every step) */
-    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none */
-    float max_scale;            /* ceiling, >= init_scale; AMP_ZERO = none. Apex starts at it if init_scale is above */
-    amp_scaler_guard  guard;
+    double backoff_factor;      /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
+    int   growth_interval;      /* clean steps before the scale grows, >= 1; Flax and NNabla take one more; AMP_ZERO =
+                                   never grow (Flax and NNabla: on every step) */
+    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
+    float max_scale;            /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
     int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
-    amp_scaler_refill refill;
-    amp_scaler_limit  at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
-    int   max_skips;            /* overflows in a row that are allowed; AMP_ZERO = any number */
-    amp_scaler_limit  at_max_skips; /* one more than that; 0 = error */
-    int   max_unsound;          /* unsound windows in a row that are allowed: one more is AMP_ERR_OVERFLOW; 0 = 20,
-                                   AMP_ZERO = any number. Not saved with the state */
-    int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
+    amp_scaler_limit at_min;    /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
+    int   max_skips;            /* overflows in a row that are allowed: one more is AMP_ERR_OVERFLOW; AMP_ZERO = any
+                                   number */
+    int   max_unsound;          /* likewise of unsound windows; 0 = 20. Not saved with the state */
+    int   ignore_overflow;      /* 1 = overflows are counted, but no step is skipped: MindSpore's
                                    drop_overflow_update=false; static presets only */
-    int (*on_limit)(const amp_scaler* s, void* user_data);   /* for AMP_LIMIT_CALLBACK, behind the window: may set the
-                                   scale; 0 = go on, anything else = update returns AMP_ERR_OVERFLOW */
+    int (*on_limit)(const amp_scaler* s, void* user_data);  /* for AMP_LIMIT_CALLBACK, after the window: may set the
+                                   scale; 0 = go on, else update returns AMP_ERR_OVERFLOW */
     void* user_data;
     const amp_logger* logger;   /* copied */
 } amp_scaler_desc;
 
-/* What the checks of the current window have seen. */
+/* What the checks of a window have found. */
 typedef struct amp_overflow_info {
     int      found_inf;         /* 1 if any gradient was inf or NaN, or would become so when unscaled */
-    int      unsound;           /* 1 if the forward pass was to blame: see amp_scaler_state */
+    int      unsound;           /* 1 if the forward pass was to blame */
     uint64_t inf_count;         /* elements that are +-inf, or whose unscaled value would be */
     uint64_t nan_count;
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    int      last_tensor;       /* the last of that list that has one: in the order of the forward pass, where
-    infinities
-                                   began; -1 if none */
+    int      last_tensor;       /* the last of that list that has one; -1 if none. In the order of the forward pass it
+                                   is where infinities began */
     char     last_name[48];
     double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
 } amp_overflow_info;
@@ -777,71 +761,67 @@ typedef struct amp_scaler_state {
     float    scale_in_use;      /* the scale with which the loss of this window was multiplied */
     int32_t  tracker;           /* clean steps in a row */
     int32_t  hysteresis_left;
-    int32_t  found_inf;         /* sticky until update */
+    int32_t  found_inf;         /* stays up until update */
     int32_t  consecutive_skips;
-    int32_t  unsound;           /* sticky until update, raised with found_inf: the forward pass of this window gave inf
-    or
-                                   NaN (amp_scaler_scale_loss and a model's step tell), so the scale stays */
+    int32_t  unsound;           /* likewise, raised with found_inf: the forward pass of this window gave inf or NaN */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
     double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
     int32_t  consecutive_unsound, reserved;
 } amp_scaler_state;
 
-/* Parameters as the machine uses them, after preset and desc were merged. */
+/* What the machine follows: the preset's values, or the desc's. It may be written between windows. */
 typedef struct amp_scaler_rule {
     double growth, backoff;             /* backoff 0: an overflow divides by growth */
     float min, max;                     /* 0 if there is none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
-    int32_t guard, refill, at_min, max_skips, at_max_skips, ignore_overflow, is_static;
-    int32_t max_unsound;                /* 0 = any number */
+    int32_t guard, refill, at_min;      /* an amp_scaler_guard, _refill, _limit */
+    int32_t max_skips, ignore_overflow, is_static;
+    int32_t max_unsound;                /* max_skips, max_unsound: 0 = any number */
     int32_t is_double;                  /* the scale is a double */
 } amp_scaler_rule;
 
-/* A list of gradients seen in this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
+/* A list of gradients of this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
 #define AMP_SCALER_MAX_LISTS 64
 #define AMP_SCALER_MAX_SPANS 512
 typedef struct amp_scaler_list {
     uint64_t    key;            /* of the memory and types of its tensors, whatever their order */
     double      norm;           /* as found by the last check */
-    uintptr_t   from, to;       /* addresses of its first byte, and behind its last */
     uint32_t    done;
-    uint32_t    coarse;         /* 1 = there was no room for its spans: from, to and key alone are known */
 } amp_scaler_list;
 
 /* A loss scaler is a plain struct: have as many as you like. It owns nothing and may be copied between windows. */
 struct amp_scaler {
-    amp_scaler_desc   desc;     /* what was asked for, defaults filled in; good for another init. Its logger is NULL */
-    amp_logger        logger;
     amp_scaler_rule   rule;
     amp_scaler_state  state;
     amp_overflow_info info;     /* of the current window; of the last one after update */
+    amp_logger        logger;
+    int             (*on_limit)(const amp_scaler* s, void* user_data);
+    void*             user_data;
     int               scaled;   /* 1 once the loss of this window was scaled */
     int               recorded; /* 1 once this window has a check, an unscale or a report */
     int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
-    uintptr_t         spans[AMP_SCALER_MAX_SPANS][2]; /* the memory, from and to, of the lists that were unscaled or
-                                                         stepped, ascending; what one list has side by side is one */
+    uint64_t          spans[AMP_SCALER_MAX_SPANS][2];  /* memory, from and to, of lists that were unscaled or stepped */
     uint8_t           span_list[AMP_SCALER_MAX_SPANS];
 };
 
-/* Starts a scaler; NULL: PyTorch's. After an error *s is as before: memory that was not zeroed must not be used then.
-   */
+/* Starts a scaler; NULL: PyTorch's. After an error *s is as before. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32; the scale cannot change before update. 1.0f gives the factor itself, to seed a backward pass by
-   hand. A loss that is inf or NaN makes the window unsound: no step, and the scale stays (with the factor alone, call
-   it once more with the loss). NaN if s is NULL or not initialised: the other calls are AMP_ERR_STATE then. */
+   hand; then call it once more with the loss: one that is inf or NaN makes the window unsound. NaN if s is NULL or not
+   initialised: the other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16): every element that is inf or NaN, or whose unscaled value
-   would not be finite, in FP32 (check) or in the type it will be stored in, raises found_inf, is counted, and the
-   first is named in s->info. `info` receives what this call alone has found. They also form the L2 norm of the
-   unscaled gradients. found_inf stays up until update, also over other lists: to let one overflow stop several
-   optimizers, check all lists before the first step. Where the scale or 1/scale is not a finite float found_inf is
-   raised whatever the gradients are. AMP_ERR_STATE before any scale_loss, and where a list shares memory with another
-   that was unscaled or stepped in this window; check and step also take a list made of whole unscaled ones, check any
-   that was stepped. The scaler knows AMP_SCALER_MAX_SPANS pieces of memory; a list beyond them is known by its first
-   and last address alone. One clip over several optimizers: check all gradients as one list, multiply them by
+/* The next three look at `count` tensors (F32, F16, BF16). An element that is inf or NaN, or whose unscaled value would
+   not be finite in FP32 (check) or in the type it will be stored in, is counted and raises found_inf; s->info names the
+   first. So does a scale without a finite inverse. found_inf stays up until update, whatever the list: to let one
+   overflow stop several optimizers, check all lists before the first step. `info` receives what this call alone has
+   found, with the L2 norm of the unscaled gradients.
+   AMP_ERR_STATE: before any scale_loss, or where a list shares memory with another that was unscaled or stepped in this
+   window; but check and step take a list made of whole unscaled ones, and check any that was stepped. The scaler
+   remembers AMP_SCALER_MAX_SPANS pieces of memory; of lists beyond them what lies between their pieces counts, too.
+   One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
 /* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its overflow and norm: who
    writes to the gradients after it calls it again. With a scale below 1 it may pass 16-bit gradients that unscale does
@@ -861,14 +841,13 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
    all-reduce of flags. Allowed before scale_loss. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* "May I step?"  1 = every check of this window was clean; 0 = skip this step. 0 also where nothing was checked yet, of
-   which the logger hears (AMP_ERR_STATE), or s is NULL. */
+/* "May I step?"  1 = every check of this window was clean; 0 = skip this step. 0 also if s is NULL, or nothing was
+   checked yet, of which the logger hears (AMP_ERR_STATE). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
-   AMP_ERR_OVERFLOW, behind the end of the window: a limit whose action is an error, more than max_unsound unsound
-   windows in a row, or a scale of 2^-128 or less, or infinite, with which all steps will be skipped until
-   amp_scaler_set_scale. */
+   AMP_ERR_OVERFLOW, after the end of the window: at_min, max_skips or max_unsound, or a scale of 2^-128 or less, or
+   infinite, with which all steps will be skipped until amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
 /* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
@@ -922,9 +901,10 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
-    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they are. Gradients of
-                                   frozen parameters may be NULL; where given they are checked and count in the norm */
+    float lr;                   /* 0 = the desc's; AMP_ZERO = 0 */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
+    int   frozen;               /* 1 = weights and moments stay as they are. Gradients may be NULL; where given they are
+                                   checked and count in the norm */
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
@@ -1154,9 +1134,9 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
 /* Names the layer that made v: UTF-8, 1 to 31 bytes, of this layer alone. Without it the name is "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is frozen:
-   its parameters have no gradient, and the backward pass stops where no other parameter lies. To freeze and unfreeze
-   write amp_model_optimizer(m)->groups[i].lr between two steps; to unfreeze between micro-batches is AMP_ERR_STATE. If
+/* Puts the parameters of the layer that made v into a group of the optimizer. Parameters of a frozen group have no
+   gradient, and the backward pass stops where no other parameter lies. To freeze and unfreeze write
+   amp_model_optimizer(m)->groups[i].frozen between two steps; to unfreeze between micro-batches is AMP_ERR_STATE. If
    all parameters are frozen, all have gradients. Only amp_norm_desc freezes batch norm's running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
@@ -7725,34 +7705,28 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 
 /* --- fields of descs, also of an optimizer's --- */
 
-/* A field of a desc and its range, in which AMP_ZERO may lie apart. kind: d double, f float, i int or enumerator. */
+/* A field and its range. kind: d double, f float, i int or enumerator. */
 typedef struct ampi_desc_field {
     const char* name;
     size_t at;
     char kind;
-    int zero;               /* 1 = AMP_ZERO, too */
     double low, high;
     const char* range;      /* the end of a sentence */
 } ampi_desc_field;
 
-AMPI_FN double ampi_field_value(const void* desc, const ampi_desc_field* f) {
-    const void* p = (const char*)desc + f->at;
+AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
-    if (f->kind == 'd') return *(const double*)p;
-    if (f->kind == 'f') return (double)*(const float*)p;
+    if (kind == 'd') return *(const double*)p;
+    if (kind == 'f') return (double)*(const float*)p;
     memcpy(&whole, p, sizeof whole);        /* an enumerator has another type */
     return (double)whole;
 }
 
-AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fields, size_t count, const char* what,
-                                     const amp_logger* logger) {
-    for (size_t i = 0; i < count; i++) {
-        const ampi_desc_field* f = &fields[i];
-        const double value = ampi_field_value(desc, f);
-        const int fits = (value >= f->low && value <= f->high) || (f->zero && value == AMP_ZERO);
-        AMPI_REFUSE_CALL(!fits || !ampi_is_finite64(&value), AMP_ERR_DESC, "%s: %s %.*g must %s", what, f->name,
-                         f->kind == 'i' ? 10 : 6, value, f->range);
-    }
+AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, const char* what,
+                                    const amp_logger* logger) {
+    const double value = ampi_field_value((const char*)desc + f->at, f->kind);
+    AMPI_REFUSE_CALL(value < f->low || value > f->high || !ampi_is_finite64(&value), AMP_ERR_DESC,
+                     "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value, f->range);
     return AMP_OK;
 }
 
@@ -7762,20 +7736,19 @@ AMPI_FN amp_result ampi_check_fields(const void* desc, const ampi_desc_field* fi
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
-/* A preset: what a desc has no field for, and the values of those that it has. */
 typedef struct ampi_scaler_row {
     const char* text;
-    int kind, late, start;
-    amp_scaler_desc desc;
+    int kind, late;
+    float init;
+    amp_scaler_rule rule;
 } ampi_scaler_row;
 
 /* The row of a preset; NULL for a value that is not one. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n)    \
-        { text, AMPI_SCALE_##kind, late, start,                                                                      \
-          { AMP_SCALER_##name, init, growth, backoff, interval, min, max, AMP_GUARD_##guard, h, AMP_REFILL_##refill, \
-            AMP_LIMIT_##at, n, AMP_LIMIT_ERROR, 20, 0, NULL, NULL, NULL } },
+#define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips)         \
+        { text, AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard,         \
+          AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
     };
@@ -7794,98 +7767,81 @@ AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
 }
 
-/* Is the backoff 1/growth, as far as floats tell? */
-AMPI_FN int ampi_scaler_undoes(const amp_scaler_desc* d) {
-    return (float)d->backoff_factor == (float)(1.0 / d->growth_factor);
-}
+/* What a scaler moves by, and what moves. */
+typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
 
-static const ampi_desc_field ampi_scaler_fields[] = {
-#define AMPI_X(field, ...) { #field, offsetof(amp_scaler_desc, field), __VA_ARGS__ },
-    AMPI_X(init_scale, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and greater than 2^-128")
-    AMPI_X(growth_interval, 'i', 1, 1.0, (double)INT32_MAX, "be at least 1")
-    AMPI_X(growth_factor, 'd', 0, 1.0000000000000002, 1.7976931348623157e308, "be finite and greater than 1")
-    AMPI_X(backoff_factor, 'd', 0, 1e-307, 0.99999999999999989, "lie between 0 and 1")
-    AMPI_X(min_scale, 'f', 1, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
-    AMPI_X(max_scale, 'f', 1, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
-    AMPI_X(guard, 'i', 0, 1.0, (double)AMP_GUARD_NONE, "be an amp_scaler_guard")
-    AMPI_X(hysteresis, 'i', 0, 1.0, (double)INT32_MAX, "be at least 1")
-    AMPI_X(refill, 'i', 0, 1.0, (double)AMP_REFILL_EVERY_H, "be an amp_scaler_refill")
-    AMPI_X(at_min, 'i', 0, 1.0, (double)AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
-    AMPI_X(max_skips, 'i', 1, 1.0, (double)INT32_MAX, "not be negative")
-    AMPI_X(at_max_skips, 'i', 0, 1.0, (double)AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
-    AMPI_X(max_unsound, 'i', 1, 1.0, (double)INT32_MAX, "not be negative")
+/* Fields of a desc, where else than 0, take the place of a preset's values. zero: AMP_ZERO makes 0 of them. */
+static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scaler_fields[] = {
+#define AMPI_X(name, place, zero, ...) \
+    { { #name, offsetof(ampi_saved, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
+    AMPI_X(init_scale, state.scale, 0, 'f', 0, AMPI_FLT_MAX, "be finite and greater than 2^-128")
+    AMPI_X(growth_interval, rule.interval, 1, 'i', 0, INT32_MAX, "be at least 1")
+    AMPI_X(growth_factor, rule.growth, 0, 'd', 1.0000000000000002, 1.797e308, "be finite and greater than 1")
+    AMPI_X(backoff_factor, rule.backoff, 0, 'd', 1e-307, 0.99999999999999989, "lie between 0 and 1")
+    AMPI_X(min_scale, rule.min, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(max_scale, rule.max, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(hysteresis, rule.hysteresis, 0, 'i', 1, INT32_MAX, "be at least 1")
+    AMPI_X(at_min, rule.at_min, 0, 'i', 1, AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
+    AMPI_X(max_skips, rule.max_skips, 1, 'i', 0, INT32_MAX, "not be negative")
+    AMPI_X(max_unsound, rule.max_unsound, 1, 'i', 0, INT32_MAX, "not be negative")
 #undef AMPI_X
 };
 enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fields };
 
-/* Unset fields take the preset's value, where 0 is AMP_ZERO, so that the kept desc can be used again. Without a
-   preset's backoff it is 1/growth. */
-AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
-    static const double zero = 0.0;
+/* Is the backoff 1/growth, as far as floats tell? */
+AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
+
+/* A preset's rule and first scale with a desc's fields in their places. */
+AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
+    amp_scaler_rule* r = &x->rule;
+    memset(x, 0, sizeof *x);
+    x->rule = row->rule;
+    x->state.scale = row->init;
     for (int i = 0; i < AMPI_SCALER_FIELDS; i++) {
-        const size_t at = ampi_scaler_fields[i].at, size = ampi_scaler_fields[i].kind == 'd' ? 8 : 4;
-        if (memcmp((char*)d + at, &zero, size) == 0) memcpy((char*)d + at, (const char*)&row->desc + at, size);
+        const ampi_desc_field* f = &ampi_scaler_fields[i].field;
+        const char* from = (const char*)d + ampi_scaler_fields[i].from;
+        const size_t size = f->kind == 'd' ? 8 : 4;
+        const double value = ampi_field_value(from, f->kind);
+        if (ampi_scaler_fields[i].zero && ampi_bits64_at(&value) == ampi_bits64(AMP_ZERO))
+            memset((char*)x + f->at, 0, size);
+        else if (!ampi_is_zero64(&value)) memcpy((char*)x + f->at, from, size);
     }
-    if (d->growth_interval == 0) d->growth_interval = AMP_ZERO;
-    if (ampi_is_zero(&d->min_scale)) d->min_scale = (float)AMP_ZERO;
-    if (ampi_is_zero(&d->max_scale)) d->max_scale = (float)AMP_ZERO;
-    if (d->max_skips == 0) d->max_skips = AMP_ZERO;
-    if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
-    if (ampi_is_zero64(&d->backoff_factor) && d->growth_factor > 1.0) d->backoff_factor = 1.0 / d->growth_factor;
-    if (!(row->kind & 2)) d->backoff_factor = (double)(float)d->backoff_factor;
-    if (ampi_is_off(&d->max_scale) && d->guard == AMP_GUARD_CLAMP) d->max_scale = AMPI_FLT_MAX;
-    if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&d->init_scale) && d->max_scale > 0.0f
-        && d->init_scale > d->max_scale) d->init_scale = d->max_scale;
+    if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
+    if (ampi_is_zero64(&r->backoff) && r->growth > 1.0) r->backoff = 1.0 / r->growth;
+    if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
+    r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
+    if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
+    if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f && x->state.scale > r->max)
+        x->state.scale = r->max;
+    r->ignore_overflow = d->ignore_overflow != 0;
 }
 
 #define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 
-/* What a desc may not ask for, as it was given and with the defaults filled in. */
-AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* given, const amp_scaler_desc* d,
-                                          const ampi_scaler_row* row) {
+/* What a desc may not ask for, as it was given and with the preset's values. */
+AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x, const char* preset) {
     const amp_logger* logger = d->logger;
-    const double init = (double)d->init_scale, min = (double)d->min_scale, max = (double)d->max_scale;
-    const int is_static = row->desc.growth_interval == 0;
-    AMPI_REFUSE_DESC(is_static && (given->growth_interval > 0 || !ampi_is_zero64(&given->growth_factor) ||
-                                   !ampi_is_zero64(&given->backoff_factor) || given->hysteresis != 0),
+    const amp_scaler_rule* r = &x->rule;
+    const double init = (double)x->state.scale, min = (double)r->min, max = (double)r->max;
+    AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
+                                      !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
                      "scaler: growth_interval %d, growth_factor %g, backoff_factor %g and hysteresis %d mean nothing "
-                     "to the static preset %s", given->growth_interval, given->growth_factor, given->backoff_factor,
-                     given->hysteresis, row->text);
-    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
+                     "to the static preset %s", d->growth_interval, d->growth_factor, d->backoff_factor,
+                     d->hysteresis, preset);
+    AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
-    AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
-                     "scaler: ignore_overflow is for static presets, not for %s", row->text);
-    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale), "scaler: init_scale 0: the preset %s has no default, give one",
-                     row->text);
-    AMPI_TRY(ampi_check_fields(d, ampi_scaler_fields, AMPI_SCALER_FIELDS, "scaler", logger));
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be greater than 2^-128", init);
-    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d), "scaler: backoff_factor %g must be "
-                     "1/growth_factor = %g for the preset oneflow", d->backoff_factor, 1.0 / d->growth_factor);
+    AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
+                     "scaler: ignore_overflow is for static presets, not for %s", preset);
+    AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale), "scaler: init_scale 0: the preset %s has no default, give one",
+                     preset);
+    for (int i = 0; i < AMPI_SCALER_FIELDS; i++)
+        AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128", init);
+    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
+                     "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
     AMPI_REFUSE_DESC(min > init, "scaler: min_scale %g is greater than init_scale %g", min, init);
-    AMPI_REFUSE_DESC(max >= 0.0 && max < init, "scaler: max_scale %g is less than init_scale %g", max, init);
+    AMPI_REFUSE_DESC(max > 0.0 && max < init, "scaler: max_scale %g is less than init_scale %g", max, init);
     return AMP_OK;
-}
-
-/* The machine's parameters from a complete desc. */
-AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d, const ampi_scaler_row* row) {
-    const int interval = ampi_default_int(d->growth_interval, 0);
-    memset(r, 0, sizeof *r);
-    r->growth = d->growth_factor;
-    r->backoff = (row->kind & 1) && ampi_scaler_undoes(d) ? 0.0 : d->backoff_factor;
-    r->min = ampi_default_at(&d->min_scale, 0.0f);
-    r->max = ampi_default_at(&d->max_scale, 0.0f);
-    r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;
-    r->start = row->start;
-    r->hysteresis = d->hysteresis;
-    r->guard = (int32_t)d->guard;
-    r->refill = (int32_t)d->refill;
-    r->at_min = (int32_t)d->at_min;
-    r->max_skips = ampi_default_int(d->max_skips, 0);
-    r->at_max_skips = (int32_t)d->at_max_skips;
-    r->ignore_overflow = d->ignore_overflow != 0;
-    r->is_static = row->desc.growth_interval == 0;
-    r->max_unsound = ampi_default_int(d->max_unsound, 0);
-    r->is_double = (row->kind & 4) != 0;
 }
 
 /* The inverse is formed in double: one rounding. */
@@ -7897,28 +7853,25 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     const amp_logger* logger = desc ? desc->logger : NULL;
     const ampi_scaler_row* row = ampi_scaler_preset(desc ? desc->preset : AMP_SCALER_PYTORCH);
-    amp_scaler_desc given, d;
+    amp_scaler_desc d;
+    ampi_saved x;
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
     AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)desc->preset);
-    memset(&given, 0, sizeof given);
-    if (desc) given = *desc;
-    d = given;
-    ampi_scaler_fill(&d, row);
-    AMPI_TRY(ampi_scaler_check_desc(&given, &d, row));
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    ampi_scaler_fill(&x, &d, row);
+    AMPI_TRY(ampi_scaler_check_desc(&d, &x, row->text));
+    if (row->kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
+    x.state.exact_scale = (double)x.state.scale;
+    x.state.tracker = x.rule.start;
+    x.state.hysteresis_left = x.rule.hysteresis;
+    ampi_scaler_use_scale(&x.state);
     memset(s, 0, sizeof *s);
+    s->rule = x.rule;
+    s->state = x.state;
     if (logger) s->logger = *logger;
-    s->desc = d;
-    s->desc.logger = NULL;
-    ampi_scaler_make_rule(&s->rule, &d, row);
-    if (s->rule.is_static) {                /* the desc does not keep what it may not be given */
-        s->desc.growth_factor = s->desc.backoff_factor = 0.0;
-        s->desc.hysteresis = 0;
-    }
-    s->state.scale = d.init_scale;
-    s->state.exact_scale = (double)d.init_scale;
-    s->state.tracker = s->rule.start;
-    s->state.hysteresis_left = s->rule.hysteresis;
-    ampi_scaler_use_scale(&s->state);
+    s->on_limit = d.on_limit;
+    s->user_data = d.user_data;
     ampi_overflow_clear(&s->info);
     return AMP_OK;
 }
@@ -7992,9 +7945,9 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
 
 /* For what is done between windows. */
 AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
-    const amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK || (!s->scaled && !s->recorded)) return r;
-    return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place);
+    AMPI_TRY(ampi_scaler_ready(s));
+    return s->scaled || s->recorded
+        ? ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place) : AMP_OK;
 }
 
 /* A window begins with the first loss or report after an update. */
@@ -8015,47 +7968,32 @@ AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
 }
 
-/* The first span that ends behind this address. */
-AMPI_FN int ampi_scaler_span(const amp_scaler* s, uint64_t address) {
-    int low = 0, high = s->span_count, middle;
-    while (low < high) {
-        middle = (low + high) / 2;
-        if (s->spans[middle][1] > address) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
 /* The unscaled and stepped lists of this window that share memory with these, or may, a bit for each. */
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
         const ampi_array x = ampi_tensor_span(t, i, 0);
-        if (x.from == x.to) continue;
-        for (int k = ampi_scaler_span(s, x.from); k < s->span_count && s->spans[k][0] < x.to; k++)
-            set |= (uint64_t)1 << s->span_list[k];
-        for (int k = 0; k < s->list_count; k++)
-            if (s->lists[k].coarse && x.from < s->lists[k].to && x.to > s->lists[k].from) set |= (uint64_t)1 << k;
+        for (int k = 0; k < s->span_count && x.from < x.to; k++)
+            if (x.from < s->spans[k][1] && x.to > s->spans[k][0]) set |= (uint64_t)1 << s->span_list[k];
     }
     return set;
 }
 
-/* Adds a span of a list, together with those of the same list that it meets or touches. Returns 0 without room. */
-AMPI_FN int ampi_scaler_add_span(amp_scaler* s, uintptr_t from, uintptr_t to, int list) {
-    int low = ampi_scaler_span(s, from), high = low;
-    if (low > 0 && s->spans[low - 1][1] == from && s->span_list[low - 1] == list) from = s->spans[--low][0];
-    for (; high < s->span_count && s->spans[high][0] <= to && s->span_list[high] == list; high++) {
-        if (s->spans[high][0] < from) from = s->spans[high][0];
-        if (s->spans[high][1] > to) to = s->spans[high][1];
+/* Adds memory of a list, to its last span where they touch, or where the table is full but for one span for each list:
+   that span then covers what lies between, too. */
+AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) {
+    const int full = s->span_count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
+    int at = s->span_count - 1;
+    if (x->from == x->to) return;
+    if (at >= 0 && s->span_list[at] == list && (full || (x->from <= s->spans[at][1] && x->to >= s->spans[at][0]))) {
+        if (x->from < s->spans[at][0]) s->spans[at][0] = x->from;
+        if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
+        return;
     }
-    if (low == high && s->span_count == AMP_SCALER_MAX_SPANS) return 0;
-    memmove(s->spans[low + 1], s->spans[high], (size_t)(s->span_count - high) * sizeof s->spans[0]);
-    memmove(&s->span_list[low + 1], &s->span_list[high], (size_t)(s->span_count - high));
-    s->span_count += low + 1 - high;
-    s->spans[low][0] = from;
-    s->spans[low][1] = to;
-    s->span_list[low] = (uint8_t)list;
-    return 1;
+    at = s->span_count++;
+    s->spans[at][0] = x->from;
+    s->spans[at][1] = x->to;
+    s->span_list[at] = (uint8_t)list;
 }
 
 /* Remembers what was done to a list; a check that finds the table full is forgotten, so the step will check again.
@@ -8070,15 +8008,10 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
         entry->key = key;
-        entry->from = ~(uintptr_t)0;
     }
     for (int i = 0; i < t->count && set == 0 && done != AMPI_CHECKED; i++) {
         const ampi_array x = ampi_tensor_span(t, i, 0);
-        const uintptr_t from = (uintptr_t)x.from, to = (uintptr_t)x.to;
-        if (from == to) continue;
-        if (from < entry->from) entry->from = from;
-        if (to > entry->to) entry->to = to;
-        if (!entry->coarse && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists))) entry->coarse = 1;
+        ampi_scaler_add_span(s, &x, (int)(entry - s->lists));
     }
     for (int i = 0; i < s->list_count; i++) {
         amp_scaler_list* l = &s->lists[i];
@@ -8218,8 +8151,8 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
 }
 
 /* Looks at src times `inverse` and, if there is a dst, moves or adds that there; info may be NULL. */
-AMPI_FN void ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                              int accumulate, const char* place, amp_overflow_info* info) {
+AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                                    int accumulate, const char* place, amp_overflow_info* info) {
     amp_overflow_info found;
     ampi_unscale(src, dst, inverse, accumulate, &found);
     if (ampi_tensors_any(src)) {
@@ -8228,6 +8161,7 @@ AMPI_FN void ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi
         ampi_scaler_note(s, dst ? dst : src, dst ? AMPI_UNSCALED : AMPI_CHECKED, found.norm);
     }
     if (info) *info = found;
+    return AMP_OK;
 }
 
 /* Checks a list, or unscales it in place. */
@@ -8235,8 +8169,7 @@ AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32
                                     amp_overflow_info* info) {
     int unscaled;
     AMPI_TRY(ampi_scaler_enter(s, t, what, place, &unscaled));
-    ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, place, info);
-    return AMP_OK;
+    return ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, place, info);
 }
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count);
@@ -8248,11 +8181,10 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
 }
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info) {
-    static const char place[] = "amp_scaler_unscale_into";
+    const char* place = "amp_scaler_unscale_into";
     const ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
     AMPI_TRY(ampi_scaler_enter_into(s, &to, &from, place));
-    ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, place, info);
-    return AMP_OK;
+    return ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, place, info);
 }
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
@@ -8268,26 +8200,24 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     return s && s->recorded && !s->state.found_inf;
 }
 
-/* Is a limit that was reached an error? */
-AMPI_FN int ampi_scaler_objects(const amp_scaler* s, int32_t action) {
-    return action == AMP_LIMIT_CALLBACK ? s->desc.on_limit(s, s->desc.user_data) != 0 : action != AMP_LIMIT_CLAMP;
-}
 /* What amp_scaler_advance returned, as a result. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(hit & (1 | 8) && ampi_scaler_objects(s, s->rule.at_min), AMP_ERR_OVERFLOW,
-                     "amp_scaler_update: %s: loss scale %g, %d overflows in a row",
+    const double scale = (double)s->state.scale;
+    const int skips = (int)s->state.consecutive_skips;
+    AMPI_REFUSE_CALL(hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
+                                                                            : s->rule.at_min == AMP_LIMIT_ERROR),
+                     AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row",
                      hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor",
-                     (double)s->state.scale, (int)s->state.consecutive_skips);
-    AMPI_REFUSE_CALL(hit & 2 && ampi_scaler_objects(s, s->rule.at_max_skips), AMP_ERR_OVERFLOW, "amp_scaler_update: "
-                     "more overflows in a row than max_skips: loss scale %g, %d overflows in a row",
-                     (double)s->state.scale, (int)s->state.consecutive_skips);
+                     scale, skips);
+    AMPI_REFUSE_CALL(hit & 2, AMP_ERR_OVERFLOW, "amp_scaler_update: more overflows in a row than max_skips: loss scale "
+                     "%g, %d overflows in a row", scale, skips);
     AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
                      "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
                      (int)s->rule.max_unsound);
     AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),        /* on_limit may have set it */
                      AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale "
-                     "and max_scale keep it in range, amp_scaler_set_scale brings it back", (double)s->state.scale);
+                     "and max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
     return AMP_OK;
 }
 
@@ -8314,14 +8244,14 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 
 /* --- save and load --- */
 
-/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. The other fields
-   of rule and state are rows of a table: one or more of a size that lie side by side. Version 1 has no doubles, and at
-   96 what version 2 has at 120. */
+/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 52..55 AMP_LIMIT_ERROR, 124..127 CRC-32 of all
+   before. The other fields of rule and state are rows of a table: one or more of a size that lie side by side. Version
+   1 has no doubles, and at 96 what version 2 has at 120. */
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
-typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
-    { 16, 4, 12, offsetof(ampi_saved, rule.min) },          /* up to is_static */
+    { 16, 4, 9, offsetof(ampi_saved, rule.min) },           /* up to max_skips */
+    { 56, 4, 2, offsetof(ampi_saved, rule.ignore_overflow) },      /* and is_static */
     { 64, 4, 1, offsetof(ampi_saved, state.scale) },
     { 68, 4, 2, offsetof(ampi_saved, state.tracker) },      /* and hysteresis_left */
     { 76, 4, 1, offsetof(ampi_saved, state.consecutive_skips) },
@@ -8330,61 +8260,48 @@ static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
     { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
     { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
-AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
-    for (int i = 0; i < 4; i++) p[i] = (unsigned char)((u >> (8 * i)) & 0xffu);
+/* Whole numbers of `size` bytes, the lowest first. */
+AMPI_FN void ampi_put(unsigned char* p, size_t size, uint64_t u) {
+    for (; size > 0; size--, u >>= 8) *p++ = (unsigned char)(u & 0xffu);
 }
-AMPI_FN uint32_t ampi_get32(const unsigned char* p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
+    uint64_t u = 0;
+    while (size > 0) u = u << 8 | p[--size];
+    return u;
 }
-AMPI_FN void ampi_put64(unsigned char* p, uint64_t u) {
-    ampi_put32(p, (uint32_t)u);
-    ampi_put32(p + 4, (uint32_t)(u >> 32));
-}
-AMPI_FN uint64_t ampi_get64(const unsigned char* p) {
-    return (uint64_t)ampi_get32(p) | (uint64_t)ampi_get32(p + 4) << 32;
-}
+AMPI_FN uint32_t ampi_get32(const unsigned char* p) { return (uint32_t)ampi_get(p, 4); }
 
-/* Row k: what a byte does to the remainder when k more bytes follow. */
-AMPI_FN void ampi_crc32_table(uint32_t table[8][256]) {
-    uint32_t crc;
-    int k;
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        for (crc = byte, k = 0; k < 8; k++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
-        table[0][byte] = crc;
-    }
-    for (k = 1; k < 8; k++)
-        for (uint32_t byte = 0; byte < 256; byte++)
-            table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 0xffu];
-}
-/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with the CRC `crc` (0 = none) and n more, eight at
-   a time. */
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with the CRC `crc` (0 = none) and n more, eight at a
+   time. Row k of the table: what a byte does to the remainder when k more bytes follow. */
 AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     const unsigned char* p = (const unsigned char*)bytes;
-    uint32_t table[8][256];
-    ampi_crc32_table(table);
-    for (crc = ~crc; n >= 8; p += 8, n -= 8) {
-        uint64_t word = ampi_get64(p) ^ crc;
-        crc = 0;
-        for (int k = 7; k >= 0; k--, word >>= 8) crc ^= table[k][word & 0xffu];
+    uint32_t table[8 * 256], next;
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int k = 0; k < 8; k++) table[i] = (table[i] >> 1) ^ (0xEDB88320u & (0u - (table[i] & 1u)));
     }
-    for (; n > 0; n--) crc = crc >> 8 ^ table[0][(crc ^ *p++) & 0xffu];
+    for (int i = 256; i < 8 * 256; i++) table[i] = table[i - 256] >> 8 ^ table[table[i - 256] & 0xffu];
+    for (crc = ~crc; n >= 8; p += 8, n -= 8, crc = next) {
+        next = 0;
+        for (unsigned k = 0; k < 8; k++, crc >>= 8) next ^= table[(7 - k) * 256 + ((crc ^ p[k]) & 0xffu)];
+    }
+    for (; n > 0; n--) crc = crc >> 8 ^ table[(crc ^ *p++) & 0xffu];
     return ~crc;
 }
 
-/* Copies the fields of the table to the bytes, or from them. */
+/* Copies the fields of the table to the bytes, or from them; where the highest byte comes first, in reverse. */
 AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
-    uint64_t pair;
-    uint32_t word;
-    for (size_t i = 0; i < sizeof ampi_saved_fields / sizeof *ampi_saved_fields; i++)
-        for (size_t k = 0; k < ampi_saved_fields[i].count; k++) {
-            const size_t size = ampi_saved_fields[i].size;
-            unsigned char* p = bytes + ampi_saved_fields[i].at + k * size;
-            char* field = (char*)x + ampi_saved_fields[i].field + k * size;
-            if (load && size == 4) { word = ampi_get32(p); memcpy(field, &word, size); }
-            else if (load) { pair = ampi_get64(p); memcpy(field, &pair, size); }
-            else if (size == 4) { memcpy(&word, field, size); ampi_put32(p, word); }
-            else { memcpy(&pair, field, size); ampi_put64(p, pair); }
+    const uint16_t one = 1;
+    const int reverse = *(const unsigned char*)&one == 0;
+    for (size_t i = 0; i < sizeof ampi_saved_fields / sizeof *ampi_saved_fields; i++) {
+        const size_t size = ampi_saved_fields[i].size;
+        for (size_t k = 0; k < ampi_saved_fields[i].count * size; k++) {
+            unsigned char* p = bytes + ampi_saved_fields[i].at + k;
+            unsigned char* field = (unsigned char*)x + ampi_saved_fields[i].field + (reverse ? k ^ (size - 1) : k);
+            if (load) *field = *p;
+            else *p = *field;
         }
+    }
 }
 
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
@@ -8392,16 +8309,17 @@ AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
     ampi_saved saved = { s->rule, s->state };
     memcpy(p, "AMPS", 4);
-    ampi_put32(p + 4, AMPI_SCALER_VERSION);
-    ampi_put32(p + 8, ampi_bits_at(&growth));
-    ampi_put32(p + 12, ampi_bits_at(&backoff));
+    ampi_put(p + 4, 4, AMPI_SCALER_VERSION);
+    ampi_put(p + 8, 4, ampi_bits_at(&growth));
+    ampi_put(p + 12, 4, ampi_bits_at(&backoff));
+    ampi_put(p + 52, 4, AMP_LIMIT_ERROR);
     ampi_scaler_move(&saved, p, 0);
-    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
+    ampi_put(p + AMPI_SCALER_CRC_AT, 4, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
 }
 
 /* Number i of a saved rule: four floats, ten integers, two doubles. */
 AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
-    if (i >= 14) return ampi_double(ampi_get64(p + 96 + 8 * (i - 14)));
+    if (i >= 14) return ampi_double(ampi_get(p + 96 + 8 * (i - 14), 8));
     return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i)) : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
 }
 /* Names the first number that differs. */
@@ -8540,19 +8458,19 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
 
 static const ampi_desc_field ampi_optimizer_fields[] = {
 #define AMPI_X(field, ...) { #field, offsetof(amp_optimizer_desc, field), __VA_ARGS__ },
-    AMPI_X(kind, 'i', 0, 0.0, (double)AMP_LAMB, "be an amp_optimizer_kind")
-    AMPI_X(lr, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and not negative")
-    AMPI_X(momentum, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
-    AMPI_X(dampening, 'f', 0, 0.0, 1.0, "lie in [0,1]")
-    AMPI_X(beta1, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
-    AMPI_X(beta2, 'f', 0, 0.0, (double)AMPI_BELOW_ONE, "lie in [0,1)")
-    AMPI_X(eps, 'f', 0, (double)AMPI_FLT_MIN, (double)AMPI_FLT_MAX, "be finite and positive")
-    AMPI_X(weight_decay, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and not negative")
-    AMPI_X(clip_norm, 'f', 0, 0.0, (double)AMPI_FLT_MAX, "be finite and positive")
-    AMPI_X(schedule.kind, 'i', 0, 0.0, (double)AMP_SCHEDULE_COSINE, "be an amp_schedule_kind")
-    AMPI_X(schedule.gamma, 'f', 0, 0.0, 1.0, "lie in (0,1]")
-    AMPI_X(schedule.floor, 'f', 0, 0.0, 1.0, "lie in [0,1]")
-    AMPI_X(group_count, 'i', 0, 0.0, (double)AMP_MAX_GROUPS, "lie in 0..AMP_MAX_GROUPS")
+    AMPI_X(kind, 'i', 0, AMP_LAMB, "be an amp_optimizer_kind")
+    AMPI_X(lr, 'f', 0, AMPI_FLT_MAX, "be finite and not negative")
+    AMPI_X(momentum, 'f', 0, AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(dampening, 'f', 0, 1, "lie in [0,1]")
+    AMPI_X(beta1, 'f', 0, AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(beta2, 'f', 0, AMPI_BELOW_ONE, "lie in [0,1)")
+    AMPI_X(eps, 'f', AMPI_FLT_MIN, AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(weight_decay, 'f', 0, AMPI_FLT_MAX, "be finite and not negative")
+    AMPI_X(clip_norm, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
+    AMPI_X(schedule.kind, 'i', 0, AMP_SCHEDULE_COSINE, "be an amp_schedule_kind")
+    AMPI_X(schedule.gamma, 'f', 0, 1, "lie in (0,1]")
+    AMPI_X(schedule.floor, 'f', 0, 1, "lie in [0,1]")
+    AMPI_X(group_count, 'i', 0, AMP_MAX_GROUPS, "lie in 0..AMP_MAX_GROUPS")
 #undef AMPI_X
 };
 
@@ -8565,10 +8483,8 @@ AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, a
                                      const amp_logger* logger) {
     for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
-        AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code,
-                         "%s: %s%d%s%s %g must be finite and not negative, or AMP_ZERO", place,
-                         code == AMP_ERR_DESC ? "group " : "groups[", i / 2, code == AMP_ERR_DESC ? ": " : "].",
-                         i % 2 ? "weight_decay" : "lr", (double)*value);
+        AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code, "%s: groups[%d].%s %g must be finite and not negative, or "
+                         "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", *value);
     }
     return AMP_OK;
 }
@@ -8578,8 +8494,8 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
     const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
-    AMPI_TRY(ampi_check_fields(d, ampi_optimizer_fields, sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields,
-                               "optimizer", logger));
+    for (size_t i = 0; i < sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields; i++)
+        AMPI_TRY(ampi_check_field(d, &ampi_optimizer_fields[i], "optimizer", logger));
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f), "optimizer: nesterov needs momentum "
                      "> 0 and no dampening, not %g and %g", (double)d->momentum, (double)d->dampening);
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
@@ -8611,7 +8527,7 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
 }
 
 AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
-    return ampi_is_off(&o->groups[p->group].lr);
+    return o->groups[p->group].frozen;
 }
 
 #define AMPI_REFUSE_PARAM(condition, code, what) \
@@ -8631,10 +8547,6 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
     AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
     AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
-    AMPI_REFUSE_PARAM(moments > 1 && p->m == p->v, AMP_ERR_ARGUMENT, "m and v are the same array");
-    AMPI_REFUSE_PARAM(p->master && (p->master == p->grad || (moments > 0 && p->master == p->m) ||
-                                    (moments > 1 && p->master == p->v)),
-                      AMP_ERR_ARGUMENT, "its master is its gradient or a moment too");
     return AMP_OK;
 }
 
@@ -8845,12 +8757,11 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
-    float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
-    float lr = (float)ampi_mul64((double)base, factor);
+    float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
     float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
     int first = t == 0;     /* SGD's buffer starts as the gradient itself */
     memset(u, 0, sizeof *u);
-    u->frozen = ampi_is_off(&g->lr);
+    u->frozen = g->frozen;
     u->mult = d->maximize ? -mult : mult;
     u->l2 = wd;
     u->decay = 1.0f;
@@ -8873,7 +8784,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
-        if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
+        if (o->groups[i].frozen) o->state.frozen_steps[i]++;
     o->state.step++;
 }
 
@@ -12050,7 +11961,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     AMPI_TRY(ampi_file_stream(f, path, NULL));
     if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its first number", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
-    const uint64_t n = ampi_get64(length);
+    const uint64_t n = ampi_get(length, 8);
     for (size_t i = 0; n > AMPI_MAX_HEADER && i < sizeof foreign / sizeof *foreign; i++)
         if (memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0)
             return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
@@ -12172,7 +12083,7 @@ typedef struct ampi_number {
     const char* theirs;      /* the file's text */
     char key[40], text[AMPI_NUMBER];
 } ampi_number;
-enum { AMPI_MAX_NUMBERS = 32 + 3 * AMP_MAX_GROUPS };
+enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
 
 /* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
 typedef struct ampi_checkpoint {
@@ -12188,7 +12099,7 @@ typedef struct ampi_checkpoint {
 } ampi_checkpoint;
 
 /* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
-   numbers are optional then; that of frozen steps always is. */
+   numbers are optional then; those of what is frozen always are. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
@@ -12200,7 +12111,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     x->kind = kind;
     x->role = role;
     x->of_group = group >= 0;
-    x->optional = x->of_group && (kind == AMPI_STEPS || c->o.desc.group_count == 0);
+    x->optional = x->of_group && (kind != AMPI_FLOAT || c->o.desc.group_count == 0);
     if (x->of_group) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, name);
     else snprintf(x->key, sizeof x->key, "amp.%s", name);
     ampi_show_number(value, kind == AMPI_FLOAT, x->text);
@@ -12235,6 +12146,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
         ampi_number_add(c, i, "lr", &o->groups[i].lr, AMPI_FLOAT, AMPI_LOADED);
         ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, AMPI_FLOAT, AMPI_KEPT);
+        ampi_number_add(c, i, "frozen", &o->groups[i].frozen, AMPI_INT, AMPI_LOADED);
         ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], AMPI_STEPS, AMPI_LOADED);
     }
     for (int i = 0; !m && i < o->count; i++) {
@@ -12358,7 +12270,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->role != AMPI_LOADED) continue;
         const int sound = ampi_read_number(x->theirs, is_rate, &value);
         const uint32_t bits = (uint32_t)value;
-        if (is_rate) memcpy(x->at, &bits, sizeof bits);
+        if (is_rate || x->kind == AMPI_INT) memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
         if (!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
             || (x->kind == AMPI_STEPS && value > most))

@@ -6606,7 +6606,7 @@ AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findin
 
 /* Counts an applied step, a lane for each group. */
 AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimizer* o, unsigned lane) {
-    if (lane < AMP_MAX_GROUPS && ampi_is_off(&o->groups[lane].lr))
+    if (lane < AMP_MAX_GROUPS && o->groups[lane].frozen)
         state->frozen_steps[lane] = o->state.frozen_steps[lane] + 1;
     if (lane == 0) state->step = o->state.step + 1;
 }

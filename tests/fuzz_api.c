@@ -533,12 +533,9 @@ static void some_scaler_desc(amp_scaler_desc* d) {
     if (byte() & 1) d->backoff_factor = number_f();
     if (byte() & 1) d->min_scale = number_f();
     if (byte() & 1) d->max_scale = number_f();
-    if (byte() & 1) d->guard = (amp_scaler_guard)number(0, 4);
     if (byte() & 1) d->hysteresis = number(0, 4);
-    if (byte() & 1) d->refill = (amp_scaler_refill)number(0, 4);
     if (byte() & 1) d->at_min = (amp_scaler_limit)number(0, 4);
     if (byte() & 1) d->max_skips = number(-1, 4);
-    if (byte() & 1) d->at_max_skips = (amp_scaler_limit)number(0, 4);
     if (byte() & 1) d->max_unsound = number(-1, 4);
     if (byte() >= 200) d->ignore_overflow = number(0, 2);
     if (byte() & 1) d->on_limit = on_limit;
@@ -651,6 +648,7 @@ static void some_optimizer_desc(amp_optimizer_desc* d, amp_param_group* groups) 
         d->group_count = number(0, 3);
         groups[0].lr = number_f(); groups[0].weight_decay = number_f();
         groups[1].lr = number_f(); groups[1].weight_decay = number_f();
+        groups[0].frozen = 0; groups[1].frozen = byte() & 1;
     }
     d->logger = &logger;
 }
@@ -922,7 +920,7 @@ static void run_model(amp_model* m, int max_n) {
     size_t before = given;
     for (i = 0; i < 3; i++) {
         amp_optimizer* o = amp_model_optimizer(m);
-        if (o && byte() >= 128) o->groups[below(2)].lr = byte() & 1 ? (float)AMP_ZERO : 0.0f;
+        if (o && byte() >= 128) o->groups[below(2)].frozen = byte() & 1;
         some_batch(m, &b, max_n);
         r = amp_train_step(m, &b, byte() & 1 ? &info : NULL);
         if (r != AMP_OK && amp_model_error(m)[0] == 0) give_up("a step failed without a sentence");

@@ -38,7 +38,7 @@ static amp_value shim_residual(amp_model* m, int frozen) {
 
 /* which: 0 LeNet-5, 1 the residual net, 2 the same frozen. scale: a static loss scale. NULL if anything is refused. */
 void* shim_model_new(int which, int batch, int level, int low, int optimizer, float lr, float momentum, float weight_decay, float scale) {
-    static const amp_param_group groups[2] = { { 0.0f, 0.0f }, { (float)AMP_ZERO, 0.0f } };
+    static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0 }, { 0.0f, 0.0f, 1 } };
     amp_model_desc d;
     amp_scaler_desc s;
     amp_model* m = NULL;

@@ -71,7 +71,7 @@ void* shim_optimizer_new(int kind, const float* settings, int nesterov, int maxi
 }
 void shim_optimizer_free(void* x) { free(x); }
 /* Freezes the first parameter, or lets it move at the desc's rate. */
-void shim_optimizer_freeze(void* x, int frozen) { ((shim_optimizer*)x)->o.groups[0].lr = frozen ? (float)AMP_ZERO : 0.0f; }
+void shim_optimizer_freeze(void* x, int frozen) { ((shim_optimizer*)x)->o.groups[0].frozen = frozen; }
 /* 1 applied, 0 skipped, negative an error. */
 int shim_optimizer_step(void* x, void* scaler, double* norm) {
     amp_optimizer_info info;

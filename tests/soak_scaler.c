@@ -46,7 +46,7 @@ enum { SYSTEMS = sizeof systems / sizeof systems[0] };
 /* The model. */
 typedef struct shadow {
     system_row rule;
-    int at_skips, ignores;
+    int ignores;
     double scale, used;             /* the scale now, and the one of this window */
     long streak, patience, in_a_row, applied, skipped;
     int open, seen, bad, ill;       /* loss scaled, something recorded, overflow known, a loss was not finite */
@@ -70,7 +70,6 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     memset(d, 0, sizeof *d);
     memset(m, 0, sizeof *m);
     *r = *row;
-    m->at_skips = REFUSE;
     d->preset = row->preset;
     d->on_limit = on_limit;
     if (r->init == 0 || one_in(2)) d->init_scale = (float)(r->init = as_float(uniform(1, 1e6)));
@@ -91,22 +90,30 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     if (r->kind <= FLOATS_DIV) r->cut = as_float(r->cut);
     if (one_in(4)) { d->min_scale = AMP_ZERO; r->least = 0; }
     else if (one_in(4)) d->min_scale = (float)(r->least = as_float(uniform(0.001, 1)));
-    if (one_in(3)) { r->out_of_range = (int)(test_random() % 3); d->guard = (amp_scaler_guard)(r->out_of_range + 1); }
+    if (one_in(3)) r->out_of_range = (int)(test_random() % 3);
     if (r->most > 0 && r->init > r->most) r->init = r->most;            /* Apex */
     if (one_in(4)) d->max_scale = (float)(r->most = as_float(uniform(1, 3) * (r->most < 1e30 && r->most > 0 ? r->most : r->init)));
     else if (one_in(4)) { d->max_scale = AMP_ZERO; r->most = 0; }
     if (r->most == 0 && r->out_of_range == CLAMP) r->most = TOP;
-    if (one_in(3)) { r->comes_back = (int)(test_random() % 3); d->refill = (amp_scaler_refill)(r->comes_back + 1); }
+    if (one_in(3)) r->comes_back = (int)(test_random() % 3);
     if (one_in(3)) { r->at_floor = (int)(test_random() % 3); d->at_min = (amp_scaler_limit)(r->at_floor + 1); }
     if (one_in(4)) { d->max_skips = AMP_ZERO; r->allowed = 0; }
     else if (one_in(3)) d->max_skips = (int)(r->allowed = 1 + (long)(test_random() % 5));
     m->ill_allowed = 20;
     if (one_in(4)) { d->max_unsound = AMP_ZERO; m->ill_allowed = 0; }
     else if (one_in(2)) d->max_unsound = (int)(m->ill_allowed = 1 + (long)(test_random() % 3));
-    if (one_in(3)) { m->at_skips = (int)(test_random() % 3); d->at_max_skips = (amp_scaler_limit)(m->at_skips + 1); }
     m->scale = m->used = r->init;
     m->streak = r->first;
     m->patience = r->patience;
+}
+
+/* A desc's scaler, with the guard and the refill of this rule. */
+static amp_result begin(amp_scaler* s, const shadow* m, const amp_scaler_desc* d) {
+    const amp_result r = amp_scaler_init(s, d);
+    s->rule.guard = m->rule.out_of_range + 1;
+    s->rule.refill = m->rule.comes_back + 1;
+    s->rule.max = (float)m->rule.most;
+    return r;
 }
 
 /* --- what each call should do ----------------------------------------------------------------------- */
@@ -159,7 +166,7 @@ static amp_result shadow_update(shadow* m) {
     useless = !is_usable(as_float(m->scale)) && !(m->rule.kind >= DOUBLES && m->scale > 3.4028235677973366e38 && m->scale < 1e308);
     m->open = m->seen = m->bad = m->ill = m->done_a = m->done_b = 0;
     if ((m->floor_hit || useless) && refuses(m->rule.at_floor)) return AMP_ERR_OVERFLOW;
-    if (m->too_many && refuses(m->at_skips)) return AMP_ERR_OVERFLOW;
+    if (m->too_many) return AMP_ERR_OVERFLOW;
     return too_ill || useless ? AMP_ERR_OVERFLOW : AMP_OK;
 }
 
@@ -228,7 +235,7 @@ static int save_and_load(amp_scaler* s, shadow* m, const amp_scaler_desc* d) {
     int inside = m->open || m->seen;
     if (amp_scaler_save(s, bytes, sizeof bytes) != (inside ? AMP_ERR_STATE : AMP_OK)) return 0;
     if (inside) return 1;
-    if (amp_scaler_init(&other, d) != AMP_OK || amp_scaler_load(&other, bytes, sizeof bytes) != AMP_OK) return 0;
+    if (begin(&other, m, d) != AMP_OK || amp_scaler_load(&other, bytes, sizeof bytes) != AMP_OK) return 0;
     *s = other;
     m->used = as_float(m->scale);
     return 1;
@@ -305,7 +312,7 @@ int main(int argc, char** argv) {
         long end = k + 500;
         unsigned rate = 1 + test_random() % 12, ill_rate = 1 + test_random() % 40;
         draw(&d, &m);
-        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "preset %s", amp_scaler_preset_name(d.preset));
+        CHECK_MSG(begin(&s, &m, &d) == AMP_OK, "preset %s", amp_scaler_preset_name(d.preset));
         for (; k < end && window(&s, &m, &d, rate, ill_rate); k++) test_passed++;
         CHECK_MSG(k == end, "preset %s, window %ld: scale %.9g and %.9g, tracker %ld and %ld, left %ld and %ld, in a row %ld and %ld",
                   amp_scaler_preset_name(d.preset), k, (double)s.state.scale, m.scale, (long)s.state.tracker, m.streak,

@@ -975,7 +975,7 @@ static amp_model* make_model(const model_options* o) {
     memset(&d, 0, sizeof d);
     memset(groups, 0, sizeof groups);
     groups[1].lr = 0.25f;
-    groups[2].lr = (float)AMP_ZERO;
+    groups[2].frozen = 1;
     d.optimizer.groups = groups;
     d.optimizer.group_count = o->groups;
     memset(&s, 0, sizeof s);
@@ -1291,12 +1291,15 @@ static void test_group_rates(void) {
     o.groups = 2;
     other = make_model(&o);
     if (!a || !b || !other) { CHECK(a && b && other); return; }
+    amp_model_optimizer(a)->groups[0].frozen = 1;
     amp_model_optimizer(a)->groups[0].lr = (float)AMP_ZERO;
     amp_model_optimizer(a)->groups[1].lr = 0.0625f;
     amp_model_optimizer(a)->groups[2].lr = 0.125f;
+    amp_model_optimizer(a)->groups[2].frozen = 0;
     CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
     of = amp_model_optimizer(b);
     CHECK(of->groups[0].lr == (float)AMP_ZERO && of->groups[1].lr == 0.0625f && of->groups[2].lr == 0.125f);
+    CHECK(of->groups[0].frozen == 1 && of->groups[1].frozen == 0 && of->groups[2].frozen == 0);
     CHECK(amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
     CHECK_MSG(strstr(amp_model_error(other), "amp.groups is 3 in the file, but 2"), "%s", amp_model_error(other));
     of->groups[1].weight_decay = 0.5f;
@@ -1346,13 +1349,14 @@ static void test_frozen_steps(void) {
         p = read_bytes(path, &n);
         CHECK(!find_text(p, n, "frozen_steps", &at) && find_text(p, n, "amp.group0", &at) == (groups > 0));
         free(p);
-        amp_model_optimizer(b)->groups[last].lr = (float)AMP_ZERO;
+        amp_model_optimizer(b)->groups[last].frozen = 1;
         train(b, 7, 2);
         CHECK(amp_model_optimizer(b)->state.frozen_steps[last] > 0);
         CHECK(amp_checkpoint_load(b, path) == AMP_OK);          /* nothing of what was frozen here stays */
-        CHECK(amp_model_optimizer(b)->state.frozen_steps[last] == 0);
-        amp_model_optimizer(a)->groups[last].lr = (float)AMP_ZERO;
+        CHECK(amp_model_optimizer(b)->state.frozen_steps[last] == 0 && !amp_model_optimizer(b)->groups[last].frozen);
+        amp_model_optimizer(a)->groups[last].frozen = 1;
         train(a, 0, 3);
+        amp_model_optimizer(a)->groups[last].frozen = 0;
         amp_model_optimizer(a)->groups[last].lr = 0.03125f;
         CHECK(amp_model_optimizer(a)->state.frozen_steps[last] > 0);
         CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
@@ -1660,7 +1664,7 @@ static void loop_init(own_loop* l, unsigned long long seed) {
     l->params[0].name = "w";
     l->params[1].name = "u";
     l->params[2].name = "table";
-    groups[1].lr = (float)AMP_ZERO;
+    groups[1].frozen = 1;
     d.kind = AMP_ADAM;
     d.groups = groups;
     d.group_count = 2;

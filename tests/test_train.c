@@ -1733,8 +1733,8 @@ static amp_model* make_head(amp_model_desc d) {
     return m;
 }
 static void freeze_groups(amp_model* m, int stem, int block) {
-    amp_model_optimizer(m)->groups[0].lr = stem ? (float)AMP_ZERO : 0.0f;
-    amp_model_optimizer(m)->groups[1].lr = block ? (float)AMP_ZERO : 0.0f;
+    amp_model_optimizer(m)->groups[0].frozen = stem;
+    amp_model_optimizer(m)->groups[1].frozen = block;
 }
 /* Copies `count` parameters of a, from `from` on, over those of b. */
 static void give_params(amp_model* a, int from, amp_model* b, int to, int count) {
@@ -1849,7 +1849,7 @@ static void test_freezing_by_hand(void) {
     for (i = 0; i < ALL; i++) CHECK(amp_model_params(a, NULL)[i].grad == grads[i]);
     /* all of them: as ever, but the weights stay */
     freeze_groups(a, 1, 1); freeze_groups(b, 0, 0);
-    amp_model_optimizer(a)->groups[2].lr = (float)AMP_ZERO;
+    amp_model_optimizer(a)->groups[2].frozen = 1;
     give_params(a, 0, b, 0, ALL);
     CHECK(amp_train_step(a, &next, &info) == AMP_OK && amp_train_step(b, &next, &all) == AMP_OK);
     CHECK(info.outcome == AMP_STEP_APPLIED && info.step == 4 && info.grad_norm == all.grad_norm && grads_given(a, 0, ALL) == ALL);

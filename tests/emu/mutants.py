@@ -329,7 +329,7 @@ TABLE = [
     ("optim", "if (info && lane < AMPI_CUDA_INFO_WORDS) f.word", "if (info && lane + 2 < AMPI_CUDA_INFO_WORDS) f.word"),
     ("optim", "    if (f.found_inf) return;\n", "    if (f.found_inf) { if (lane == 0) block->o.state.step++; return; }\n"),
     ("optim", "if (lane < (unsigned)ampi_group_count(o)) {", "if (lane + 1 < (unsigned)ampi_group_count(o)) {"),
-    ("optim", "if (lane < AMP_MAX_GROUPS && ampi_is_off(&o->groups[lane].lr))", "if (0)"),
+    ("optim", "if (lane < AMP_MAX_GROUPS && o->groups[lane].frozen)", "if (0)"),
     ("model", "    else ampi_d_prepare_fetch(found, a, o, lane);\n    __syncthreads();\n",
      "    if (threadIdx.x >= 32) { ampi_d_scaler_end(a.scaler, core, lane); __syncthreads(); return; }\n"
      "    ampi_d_prepare_fetch(found, a, o, lane);\n    __syncthreads();\n"),

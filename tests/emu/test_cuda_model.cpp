@@ -418,7 +418,6 @@ static void test_limits() {
     amp_scaler_desc sd = huge_scale();
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
     sd.max_skips = 2;
-    sd.at_max_skips = AMP_LIMIT_ERROR;
     d.scaler = &sd;
     amp_model* m = make(d, build_small, amp_cuda_backend());
     if (!m) return;
@@ -676,20 +675,21 @@ static void test_group_rates() {
         amp_model* m = make(d, build_plain, amp_cuda_backend(), graph);
         if (!m) return;
         run_steps(m, 3);
-        amp_model_optimizer(m)->groups[0].lr = (float)AMP_ZERO;
+        amp_model_optimizer(m)->groups[0].frozen = 1;
         std::vector<float> before = weights(m);
         run_steps(m, 2);
-        CHECK(same(before, weights(m)) && amp_model_optimizer(m)->groups[0].lr == (float)AMP_ZERO);
+        CHECK(same(before, weights(m)) && amp_model_optimizer(m)->groups[0].frozen == 1);
         CHECK(amp_model_optimizer(m)->state.step == 5 && amp_model_optimizer(m)->state.frozen_steps[0] == 2);
         amp_batch b = batch_of(0, 8);
         amp_model_optimizer(m)->groups[0].lr = -2.0f;
         CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_ARGUMENT);
         CHECK_MSG(strstr(amp_model_error(m), "groups[0].lr -2"), "%s", amp_model_error(m));
         amp_model_optimizer(m)->groups[0].lr = 0.5f;
+        amp_model_optimizer(m)->groups[0].frozen = 0;
         run_steps(m, 1);
         CHECK(!same(before, weights(m)) && amp_model_optimizer(m)->state.frozen_steps[0] == 2);
         amp_model_optimizer(m)->state.frozen_steps[0] = 6;      /* what the host writes reaches the device */
-        amp_model_optimizer(m)->groups[0].lr = (float)AMP_ZERO;
+        amp_model_optimizer(m)->groups[0].frozen = 1;
         run_steps(m, 1);
         CHECK(amp_model_optimizer(m)->state.step == 7 && amp_model_optimizer(m)->state.frozen_steps[0] == 7);
         amp_model_destroy(m);
@@ -734,8 +734,8 @@ static std::string train_tuned(const amp_backend* backend, int graph, amp_optimi
         amp_batch b = batch_of(i % 2 * 8, 8);
         amp_optimizer* o = amp_model_optimizer(m);
         const int frozen = i / 3 == 0 ? 4 : i / 3 == 1 ? 0 : 6;
-        o->groups[1].lr = frozen >= 4 ? (float)AMP_ZERO : 0.0f;
-        o->groups[2].lr = frozen >= 6 ? (float)AMP_ZERO : 0.0f;
+        o->groups[1].frozen = frozen >= 4;
+        o->groups[2].frozen = frozen >= 6;
         const long before = emu_launch_count();
         for (int k = 0; k < accumulate; k++) CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK, "%s", amp_model_error(m));
         if (launches && i > 2 && (i % 3 == 0 || i == 8)) launches[i == 3 ? 0 : i == 6 ? 1 : 2] = emu_launch_count() - before;
@@ -775,12 +775,12 @@ static void test_frozen_window() {
     amp_model* m = make(d, build_tuned, amp_cuda_backend());
     if (!m) return;
     amp_batch b = batch_of(0, 8);
-    amp_model_optimizer(m)->groups[1].lr = (float)AMP_ZERO;
+    amp_model_optimizer(m)->groups[1].frozen = 1;
     CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
-    amp_model_optimizer(m)->groups[1].lr = 0.0f;
+    amp_model_optimizer(m)->groups[1].frozen = 0;
     CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_STATE);
     CHECK_MSG(strstr(amp_model_error(m), "was frozen when this step began"), "%s", amp_model_error(m));
-    amp_model_optimizer(m)->groups[1].lr = (float)AMP_ZERO;
+    amp_model_optimizer(m)->groups[1].frozen = 1;
     CHECK(amp_train_step(m, &b, NULL) == AMP_OK && amp_model_optimizer(m)->state.step == 1);
     amp_model_destroy(m);
 }

@@ -461,12 +461,9 @@ static amp_scaler_desc random_desc(amp_scaler_preset preset) {
     if (!is_static) d.growth_interval = 1 + (int)(test_random() % 4);
     if (!is_static && one_in(2)) d.growth_factor = 1.1 + (double)(test_random() % 1000000) / 300000.0;
     if (!is_static && (preset == AMP_SCALER_MEGATRON || one_in(2))) d.hysteresis = 1 + (int)(test_random() % 3);
-    if (one_in(3)) d.guard = (amp_scaler_guard)(1 + test_random() % 3);
-    if (one_in(3)) d.refill = (amp_scaler_refill)(1 + test_random() % 3);
     if (one_in(3)) d.min_scale = 0.5f;
     if (one_in(4)) d.max_skips = 1 + (int)(test_random() % 3);
     if (one_in(3)) d.at_min = AMP_LIMIT_ERROR;
-    if (one_in(3)) d.at_max_skips = AMP_LIMIT_CLAMP;
     return d;
 }
 
