@@ -1470,14 +1470,20 @@ static void test_scaler_of_a_style(void) {
     int i;
     for (i = 0; i < (int)(sizeof want / sizeof want[0]); i++) {
         amp_model_desc d = model_desc(2, want[i].level, AMP_F16);
+        amp_scaler_desc sd;
+        amp_scaler s;
         amp_model* m = NULL;
+        memset(&sd, 0, sizeof sd);
+        sd.preset = want[i].preset;
+        sd.init_scale = want[i].init;
+        CHECK(amp_scaler_init(&s, &sd) == AMP_OK);
         d.precision.style = want[i].style;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         build_classes(m);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-        CHECK_MSG(amp_model_scaler(m)->desc.preset == want[i].preset && amp_model_scaler(m)->state.scale == want[i].init,
-                  "%s %s: %s", amp_style_name(want[i].style), amp_level_name(want[i].level),
-                  amp_scaler_preset_name(amp_model_scaler(m)->desc.preset));
+        CHECK_MSG(!memcmp(&amp_model_scaler(m)->rule, &s.rule, sizeof s.rule) && amp_model_scaler(m)->state.scale == want[i].init,
+                  "%s %s: not %s", amp_style_name(want[i].style), amp_level_name(want[i].level),
+                  amp_scaler_preset_name(want[i].preset));
         amp_model_destroy(m);
     }
 }
