@@ -7776,7 +7776,8 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
     { { #name, offsetof(ampi_saved, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
     AMPI_X(init_scale, state.scale, 0, 'f', 0, AMPI_FLT_MAX, "be finite and greater than 2^-128")
     AMPI_X(growth_interval, rule.interval, 1, 'i', 0, INT32_MAX, "be at least 1")
-    AMPI_X(growth_factor, rule.growth, 0, 'd', 1.0000000000000002, 1.797e308, "be finite and greater than 1")
+    AMPI_X(growth_factor, rule.growth, 0, 'd', 1.0000000000000002, 1.7976931348623157e308,
+           "be finite and greater than 1")
     AMPI_X(backoff_factor, rule.backoff, 0, 'd', 1e-307, 0.99999999999999989, "lie between 0 and 1")
     AMPI_X(min_scale, rule.min, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
     AMPI_X(max_scale, rule.max, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
