@@ -2418,6 +2418,15 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
     for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
 }
 
+/* NaNs of sixteen lanes become quiet, with what `kept` has of their bits. */
+AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
+    int l;
+    for (l = 0; l < 16; l++) {
+        const uint32_t u = ampi_bits(x[l]);
+        x[l] = ampi_float((u & 0x7fffffffu) > 0x7f800000u ? (u & kept) | 0x7fc00000u : u);
+    }
+}
+
 /* ======================================================================================== */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
@@ -2437,7 +2446,6 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 #define AMPI_V16 AMPI_K(v16)
-#define AMPI_D16 AMPI_K(d16)      /* sixteen doubles */
 /* A kernel; and an operation on vectors, or a function whose arguments are constants where it is called. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
@@ -2664,10 +2672,8 @@ typedef struct ampi_kernels {
     void (*store_results)(void* dst, amp_dtype t, const float* src, size_t count);
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                    ampi_update_overflow* over);
-    void (*widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n);       /* t: AMP_F16 or AMP_BF16 */
-    void (*narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n);
+    void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
-    void (*scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor);
     void (*lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n);
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
@@ -2764,110 +2770,61 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
                                + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
 }
 
+/* An element of data that is FP32 or low, widened. */
+AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
+    const uint16_t* low = (const uint16_t*)data;
+    if (t == AMP_F32) return ((const float*)data)[i];
+    return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
+}
+/* What a pass says: a register, AMPI_PASS_WIDTH floats, the operations on it, and a transpose. above_reg: is a
+   magnitude above `limit`, both as bits? load_reg reads elements of a type, store_low writes sixteen in 16 bits, whose
+   NaNs are quiet. square_reg: s + x * x in doubles, for half as many floats; of bfloat16 for the even ones or the odd
+   ones of as many. */
 #if AMPI_X86
-/* --- pass 1: AVX2, two registers for 16 lanes --- */
+/* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_NV 1
 #define AMPI_PASS_NC 256
-#define AMPI_PASS_WIDTH 8         /* lanes of one register */
-#define AMPI_PASS_PAIRS 0
-typedef struct { __m256 lo, hi; } AMPI_V16;
-AMPI_LANES_FN AMPI_V16 AMPI_K(make)(__m256 lo, __m256 hi) { AMPI_V16 r; r.lo = lo; r.hi = hi; return r; }
-AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(make)(_mm256_setzero_ps(), _mm256_setzero_ps()); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return AMPI_K(make)(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(make)(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
-AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm256_storeu_ps(p, x.lo); _mm256_storeu_ps(p + 8, x.hi); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
-    return AMPI_K(make)(_mm256_add_ps(x.lo, y.lo), _mm256_add_ps(x.hi, y.hi));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
-    return AMPI_K(make)(_mm256_mul_ps(x.lo, y.lo), _mm256_mul_ps(x.hi, y.hi));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    (void)exact;
-    return AMPI_K(make)(_mm256_fmadd_ps(x.lo, y.lo, z.lo), _mm256_fmadd_ps(x.hi, y.hi, z.hi));
-}
-AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_loadu_ps(x)); }
-AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x))); }
-/* Is a magnitude above `limit`, both as bits? */
-AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
-    const __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)x);
-    const __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+#define AMPI_PASS_WIDTH 8
+typedef __m256 AMPI_K(reg);
+typedef __m256d AMPI_K(doubles);
+AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
+AMPI_LANES_FN __m256 AMPI_K(fma_reg)(__m256 x, __m256 y, __m256 z) { return _mm256_fmadd_ps(x, y, z); }
+AMPI_LANES_FN __m256 AMPI_K(sqrt_reg)(__m256 x) { return _mm256_sqrt_ps(x); }
+AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
+    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
 }
-AMPI_LANES_FN __m256 AMPI_K(load8)(const void* p, amp_dtype t) {
-    const __m128i h = _mm_loadu_si128((const __m128i*)p);
+AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, int odd) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p), upper = _mm_set1_epi32(-0x10000);
+    const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, upper) : _mm_slli_epi32(x, 16);
+    const __m256d wide = _mm256_cvtps_pd(_mm_castsi128_ps(one));
+    return _mm256_fmadd_pd(wide, wide, s);
+}
+AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
+    const __m128i low = _mm_loadu_si128((const __m128i*)p);
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
-    return t == AMP_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    return t == AMP_F16 ? _mm256_cvtph_ps(low) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16));
 }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
-    return AMPI_K(make)(AMPI_K(load8)(p, AMP_F16), AMPI_K(load8)(p + 8, AMP_F16));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
-    return AMPI_K(make)(AMPI_K(load8)(p, AMP_BF16), AMPI_K(load8)(p + 8, AMP_BF16));
-}
-AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
-    _mm_storeu_si128((__m128i*)(void*)p, _mm256_cvtps_ph(x.lo, 0));
-    _mm_storeu_si128((__m128i*)(void*)(p + 8), _mm256_cvtps_ph(x.hi, 0));
-}
-/* NaNs are clean already: 0x7fc00000, which rounds to itself. */
-AMPI_LANES_FN __m256i AMPI_K(round8)(__m256 x) {
+AMPI_LANES_FN __m256i AMPI_K(round_reg)(__m256 x) {
     const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
 }
-AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
-    const __m256i quarters = _mm256_packus_epi32(AMPI_K(round8)(x.lo), AMPI_K(round8)(x.hi));
-    _mm256_storeu_si256((__m256i*)(void*)p, _mm256_permute4x64_epi64(quarters, 0xd8));
-}
-AMPI_LANES_FN __m256 AMPI_K(clean_half)(__m256 x) {
-    return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
-    return AMPI_K(make)(AMPI_K(clean_half)(x.lo), AMPI_K(clean_half)(x.hi));
-}
-/* NaNs quiet, with what bfloat16 keeps of their payload. They are rare, and blending is slow. */
-AMPI_LANES_FN __m256 AMPI_K(quiet_half)(__m256i u, __m256i magnitude, __m256i last) {
-    const __m256i upper = _mm256_and_si256(u, _mm256_set1_epi32(-0x10000));
-    const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x400000));
-    return _mm256_castsi256_ps(_mm256_blendv_epi8(u, quiet, _mm256_cmpgt_epi32(magnitude, last)));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) {
-    const __m256i u = _mm256_castps_si256(x.lo), v = _mm256_castps_si256(x.hi), last = _mm256_set1_epi32(0x7f800000);
-    const __m256i a = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-    const __m256i b = _mm256_and_si256(v, _mm256_set1_epi32(0x7fffffff));
-    if (!_mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_max_epi32(a, b), last))) return x;
-    return AMPI_K(make)(AMPI_K(quiet_half)(u, a, last), AMPI_K(quiet_half)(v, b, last));
-}
-typedef struct { __m256d q[4]; } AMPI_D16;
-AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
-    AMPI_D16 s;
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) s.q[i] = _mm256_setzero_pd();
-    return s;
-}
-/* s + x * x of sixteen elements. Widening to double is faster from memory than from a wider register. */
-AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
-    float wide[16];
-    const float* x = (const float*)p;
-    int i;
-    if (t != AMP_F32) {
-        AMPI_K(store)(wide, AMPI_K(make)(AMPI_K(load8)(p, t), AMPI_K(load8)((const uint16_t*)p + 8, t)));
-        AMPI_FORGET(wide);
-        x = wide;
+AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m256* q) {
+    const __m256i quarters = _mm256_packus_epi32(AMPI_K(round_reg)(q[0]), AMPI_K(round_reg)(q[1]));
+    if (t == AMP_BF16) _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(quarters, 0xd8));
+    else {
+        _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(q[0], 0));
+        _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(q[1], 0));
     }
-    AMPI_UNROLL for (i = 0; i < 4; i++) {
-        const __m256d wider = _mm256_cvtps_pd(_mm_loadu_ps(x + 4 * i));
-        s.q[i] = _mm256_fmadd_pd(wider, wider, s.q[i]);
-    }
-    return s;
 }
 /* dst[j][i] = src[i][j], 8 x 8; ldd counts floats, step bytes. */
 AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step, amp_dtype type) {
     __m256 r[8], t[8];
     int i;
-    AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load8)(src + (size_t)i * step, type);
+    AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load_reg)(src + (size_t)i * step, type);
     AMPI_UNROLL for (i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -2885,11 +2842,12 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
 }
 /* dst[j][i] = src[i][j], 16 x 16, rows of dst in ascending order; rows of src are `step` bytes apart. */
 AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
-    const size_t eight = t == AMP_F32 ? 32 : 16;
-    AMPI_K(transpose8)(dst, ldd, (const char*)src, step, t);
-    AMPI_K(transpose8)(dst + 8, ldd, (const char*)src + 8 * step, step, t);
-    AMPI_K(transpose8)(dst + 8 * ldd, ldd, (const char*)src + eight, step, t);
-    AMPI_K(transpose8)(dst + 8 * ldd + 8, ldd, (const char*)src + 8 * step + eight, step, t);
+    const char* from = (const char*)src;
+    int i;
+    for (i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
+        AMPI_K(transpose8)(dst, ldd, from, step, t);
+        AMPI_K(transpose8)(dst + 8, ldd, from + 8 * step, step, t);
+    }
 }
 #include AMP_SELF
 #ifdef AMPI_PASS      /* impl-kernels ends it */
@@ -2902,222 +2860,90 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS avx512
 #if AMPI_PAIRS
 #define AMPI_PASS_TARGET AMPI_TARGET_PAIRS        /* no compiler takes vdpbf16ps by itself */
-#define AMPI_PASS_PAIRS 1
+#define AMPI_PASS_PAIRS
 #else
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX512
-#define AMPI_PASS_PAIRS 0
 #endif
 #define AMPI_PASS_MR 12
 #define AMPI_PASS_NV 2
 #define AMPI_PASS_NC 512
-#define AMPI_PASS_MASKS 1
+#define AMPI_PASS_MASKS
 #define AMPI_PASS_WIDTH 16
-typedef __m512 AMPI_V16;
-AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return _mm512_setzero_ps(); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { return _mm512_set1_ps(x); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return _mm512_loadu_ps(p); }
-AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { _mm512_storeu_ps(p, x); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) { return _mm512_add_ps(x, y); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) { return _mm512_mul_ps(x, y); }
-AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { _mm512_storeu_ps(y, _mm512_loadu_ps(x)); }
-AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) {
-    _mm512_storeu_ps(y, _mm512_maskz_sqrt_ps(AMPI_ALL16, _mm512_loadu_ps(x)));
-}
-/* Is a magnitude above `limit`, both as bits? */
-AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
-    const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+typedef __m512 AMPI_K(reg);
+typedef __m512d AMPI_K(doubles);
+AMPI_LANES_FN __m512 AMPI_K(set1_reg)(float x) { return _mm512_set1_ps(x); }
+AMPI_LANES_FN __m512 AMPI_K(fma_reg)(__m512 x, __m512 y, __m512 z) { return _mm512_fmadd_ps(x, y, z); }
+AMPI_LANES_FN __m512 AMPI_K(sqrt_reg)(__m512 x) { return _mm512_maskz_sqrt_ps(AMPI_ALL16, x); }
+AMPI_LANES_FN int AMPI_K(above_reg)(__m512 x, uint32_t limit) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+    if (limit == 0x7f800000u) return _mm512_fpclass_ps_mask(x, 0x81) != 0;
     return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
 }
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    (void)exact;
-    return _mm512_fmadd_ps(x, y, z);
+AMPI_LANES_FN __m512d AMPI_K(square_reg)(__m512d s, const void* p, amp_dtype t, int odd) {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    const __m256i one = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)) : _mm256_slli_epi32(pairs, 16);
+    const __m256 x = t == AMP_BF16 ? _mm256_castsi256_ps(one) : ampi_load_reg_avx2(p, t);
+    const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
+    return _mm512_fmadd_pd(wide, wide, s);
 }
-#if AMPI_PAIRS
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma_pairs)(AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
+AMPI_LANES_FN __m512 AMPI_K(widen_reg)(__m256i low, amp_dtype t) {
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, low);
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, low), 16));
 }
-/* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(AMPI_V16 even, AMPI_V16 odd) {
-    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even),
-                                               _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16)));
-}
-/* Sixteen words, as `pair` makes them, of 32 bfloat16 that were widened to FP32 and lie side by side. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
-    return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
-}
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Of magnitudes less 1 a zero's is 0xffff, which
-   is never the least. */
-AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
-    __m512i least = _mm512_set1_epi16(-1);
-    uint16_t lanes[32];
-    unsigned all = 0x7fff;
-    size_t i;
-    for (i = 0; i + 32 <= n; i += 32) {
-        const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi16(0x7fff));
-        least = _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
-    }
-    _mm512_storeu_si512(lanes, least);
-    for (; i < n; i++) if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
-    for (i = 0; i < 32; i++) if (lanes[i] < all) all = lanes[i];
-    return (all + 1u) >> 7;
-}
-#endif
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
-    return _mm512_maskz_cvtph_ps(AMPI_ALL16, _mm256_loadu_si256((const __m256i*)(const void*)p));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(spread)(__m256i h) {
-    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16));
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
-    return AMPI_K(spread)(_mm256_loadu_si256((const __m256i*)(const void*)p));
-}
-AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
-    _mm256_storeu_si256((__m256i*)(void*)p, _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0));
-}
-/* Sixteen bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the odd ones of 32 words. NaNs are
-   clean or quiet already. */
-AMPI_LANES_FN __m256i AMPI_K(round16)(AMPI_V16 x) {
+/* To bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the odd ones of 32 words. */
+AMPI_LANES_FN __m256i AMPI_K(narrow_reg)(__m512 x, amp_dtype t) {
     const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1), carry = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, carry, 0x15);
     const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011, 0xf000d000b0009,
                                            0x7000500030001);
     const __m512i words = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
-    return _mm512_maskz_extracti64x4_epi64(0xf, words, 0);
+    return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, words, 0);
 }
-AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
-    _mm256_storeu_si256((__m256i*)(void*)p, AMPI_K(round16)(x));
+AMPI_LANES_FN __m512 AMPI_K(load_reg)(const void* p, amp_dtype t) {
+    return t == AMP_F32 ? _mm512_loadu_ps(p) : AMPI_K(widen_reg)(_mm256_loadu_si256((const __m256i*)p), t);
 }
-AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
-    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
-                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m512* q) {
+    _mm256_storeu_si256((__m256i*)p, AMPI_K(narrow_reg)(*q, t));
 }
-/* NaNs quiet, with what bfloat16 keeps of their payload: (u | 0x400000) & 0xffff0000. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) {
-    const __m512i quiet = _mm512_set1_epi32(0x400000), upper = _mm512_set1_epi32(-0x10000);
-    const __mmask16 nan = _mm512_fpclass_ps_mask(x, 0x81);
-    return _mm512_castsi512_ps(_mm512_mask_ternarylogic_epi32(_mm512_castps_si512(x), nan, quiet, upper, 0xa8));
-}
-typedef struct { __m512d q[2]; } AMPI_D16;
-AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) {
-    AMPI_D16 s;
-    s.q[0] = s.q[1] = _mm512_setzero_pd();
-    return s;
-}
-/* s + x * x of sixteen elements; of bfloat16 the even ones go into q[0], the odd ones into q[1]. */
-AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
-    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
-    const __m256 x0 = t == AMP_BF16 ? _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)) : ampi_load8_avx2(p, t);
-    const __m256 x1 = t == AMP_BF16 ? _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)))
-                                    : ampi_load8_avx2((const char*)p + (t == AMP_F32 ? 32 : 16), t);
-    const __m512d lo = _mm512_maskz_cvtps_pd(0xff, x0), hi = _mm512_maskz_cvtps_pd(0xff, x1);
-    s.q[0] = _mm512_fmadd_pd(lo, lo, s.q[0]);
-    s.q[1] = _mm512_fmadd_pd(hi, hi, s.q[1]);
-    return s;
-}
-AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) {
-    return (__mmask16)(count >= 16 ? 0xffffu : (1u << count) - 1u);
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
-    const __mmask16 m = AMPI_K(first)(count);
-    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, p);
-    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, _mm256_maskz_loadu_epi16(m, p));
-    return AMPI_K(spread)(_mm256_maskz_loadu_epi16(m, p));
-}
-AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
-    const __mmask16 m = AMPI_K(first)(count);
-    if (t == AMP_F32) _mm512_mask_storeu_ps(p, m, x);
-    else if (t == AMP_F16) _mm256_mask_storeu_epi16(p, m, _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0));
-    else _mm256_mask_storeu_epi16(p, m, AMPI_K(round16)(x));
-}
-#define AMPI_LO_PS(a, b) _mm512_maskz_unpacklo_ps(AMPI_ALL16, a, b)
-#define AMPI_HI_PS(a, b) _mm512_maskz_unpackhi_ps(AMPI_ALL16, a, b)
-#define AMPI_MIX_PS(a, b, how) _mm512_maskz_shuffle_ps(AMPI_ALL16, a, b, how)
-#define AMPI_QUARTERS(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_ALL16, a, b, how)
-/* dst[j][i] = src[i][j], 16 x 16, rows of dst in ascending order; rows of src are `step` bytes apart. */
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype type) {
-    const char* from = (const char*)src;
-    __m512 r[16], t[16];
-    int i;
-    if (type == AMP_F32) AMPI_UNROLL for (i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from + (size_t)i * step);
-    else if (type == AMP_F16)
-        AMPI_UNROLL for (i = 0; i < 16; i++) r[i] =
-            AMPI_K(load_f16)((const uint16_t*)(const void*)(from + (size_t)i * step));
-    else
-        AMPI_UNROLL for (i = 0; i < 16; i++) r[i] =
-            AMPI_K(load_bf16)((const uint16_t*)(const void*)(from + (size_t)i * step));
-    AMPI_UNROLL for (i = 0; i < 16; i += 2) {
-        t[i] = AMPI_LO_PS(r[i], r[i + 1]);
-        t[i + 1] = AMPI_HI_PS(r[i], r[i + 1]);
-    }
-    AMPI_UNROLL for (i = 0; i < 16; i += 4) {           /* quarter q of r[i + c]: column 4q + c of rows i .. i + 3 */
-        r[i] = AMPI_MIX_PS(t[i], t[i + 2], 0x44);
-        r[i + 1] = AMPI_MIX_PS(t[i], t[i + 2], 0xee);
-        r[i + 2] = AMPI_MIX_PS(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = AMPI_MIX_PS(t[i + 1], t[i + 3], 0xee);
-    }
-    AMPI_UNROLL for (i = 0; i < 4; i++) {
-        const __m512 even = AMPI_QUARTERS(r[i], r[i + 4], 0x88), odd = AMPI_QUARTERS(r[i], r[i + 4], 0xdd);
-        const __m512 even2 = AMPI_QUARTERS(r[i + 8], r[i + 12], 0x88), odd2 = AMPI_QUARTERS(r[i + 8], r[i + 12], 0xdd);
-        t[i] = AMPI_QUARTERS(even, even2, 0x88);
-        t[i + 4] = AMPI_QUARTERS(odd, odd2, 0x88);
-        t[i + 8] = AMPI_QUARTERS(even, even2, 0xdd);
-        t[i + 12] = AMPI_QUARTERS(odd, odd2, 0xdd);
-    }
-    AMPI_UNROLL for (i = 0; i < 16; i++) _mm512_storeu_ps(dst + (size_t)i * ldd, t[i]);
+AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+    ampi_transpose_avx2(dst, ldd, src, step, t);
 }
 #include AMP_SELF
 #endif
 
-/* --- the baseline: NEON, or sixteen floats --- */
+/* --- the baseline: NEON, or plain C --- */
 #define AMPI_PASS base
-#define AMPI_PASS_PAIRS 0
 #define AMPI_PASS_TARGET
 #define AMPI_PASS_NV 1
 #define AMPI_PASS_NC 256
+typedef double AMPI_K(doubles);
+AMPI_LANES_FN double AMPI_K(square_reg)(double s, const void* p, amp_dtype t, int odd) {
+    const float x = ampi_element_f32(p, t, t == AMP_BF16 && odd);
+    return s + (double)x * (double)x;
+}
 #if AMPI_NEON
 #define AMPI_PASS_MR 6
 #define AMPI_PASS_WIDTH 4
-typedef struct { float32x4_t q[4]; } AMPI_V16;
-AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
-    AMPI_V16 r;
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) r.q[i] = vdupq_n_f32(x);
-    return r;
+typedef float32x4_t AMPI_K(reg);
+AMPI_LANES_FN float32x4_t AMPI_K(set1_reg)(float x) { return vdupq_n_f32(x); }
+AMPI_LANES_FN float32x4_t AMPI_K(fma_reg)(float32x4_t x, float32x4_t y, float32x4_t z) { return vfmaq_f32(z, x, y); }
+AMPI_LANES_FN float32x4_t AMPI_K(sqrt_reg)(float32x4_t x) { return vsqrtq_f32(x); }
+AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
+    return vmaxvq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu))) > limit;
 }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) {
-    AMPI_V16 r;
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) r.q[i] = vld1q_f32(p + 4 * i);
-    return r;
+AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
+    uint16x4_t low;
+    if (t == AMP_F32) return vld1q_f32((const float*)p);
+    low = vld1_u16((const uint16_t*)p);
+    return t == AMP_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(low)) : vreinterpretq_f32_u32(vshll_n_u16(low, 16));
 }
-AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
     int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) x.q[i] = vaddq_f32(x.q[i], y.q[i]);
-    return x;
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) x.q[i] = vmulq_f32(x.q[i], y.q[i]);
-    return x;
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    int i;
-    (void)exact;
-    AMPI_UNROLL for (i = 0; i < 4; i++) z.q[i] = vfmaq_f32(z.q[i], x.q[i], y.q[i]);
-    return z;
-}
-AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) {
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.q[i]);
-}
-AMPI_LANES_FN void AMPI_K(put)(float* y, const float* x) { vst1q_f32(y, vld1q_f32(x)); }
-AMPI_LANES_FN void AMPI_K(roots)(float* y, const float* x) { vst1q_f32(y, vsqrtq_f32(vld1q_f32(x))); }
-AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
-    const uint32x4_t magnitude = vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x)), vdupq_n_u32(0x7fffffffu));
-    return vmaxvq_u32(magnitude) > limit;
+    AMPI_UNROLL for (i = 0; i < 4; i++) {
+        const uint32x4_t u = vreinterpretq_u32_f32(q[i]), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+        const uint16x4_t bf16 = vshrn_n_u32(vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff)), 16);
+        vst1_u16((uint16_t*)p + 4 * i, t == AMP_BF16 ? bf16 : vreinterpret_u16_f16(vcvt_f16_f32(q[i])));
+    }
 }
 #else
 #if !AMPI_FMA_NATIVE     /* what emulating an fma takes hides the calls, and the code is half as large */
@@ -3127,82 +2953,10 @@ AMPI_LANES_FN int AMPI_K(above)(const float* x, uint32_t limit) {
   #define AMPI_UNROLL
 #endif
 #define AMPI_PASS_MR 4
-typedef struct { float v[16]; } AMPI_V16;
-AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) { AMPI_V16 r; int l; for (l = 0; l < 16; l++) r.v[l] = x; return r; }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { AMPI_V16 r; memcpy(r.v, p, sizeof r.v); return r; }
-AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
-    int l;
-    for (l = 0; l < 16; l++) x.v[l] += y.v[l];
-    return x;
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
-    int l;
-    for (l = 0; l < 16; l++) x.v[l] *= y.v[l];
-    return x;
-}
-/* An exact product needs no fused addition. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    int l;
-    if (exact) for (l = 0; l < 16; l++) z.v[l] += x.v[l] * y.v[l];
-    else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.v[l] = ampi_fma(1, x.v[l], y.v[l], z.v[l]);
-    else for (l = 0; l < 16; l++) z.v[l] = ampi_fma_emulated(x.v[l], y.v[l], z.v[l]);
-    return z;
-}
-AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { memcpy(p, x.v, sizeof x.v); }
+#define AMPI_PASS_WIDTH 1
+typedef float AMPI_K(reg);
+AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #endif
-AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x) { return x; }      /* loads and stores below do it */
-typedef struct { double v[16]; } AMPI_D16;
-AMPI_LANES_FN AMPI_D16 AMPI_K(zero_d16)(void) { AMPI_D16 s; memset(&s, 0, sizeof s); return s; }
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_f16)(const uint16_t* p) {
-    float wide[16];
-    ampi_lanes_half_to_f32(wide, p);
-    return AMPI_K(load)(wide);
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_bf16)(const uint16_t* p) {
-    float wide[16];
-    ampi_lanes_bf16_to_f32(wide, p);
-    return AMPI_K(load)(wide);
-}
-AMPI_LANES_FN void AMPI_K(store_f16)(uint16_t* p, AMPI_V16 x) {
-    float wide[16];
-    AMPI_K(store)(wide, x);
-    ampi_lanes_f32_to_half(p, wide);
-}
-AMPI_LANES_FN void AMPI_K(store_bf16)(uint16_t* p, AMPI_V16 x) {
-    float wide[16];
-    AMPI_K(store)(wide, x);
-    ampi_lanes_f32_to_bf16(p, wide);
-}
-AMPI_LANES_FN AMPI_V16 AMPI_K(clean_lanes)(AMPI_V16 x) {
-    float v[16];
-    int l;
-    AMPI_K(store)(v, x);
-    for (l = 0; l < 16; l++) v[l] = ampi_clean_nan(v[l]);
-    return AMPI_K(load)(v);
-}
-/* s + x * x of sixteen elements. */
-AMPI_LANES_FN AMPI_D16 AMPI_K(square)(AMPI_D16 s, const void* p, amp_dtype t) {
-    float x[16];
-    int l;
-    if (t == AMP_F32) memcpy(x, p, sizeof x);
-    else if (t == AMP_F16) ampi_lanes_half_to_f32(x, (const uint16_t*)p);
-    else ampi_lanes_bf16_to_f32(x, (const uint16_t*)p);
-    for (l = 0; l < 16; l++) s.v[l] += (double)x[l] * (double)x[l];
-    return s;
-}
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
-    float rows[16][16];
-    size_t i, j;
-    for (i = 0; i < 16; i++) {
-        const void* from = (const char*)src + i * step;
-        AMPI_K(store)(rows[i], t == AMP_F16 ? AMPI_K(load_f16)((const uint16_t*)from)
-                               : t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)from)
-                                               : AMPI_K(load)((const float*)from));
-    }
-    for (j = 0; j < 16; j++)
-        for (i = 0; i < 16; i++) dst[j * ldd + i] = rows[i][j];
-}
 #define AMPI_PASS_BASE 1
 #endif /* AMP_IMPLEMENTATION */
 #endif /* !AMPI_PASS */
@@ -3213,19 +2967,106 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 
 enum { AMPI_K(nr) = AMPI_LANES * AMPI_PASS_NV };
 
-/* --- elements --- */
+/* --- sixteen lanes --- */
 
+#define AMPI_REGISTERS (AMPI_LANES / AMPI_PASS_WIDTH)
+typedef struct { AMPI_K(reg) q[AMPI_REGISTERS]; } AMPI_V16;
+AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
+    AMPI_V16 r;
+    int i;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
+    return r;
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+    int i;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
+    return x;
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
+    int i;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
+    return x;
+}
+#if AMPI_PASS_WIDTH > 1
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    int i;
+    (void)exact;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
+    return z;
+}
+AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
+    int i, any = 0;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) any |= AMPI_K(above_reg)(x.q[i], limit);
+    return any;
+}
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
-    if (t == AMP_F16) return AMPI_K(load_f16)((const uint16_t*)p);
-    return t == AMP_BF16 ? AMPI_K(load_bf16)((const uint16_t*)p) : AMPI_K(load)((const float*)p);
+    const int bytes = AMPI_PASS_WIDTH * (t == AMP_F32 ? 4 : 2);
+    AMPI_V16 r;
+    int i;
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(load_reg)((const char*)p + i * bytes, t);
+    return r;
+}
+AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, sizeof x); }
+AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
+    int i;
+    if (t != AMP_F32) { AMPI_K(store_low)(p, t, x.q); return; }
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
+}
+#else
+/* An exact product needs no fused addition. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    int l;
+    if (exact) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
+    else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.q[l] = ampi_fma(1, x.q[l], y.q[l], z.q[l]);
+    else for (l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
+    return z;
+}
+AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
+    uint32_t any = 0;
+    int l;
+    for (l = 0; l < 16; l++) any |= limit - (ampi_bits(x.q[l]) & 0x7fffffffu);
+    return any >> 31 != 0;
+}
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
+    AMPI_V16 r;
+    if (t == AMP_F16) ampi_lanes_half_to_f32(r.q, (const uint16_t*)p);
+    else if (t == AMP_BF16) ampi_lanes_bf16_to_f32(r.q, (const uint16_t*)p);
+    else memcpy(r.q, p, sizeof r.q);
+    return r;
 }
 AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
-    if (t == AMP_F16) AMPI_K(store_f16)((uint16_t*)p, x);
-    else if (t == AMP_BF16) AMPI_K(store_bf16)((uint16_t*)p, x);
-    else AMPI_K(store)((float*)p, x);
+    if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, x.q);
+    else if (t == AMP_BF16) ampi_lanes_f32_to_bf16((uint16_t*)p, x.q);
+    else memcpy(p, x.q, sizeof x.q);
 }
-#ifndef AMPI_PASS_MASKS
+#endif
+AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
+AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
+/* Quiet NaNs for NaNs, with what `kept` has of their bits. NaNs are rare, and blending is slow. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
+    float v[AMPI_LANES];
+    if (!AMPI_K(above)(x, 0x7f800000u)) return x;
+    AMPI_K(store)(v, x);
+    ampi_quiet_lanes(v, kept);
+    return AMPI_K(load)(v);
+}
+/* Results: every NaN is 0x7fc00000. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(clean)(AMPI_V16 x) { return AMPI_K(quiet)(x, 0); }
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
+#ifdef AMPI_PASS_MASKS
+AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
+    const __mmask16 m = AMPI_K(first)(count);
+    AMPI_V16 x;
+    x.q[0] = t == AMP_F32 ? _mm512_maskz_loadu_ps(m, p) : AMPI_K(widen_reg)(_mm256_maskz_loadu_epi16(m, p), t);
+    return x;
+}
+AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
+    if (t == AMP_F32) _mm512_mask_storeu_ps(p, AMPI_K(first)(count), x.q[0]);
+    else _mm256_mask_storeu_epi16(p, AMPI_K(first)(count), AMPI_K(narrow_reg)(x.q[0], t));
+}
+#else
 AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     float whole[AMPI_LANES] = { 0 };
     memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
@@ -3237,14 +3078,58 @@ AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t 
     memcpy(p, whole, count * (t == AMP_F32 ? 4 : 2));
 }
 #endif
+#if AMPI_PASS_WIDTH < 8
+/* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, step bytes. */
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+    float rows[AMPI_LANES][AMPI_LANES];
+    size_t i, j;
+    for (i = 0; i < AMPI_LANES; i++) AMPI_K(store)(rows[i], AMPI_K(load_typed)((const char*)src + i * step, t));
+    for (j = 0; j < AMPI_LANES; j++)
+        for (i = 0; i < AMPI_LANES; i++) dst[j * ldd + i] = rows[i][j];
+}
+#endif
+#ifdef AMPI_PASS_PAIRS
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma_pairs)(AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+    z.q[0] = _mm512_dpbf16_ps(z.q[0], (__m512bh)x.q[0], (__m512bh)y.q[0]);
+    return z;
+}
+/* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
+    const __m512i low = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16);
+    AMPI_V16 x;
+    x.q[0] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even), low));
+    return x;
+}
+/* Sixteen words, as `pair` makes them, of 32 bfloat16 that were widened to FP32 and lie side by side. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+    return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
+}
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Of magnitudes less 1 a zero's is 0xffff, which
+   is never the least. */
+AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
+    uint16_t lanes[32];
+    unsigned all = 0x7fff;
+    size_t i, l;
+    memset(lanes, 0xff, sizeof lanes);
+    for (i = 0; i + 32 <= n; i += 32)
+        for (l = 0; l < 32; l++) {
+            const uint16_t less = (uint16_t)((x[i + l] & 0x7fffu) - 1u);
+            lanes[l] = lanes[l] < less ? lanes[l] : less;
+        }
+    for (; i < n; i++) if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
+    for (l = 0; l < 32; l++) if (lanes[l] < all) all = lanes[l];
+    return (all + 1u) >> 7;
+}
+#endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
     return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
 }
-/* One element, widened. */
-AMPI_LANES_FN float AMPI_K(element)(const void* data, amp_dtype t, size_t i) {
-    const uint16_t* low = (const uint16_t*)data;
-    if (t == AMP_F32) return ((const float*)data)[i];
-    return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : (uint32_t)low[i] << 16);
+AMPI_LANES_FN void AMPI_K(store_any)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
+    if (count >= AMPI_LANES) AMPI_K(store_typed)(p, t, x);
+    else AMPI_K(store_part)(p, t, x, count);
 }
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
@@ -3257,11 +3142,9 @@ AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size
 AMPI_KERNEL_FN void AMPI_K(store_results)(void* dst, amp_dtype t, const float* src, size_t count) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     size_t i;
-    for (i = 0; i + AMPI_LANES <= count; i += AMPI_LANES)
-        AMPI_K(store_typed)((char*)dst + i * size, t, AMPI_K(clean_lanes)(AMPI_K(load)(src + i)));
-    if (i < count)
-        AMPI_K(store_part)((char*)dst + i * size, t,
-                           AMPI_K(clean_lanes)(AMPI_K(load_part)(src + i, AMP_F32, count - i)), count - i);
+    for (i = 0; i < count; i += AMPI_LANES)
+        AMPI_K(store_any)((char*)dst + i * size, t,
+                          AMPI_K(clean)(AMPI_K(load_any)(src + i, AMP_F32, count - i)), count - i);
 }
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     size_t i;
@@ -3299,7 +3182,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
                 acc[i][j] = pairs ? AMPI_K(fma_pairs)(y, x[j], acc[i][j]) : AMPI_K(fma)(0, y, x[j], acc[i][j]);
 #else
                 acc[i][j] = AMPI_K(fma)(u->exact, y, x[j], acc[i][j]);
@@ -3343,12 +3226,12 @@ AMPI_LANES_FN void AMPI_K(micro_columns)(size_t rows, size_t columns, int pairs,
 AMPI_KERNEL_FN void AMPI_K(micro)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
     AMPI_K(micro_columns)(rows, columns, 0, u);
 }
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
 AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
     AMPI_K(micro_columns)(rows, columns, 1, u);
 }
 #endif
-#if AMPI_PASS_PAIRS && AMPI_AMX
+#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
 /* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
    of B. Its order (Intel SDM): the products of low halves in one chain of fma from +0, those of high halves in
    another; the two are added, and that is added to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are
@@ -3409,7 +3292,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
         const size_t here = ampi_min_size(inside - i, AMPI_LANES);
         if (row->step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(to, AMPI_K(load_typed)(src, v->dtype));
         else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
-        else if (row->step > 4) for (l = 0; l < here; l++) to[l] = AMPI_K(element)(src, v->dtype, l * row->step);
+        else if (row->step > 4) for (l = 0; l < here; l++) to[l] = ampi_element_f32(src, v->dtype, l * row->step);
         else {
             AMPI_K(widen)(floats, src, v->dtype, (here - 1) * row->step + 1);
             for (l = 0; l < here; l++) to[l] = floats[l * row->step];
@@ -3496,7 +3379,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
         for (; h < high && i < count; h++, w = 0)
             for (; w < v->taps_w && i < count; w++) {
                 const size_t place = h * v->next_h + w * v->next_w;
-                dst[i++] = fits ? floats[place] : AMPI_K(element)(kernel, v->dtype, place);
+                dst[i++] = fits ? floats[place] : ampi_element_f32(kernel, v->dtype, place);
             }
     }
 }
@@ -3583,7 +3466,7 @@ AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, s
     AMPI_K(rows)(room, ld, a, run0, runs, at, length, packing);
     return room;
 }
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
 /* Packed rows become words in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of words. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
     const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES);
@@ -3591,7 +3474,8 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
     for (p = k; p < 2 * words; p++) AMPI_K(clear)(x + p * ld, width);
     for (p = 0; p < words; p++, x += ld)
         for (i = 0; i < width; i += AMPI_LANES)
-            AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i), AMPI_K(load)(x + (p + 1) * ld + i)));
+            AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
+                                                   AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
 /* A packed panel of A, m rows, as words: rows along k in place, others as pair_rows does, and for the matrix unit they
    are transposed then. */
@@ -3629,19 +3513,19 @@ AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j,
     size_t i, l, here;
     for (i = 0; i < plain * AMPI_LANES; i += AMPI_LANES)
         AMPI_K(store_typed)(to + i * size, c->dtype,
-                            AMPI_K(clean_lanes)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias)));
+                            AMPI_K(clean)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias)));
     for (; i < count; i += here) {
         AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + i));
         here = ampi_min_size(count - i, AMPI_LANES);
         to = (char*)c->data + (at + i * step) * size;
         if (c->beta != 0.0f) {
-            for (l = 0; l < here; l++) old[l] = AMPI_K(element)(to, c->dtype, l * step);
+            for (l = 0; l < here; l++) old[l] = ampi_element_f32(to, c->dtype, l * step);
             x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
         }
         if (c->bias && !c->bias_per_row)
             bias = AMPI_K(load_any)((const char*)c->bias + (j + i) * ampi_type_size(c->bias_dtype), c->bias_dtype,
                                     here);
-        x = AMPI_K(clean_lanes)(AMPI_K(add)(x, bias));
+        x = AMPI_K(clean)(AMPI_K(add)(x, bias));
         if (step == 1) { AMPI_K(store_part)(to, c->dtype, x, here); continue; }
         AMPI_K(store_typed)(old, c->dtype, x);
         if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &old[l], 4);
@@ -3650,7 +3534,7 @@ AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j,
 }
 /* The bias of row i. Without one -0 is added, which changes nothing. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
-    return AMPI_K(set1)(c->bias && c->bias_per_row ? AMPI_K(element)(c->bias, c->bias_dtype, i) : -0.0f);
+    return AMPI_K(set1)(c->bias && c->bias_per_row ? ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f);
 }
 /* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
 AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
@@ -3698,10 +3582,10 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
 }
 /* The micro-kernel of the product's form. */
 AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
     if (s->form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_pairs)(rows, columns, u); return; }
 #endif
-#if AMPI_PASS_PAIRS && AMPI_AMX
+#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (s->form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
 #endif
     (void)s;
@@ -3732,7 +3616,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
                 if (in_place) AMPI_K(pad_rows)(room.padded, table, &s->b, k0, kc, j0 + jn, nc);
                 else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
                     AMPI_K(pair_rows)(b_block + j * deep, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
 #endif
@@ -3745,7 +3629,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                     u.ld = ld;
                     if (in_place) u.at = table;
                     u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &room, &u.row_step, &u.k_step);
-#if AMPI_PASS_PAIRS
+#ifdef AMPI_PASS_PAIRS
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
                     u.sums = tile;
@@ -3764,7 +3648,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
         }
 }
 
-#if AMPI_PASS_PAIRS && AMPI_AMX
+#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
 /* The same with the matrix unit. */
 AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
                                         size_t j0, size_t n, float* scratch) {
@@ -3907,55 +3791,55 @@ AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, s
 
 /* --- updates of weights --- */
 
-#ifdef AMPI_PASS_WIDTH
-/* Loops go over the lanes of one register, so that a compiler keeps these arrays in registers. */
-enum { AMPI_K(width) = AMPI_PASS_WIDTH };
-/* Updates n elements, those behind the last whole register one by one. kind is a constant where it is called. */
+#if AMPI_PASS_WIDTH > 1
+/* Updates n elements, those behind the last whole register one by one. kind is a constant where it is called. Loops go
+   over the lanes of one register, so that a compiler keeps the arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
                                       const ampi_update* constants, ampi_update_overflow* over) {
+    enum { width = AMPI_PASS_WIDTH };
     const ampi_update u = *constants;
     const uint32_t low = over->low, finite = over->finite;
     const int hw = 1;
-    size_t i;
-    for (i = 0; i + AMPI_K(width) <= n; i += AMPI_K(width)) {
+    size_t i, l;
+    for (i = 0; i + width <= n; i += width) {
+        float grad[width], first[width], second[width], root[width] = { 0 }, direction[width], moved[width];
+        AMPI_K(reg) new_w, new_v;
         ampi_weight x;
-        float grad[AMPI_K(width)], first[AMPI_K(width)], second[AMPI_K(width)], root[AMPI_K(width)] = { 0 };
-        float direction[AMPI_K(width)], moved[AMPI_K(width)];
-        size_t l;
         AMPI_FETCH(w + i, AMPI_AHEAD_BYTES);
         AMPI_FETCH(g + i, AMPI_AHEAD_BYTES);
         if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
         if (kind >= AMPI_UPDATE_ADAM) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
-        for (l = 0; l < AMPI_K(width); l++) {
+        for (l = 0; l < width; l++) {
             x = ampi_update_moments(hw, kind, &u, ampi_weight_at(kind, w, g, m, v, i + l));
             grad[l] = x.g;
             first[l] = x.m;
             second[l] = x.v;
         }
-        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(roots)(root, second);
-        for (l = 0; l < AMPI_K(width); l++) {
+        new_v = AMPI_K(load_reg)(second, AMP_F32);
+        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(root, AMPI_K(sqrt_reg)(new_v));
+        for (l = 0; l < width; l++) {
             x.w = w[i + l]; x.g = grad[l]; x.m = first[l]; x.v = second[l];
             direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
             moved[l] = ampi_update_weight(hw, &u, x.w, direction[l]);
         }
-        if (kind == AMPI_LAMB_DIRECTION) {
-            for (l = 0; l < AMPI_K(width); l++) g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+        for (l = 0; kind == AMPI_LAMB_DIRECTION && l < width; l++)
+            g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+        if (kind == AMPI_LAMB_DIRECTION) continue;
+        new_w = AMPI_K(load_reg)(moved, AMP_F32);
+        if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above_reg)(new_v, finite))) {
+            ampi_update_singly(kind, w, g, m, v, i, i + width, constants, over);
             continue;
         }
-        if (AMPI_K(above)(moved, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above)(second, finite))) {
-            ampi_update_singly(kind, w, g, m, v, i, i + AMPI_K(width), constants, over);
-            continue;
-        }
-        AMPI_K(put)(w + i, moved);
-        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_K(put)(m + i, first);
-        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(put)(v + i, second);
+        AMPI_K(store_reg)(w + i, new_w);
+        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
+        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(v + i, new_v);
     }
     if (i < n) ampi_update_singly(kind, w, g, m, v, i, n, constants, over);
 }
 #endif
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                                    ampi_update_overflow* over) {
-#ifdef AMPI_PASS_WIDTH
+#if AMPI_PASS_WIDTH > 1
     switch (kind) {
         case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
         case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, over); break;
@@ -3970,77 +3854,71 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 
 /* --- conversions and sums of squares --- */
 
-/* dst = src, or with `scaled` src * f, `count` <= 16 elements. Each NaN becomes quiet, and keeps its sign and the upper
-   bits of its payload: halves do so by themselves. */
-AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, int scaled,
-                                         AMPI_V16 f, size_t count) {
+/* dst = src, or src * *factor, `count` <= 16 elements. Each NaN becomes quiet, and keeps its sign and the upper bits of
+   its payload: halves do so by themselves. */
+AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, const float* factor,
+                                         size_t count) {
     AMPI_V16 x = AMPI_K(load_any)(src, from, count);
-    if (scaled) x = AMPI_K(mul)(x, f);
-    if (to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x);
-    if (count >= AMPI_LANES) AMPI_K(store_typed)(dst, to, x);
-    else AMPI_K(store_part)(dst, to, x, count);
+    if (factor) x = AMPI_K(mul)(x, AMPI_K(set1)(*factor));
+    if (to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, 0xffff0000u);
+    AMPI_K(store_any)(dst, to, x, count);
 }
-AMPI_LANES_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int scaled,
-                                   float factor) {
-    const size_t to_size = ampi_type_size(to), from_size = ampi_type_size(from);
-    const AMPI_V16 f = AMPI_K(set1)(factor);
+AMPI_LANES_FN void AMPI_K(convert_typed)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
+                                         const float* factor) {
     const char* x = (const char*)src;
     char* y = (char*)dst;
-    for (; n >= AMPI_LANES; n -= AMPI_LANES, x += AMPI_LANES * from_size, y += AMPI_LANES * to_size) {
+    for (; n >= AMPI_LANES; n -= AMPI_LANES) {
         AMPI_FETCH(x, AMPI_AHEAD_BYTES);
-        AMPI_K(convert_lanes)(y, to, x, from, scaled, f, AMPI_LANES);
+        AMPI_K(convert_lanes)(y, to, x, from, factor, AMPI_LANES);
+        x += AMPI_LANES * ampi_type_size(from);
+        y += AMPI_LANES * ampi_type_size(to);
     }
-    if (n > 0) AMPI_K(convert_lanes)(y, to, x, from, scaled, f, n);
+    if (n > 0) AMPI_K(convert_lanes)(y, to, x, from, factor, n);
 }
-/* Types are constants where speed matters. */
-AMPI_KERNEL_FN void AMPI_K(widen_low)(float* dst, const uint16_t* src, amp_dtype t, size_t n) {
-    if (t == AMP_F16) AMPI_K(convert)(dst, AMP_F32, src, AMP_F16, n, 0, 1.0f);
-    else AMPI_K(convert)(dst, AMP_F32, src, AMP_BF16, n, 0, 1.0f);
-}
-AMPI_KERNEL_FN void AMPI_K(narrow_low)(uint16_t* dst, const float* src, amp_dtype t, size_t n) {
-    if (t == AMP_F16) AMPI_K(convert)(dst, AMP_F16, src, AMP_F32, n, 0, 1.0f);
-    else AMPI_K(convert)(dst, AMP_BF16, src, AMP_F32, n, 0, 1.0f);
-}
-AMPI_KERNEL_FN void AMPI_K(scale)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, float factor) {
-    if (to != from) AMPI_K(convert)(dst, to, src, from, n, 1, factor);
-    else if (to == AMP_F16) AMPI_K(convert)(dst, AMP_F16, src, AMP_F16, n, 1, factor);
-    else if (to == AMP_BF16) AMPI_K(convert)(dst, AMP_BF16, src, AMP_BF16, n, 1, factor);
-    else AMPI_K(convert)(dst, AMP_F32, src, AMP_F32, n, 1, factor);
+/* factor NULL: 1. Types are constants where speed matters. */
+AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
+                                    const float* factor) {
+    if (to != AMP_F32 && from != AMP_F32 && to != from) AMPI_K(convert_typed)(dst, to, src, from, n, factor);
+    else if (from == AMP_F16 && to == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F16, src, AMP_F16, n, factor);
+    else if (from == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_F16, n, factor);
+    else if (from == AMP_BF16 && to == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_BF16, src, AMP_BF16, n, factor);
+    else if (from == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_BF16, n, factor);
+    else if (to == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F16, src, AMP_F32, n, factor);
+    else if (to == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_BF16, src, AMP_F32, n, factor);
+    else AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_F32, n, factor);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
-AMPI_LANES_FN double AMPI_K(tree)(amp_dtype t, AMPI_D16 low, AMPI_D16 high) {
-    double a[AMPI_LANES], b[AMPI_LANES];
-    int l;
-    memcpy(a, &low, sizeof low);
-    memcpy(b, &high, sizeof high);
-    for (l = 0; l < 16; l++) a[l] += b[l];
-#ifdef AMPI_PASS_MASKS
-    if (t == AMP_BF16) {        /* the same tree over even and odd elements, see square */
-        for (l = 0; l < 16; l += 8)
-            b[l] = ((a[l] + a[l + 4]) + (a[l + 2] + a[l + 6])) + ((a[l + 1] + a[l + 5]) + (a[l + 3] + a[l + 7]));
-        return b[0] + b[8];
-    }
-#endif
-    (void)t;
-    for (l = 0; l < 8; l++) a[l] += a[l + 8];
-    for (l = 0; l < 4; l++) a[l] += a[l + 4];
-    return (a[0] + a[2]) + (a[1] + a[3]);
-}
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
-    enum { lanes = 2 * AMPI_LANES };
+    enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / sizeof(double) };
     const size_t size = ampi_type_size(t);
     uint32_t rest[lanes] = { 0 };
-    AMPI_D16 low = AMPI_K(zero_d16)(), high = low;
-    size_t i;
+    double all[lanes] = { 0 }, tree[AMPI_LANES];
+    AMPI_K(doubles) sums[lanes / width];
+    float wide[lanes];
+    size_t i, l;
+    memcpy(sums, all, sizeof sums);
     for (i = 0; i < n; i += lanes) {
         const char* from = (const char*)x + i * size;
         AMPI_FETCH(from, AMPI_AHEAD_BYTES);
         AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
         if (n - i < lanes) from = (const char*)memcpy(rest, from, (n - i) * size);
-        low = AMPI_K(square)(low, from, t);
-        high = AMPI_K(square)(high, from + AMPI_LANES * size, t);
+        if (t == AMP_F16 && width == 4) {               /* faster than from a wider register */
+            AMPI_K(store)(wide, AMPI_K(load_typed)(from, t));
+            AMPI_K(store)(wide + AMPI_LANES, AMPI_K(load_typed)(from + AMPI_LANES * size, t));
+            AMPI_FORGET(wide);
+        }
+        AMPI_UNROLL for (l = 0; l < lanes / width; l++)
+            if (t == AMP_F16 && width == 4) sums[l] = AMPI_K(square_reg)(sums[l], wide + l * width, AMP_F32, 0);
+            else sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1 : l) * width * size, t,
+                                              l % 2);
     }
-    *sum += AMPI_K(tree)(t, low, high);
+    memcpy(all, sums, sizeof all);
+    for (l = 0; l < 16; l++) all[l] += all[l + 16];
+    AMPI_UNROLL for (l = 0; l < 16; l++)
+        tree[t == AMP_BF16 ? l / (2 * width) * 2 * width + l % width * 2 + l / width % 2 : l] = all[l];
+    for (l = 0; l < 8; l++) tree[l] += tree[l + 8];
+    for (l = 0; l < 4; l++) tree[l] += tree[l + 4];
+    *sum += (tree[0] + tree[2]) + (tree[1] + tree[3]);
 }
 AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
@@ -4059,37 +3937,21 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
         AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
-        for (l = 0; l < rows; l++) {
-            void* to = (char*)x + l * step + i * size;
-            const AMPI_V16 v = AMPI_K(clean_lanes)(AMPI_K(load)(block[l]));
-            if (n - i >= AMPI_LANES) AMPI_K(store_typed)(to, t, v);
-            else AMPI_K(store_part)(to, t, v, n - i);
-        }
+        for (l = 0; l < rows; l++)
+            AMPI_K(store_any)((char*)x + l * step + i * size, t, AMPI_K(clean)(AMPI_K(load)(block[l])), n - i);
     }
 }
 
-static const ampi_kernels AMPI_K(kernels) = { AMPI_PASS_MR,
-                                              AMPI_K(nr),
-                                              AMPI_PASS_NC,
-                                              AMPI_K(product),
-                                              AMPI_K(depthwise),
-                                              AMPI_K(depthwise_dw),
-                                              AMPI_K(rows),
-                                              AMPI_K(column_sums),
-                                              AMPI_K(lane_sums),
-#if AMPI_PASS_PAIRS
-                                              AMPI_K(least_exponent),
+static const ampi_kernels AMPI_K(kernels) = {
+    AMPI_PASS_MR, AMPI_K(nr), AMPI_PASS_NC, AMPI_K(product), AMPI_K(depthwise), AMPI_K(depthwise_dw),
+    AMPI_K(rows), AMPI_K(column_sums), AMPI_K(lane_sums),
+#ifdef AMPI_PASS_PAIRS
+    AMPI_K(least_exponent),
 #else
-                                              NULL,
+    NULL,
 #endif
-                                              AMPI_K(store_results),
-                                              AMPI_K(update),
-                                              AMPI_K(widen_low),
-                                              AMPI_K(narrow_low),
-                                              AMPI_K(add_squares),
-                                              AMPI_K(scale),
-                                              AMPI_K(lanes_in),
-                                              AMPI_K(lanes_out) };
+    AMPI_K(store_results), AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(lanes_in), AMPI_K(lanes_out) };
+#undef AMPI_REGISTERS
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
 #undef AMPI_PASS_MR
@@ -4178,7 +4040,7 @@ AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offs
     if (n == 0) return;
     switch (ampi_dtype(t)) {
         case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->widen_low(dst, (const uint16_t*)src + offset, t, n);
+            ampi_kernels_now()->convert(dst, AMP_F32, (const uint16_t*)src + offset, t, n, NULL);
             ampi_kernels_end();
             break;
         case AMP_F64: ampi_f64_narrow(dst, AMP_F32, (const double*)src + offset, n, NULL); break;
@@ -4189,7 +4051,7 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
     if (n == 0) return;
     switch (ampi_dtype(t)) {
         case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->narrow_low((uint16_t*)dst + offset, src, t, n);
+            ampi_kernels_now()->convert((uint16_t*)dst + offset, t, src, AMP_F32, n, NULL);
             ampi_kernels_end();
             break;
         case AMP_F64: ampi_f32_to_f64((double*)dst + offset, src, n); break;
@@ -4574,7 +4436,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const char* src = (const char*)x.data + c->offset * ampi_type_size(from);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->scale((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, pass->inverse);
+    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, &pass->inverse);
     ampi_kernels_end();
 }
 
