@@ -1350,22 +1350,20 @@ typedef struct amp_file_desc {
     const amp_logger* logger;
 } amp_file_desc;
 
-/* Writes a safetensors file by way of "<path>.<8 hexadecimal digits>.tmp", so that `path` is the old file or the whole
-   new one, whoever else saves or loads there. Under POSIX the mode of the old file is kept; a symbolic link is
-   replaced; a device, pipe or directory is AMP_ERR_IO and stays. On Windows a file that another program holds open is
-   waited for, a second or two. Paths are what fopen takes; names (each once), keys and values are UTF-8. Tensors with
-   larger elements come first. The CRC-32 of each is a text, "amp.crc32.<name>". AMP_ERR_IO, also where a directory
-   fails to flush (the new file is in place then); AMP_ERR_MEMORY. */
+/* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the whole
+   new one, whoever else saves or loads there. POSIX: the old file's mode is kept; a symbolic link is replaced; a
+   device, pipe or directory is AMP_ERR_IO and stays. Windows: a file that another program holds open is waited for, a
+   second or two. Paths are what fopen takes; names (each once), keys and values are UTF-8. Tensors with larger elements
+   come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_IO, also where a directory fails to flush, with the
+   new file in place; AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name, each once, into the given memory. Type, rank and shape must be those of the file, and data
-   must have the CRC-32 of the file, where that has one. Tensors that are not asked for may have any type. A hostile
-   file costs at most an error and memory of six times its header (100 MB at most). AMP_ERR_FORMAT, AMP_ERR_IO,
-   AMP_ERR_MEMORY. */
+/* Reads tensors by name, each once, into the given memory, if type, rank, shape and the CRC-32, where there is one, are
+   the file's. Tensors that are not asked for may have any type. A hostile file costs at most an error and memory of six
+   times its header (100 MB at most). AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
-/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is no such key, or
-   the text does not fit. */
+/* Copies a metadata text with its final 0. AMP_ERR_FORMAT, also if there is no such key, or the text does not fit. */
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
@@ -1373,26 +1371,24 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
    random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between the micro-batches
    of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
-   Loading needs a model built and finalized the same way; names, shapes, level, types (grad_dtype too), seed,
-   accumulate, kind of optimizer (and maximize), groups and scaler rule must agree, but not batch; otherwise, or where
-   anything is damaged, AMP_ERR_FORMAT with the first difference. The learning rates are loaded; the optimizer's other
-   settings stay those of the model, and the logger hears, with AMP_OK, of each that differs. Saving takes little
-   memory, loading as much as the file. */
+   Loading needs a model made the same way: names, shapes, level, types (grad_dtype too), seed, accumulate, kind of
+   optimizer (and maximize), groups and scaler rule must agree, but not batch. Otherwise, or where anything is damaged,
+   AMP_ERR_FORMAT with the first difference. Learning rates are loaded; other settings of the optimizer stay, and the
+   logger hears, with AMP_OK, of each that differs. Saving takes little memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
-/* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
-   (PyTorch's layers have the same shapes, and with amp_name the same names); types are converted. What the file does
-   not have stays as it is, and the logger hears of it, with AMP_OK. *count (NULL = not wanted) is how many tensors
-   were read. AMP_ERR_FORMAT for another shape, or if there is none of them at all. */
+/* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors file (PyTorch's
+   layers have the same shapes, and with amp_name the same names); types are converted. What the file does not have
+   stays, and the logger hears of it, with AMP_OK. *count (NULL = not wanted) is how many tensors were read.
+   AMP_ERR_FORMAT for another shape, or if there is none of them at all. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
-   (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
-   the data. Each parameter needs a name of its own, of at most 77 bytes. Loading writes the 16-bit copies too; what
-   must agree and what is kept: as in amp_checkpoint_load. Memory of the host only. Errors: as amp_file_save,
-   amp_file_load and amp_optimizer_init; AMP_ERR_STATE inside a window of s, or if s was never initialised; saving also
-   refuses a rate or a state that amp_optimizer_step refuses. */
+   (NULL = there is no scaler), and `count` tensors more, such as running statistics or the place in the data. Each
+   parameter needs a name of its own, of at most 77 bytes. Loading writes the 16-bit copies too; what must agree and
+   what is kept: as in amp_checkpoint_load. Memory of the host only. Errors: as amp_checkpoint_save and _load,
+   amp_file_save and amp_optimizer_init; AMP_ERR_STATE inside a window of s, or if s was never initialised. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
     int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1418,8 +1414,8 @@ typedef struct amp_stats {
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins); target is the
-   type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts anew. */
+/* Statistics of n elements; target is the type they would be cast to (0 = AMP_F16; not F64). What lies beyond the
+   histogram counts in its end bins. Adds to *out if `add`, otherwise starts anew. */
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
     int add);
 
@@ -1429,14 +1425,14 @@ typedef struct amp_layer_stats {
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
 } amp_layer_stats;
-/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count; an
-   error of an operator may leave some of them filled. The model stays as it is. Batch and errors: as amp_train_step;
-   AMP_ERR_STATE also between micro-batches. */
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count. The
+   model stays as it is. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. After an error
+   of an operator some may be filled. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
 
 #if !defined(AMP_NO_STDIO)
-/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the sums, and the
-   optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
+/* A line per layer: output shape, types, the rule and who chose it, parameters, bytes; then sums and the optimizer's
+   settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
@@ -11335,9 +11331,8 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 #define AMPI_BAD_FILE(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
 
 /* The system refused, and errno says why; some C libraries leave it at 0. */
-enum { AMPI_NOT_A_FILE = -1 };    /* an errno of ours: a directory, a pipe, a device */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    const char* why = errno == AMPI_NOT_A_FILE ? "it is not a regular file" : errno ? strerror(errno) : "unknown cause";
+    const char* why = errno ? strerror(errno) : "unknown cause";
     return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: cannot %s '%s': %s", what, f->path, why);
 }
 
@@ -11382,7 +11377,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
     return out;
 }
 
-/* A number has one text in a file: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. */
+/* A number's only text: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. */
 enum { AMPI_NUMBER = 24 };
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
@@ -11467,7 +11462,8 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
     const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return ampi_file_cannot(f, verb); }
+    if (is_there && !AMPI_OS_IS_FILE(st))                               /* a directory, a pipe, a device */
+        return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: '%s' is not a regular file", f->path);
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
@@ -11506,7 +11502,7 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
-    uint64_t begin = 0, at;
+    uint64_t begin = 0;
     for (int i = 0; i < 8; i++) putc((int)(length >> 8 * i & 0xff), out);
     for (int i = 0; i < f->text_count + f->count; i++) {
         const int k = i - f->text_count;
@@ -11528,7 +11524,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
                     ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
             begin = end;
         }
-    at = (uint64_t)ftell(out);
+    const uint64_t at = (uint64_t)ftell(out);
     fprintf(out, "}%*s", (int)(7 - at % 8), "");
     return at / 8 * 8;                                   /* eight bytes less than the file now has */
 }
@@ -11567,8 +11563,23 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     return AMP_OK;
 }
 
-/* From the creation of the temporary file to its new name; after a failure nothing is left of it. */
-AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* temporary) {
+/* Writes a temporary file and renames it; after a failure nothing is left of it. A block holds a chunk of data, a list
+   of names, whose place the checksums take, and the temporary file's name. */
+AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
+    const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
+    f->texts = texts;
+    f->text_count = text_count;
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
+    if (!f->data) return AMP_ERR_MEMORY;
+    const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
+    char* temporary = (char*)(names + most);
+    for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
+    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
+    for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
+    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
+    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
+    f->crcs = (uint32_t*)(void*)names;
+    memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
     AMPI_TRY(ampi_file_stream(f, path, temporary));
     amp_result r = ampi_put_file(f);
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
@@ -11584,24 +11595,6 @@ AMPI_FN amp_result ampi_file_write(ampi_file* f, const char* path, char* tempora
     if (fd >= 0) close(fd);
 #endif
     return r;
-}
-
-/* A block holds a chunk of data, a list of names, whose place the checksums take, and the temporary file's name. */
-AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
-    const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
-    f->texts = texts;
-    f->text_count = text_count;
-    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
-    if (!f->data) return AMP_ERR_MEMORY;
-    const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
-    for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
-    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
-    for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
-    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
-    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
-    f->crcs = (uint32_t*)(void*)names;
-    memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
-    return ampi_file_write(f, path, (char*)(names + most));
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
@@ -11620,8 +11613,8 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
 
 /* --- JSON, as much as a header may hold --- */
 
-/* A cursor over a text that ends in a 0. Strings are decoded where they stand, since no escape is shorter than what it
-   means. After the first error the cursor stands still. */
+/* A cursor over a text that ends in a 0; after the first error it stands still. Strings are decoded in place, since no
+   escape is shorter than what it means. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
@@ -11816,8 +11809,7 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
    ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is due in any case. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     static const char* const foreign[][2] = {       /* what else weights are kept in, and its first bytes */
-        { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
-        { "\200\002", "a pickle, as torch.save wrote" },
+        { "PK\003\004", "a zip archive of torch.save or numpy.savez" }, { "\200\002", "a pickle of torch.save" },
         { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
     };
     unsigned char length[8];
@@ -11881,7 +11873,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Reads the wanted tensors, in the order of the file. Only when all are there and sound are they handed over. */
+/* Reads the wanted tensors in the order of the file. Only when all are sound are they handed over. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
     const amp_model* m = f->model;
@@ -11934,14 +11926,14 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* --- checkpoints of a model, and of a loop of the caller's --- */
 
 /* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
-enum { AMPI_INT, AMPI_FLOAT, AMPI_LONG, AMPI_STEPS };    /* of 4, 4, 8 and 8 bytes */
 enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
        AMPI_LOADED,      /* state, which loading sets */
        AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
        AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
 typedef struct ampi_number {
     void* at;                /* of AMPI_LOADED */
-    int kind, role, of_group;
+    int kind;                /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
+    int role, of_group;
     int optional;            /* left out of the file where it is 0 */
     const char* theirs;      /* the file's text */
     char key[40], text[AMPI_NUMBER];
@@ -11961,28 +11953,28 @@ typedef struct ampi_checkpoint {
     char (*names)[80];             /* the names of those that the caller does not name */
 } ampi_checkpoint;
 
-/* Lists a number of a group, or with -1 of none. Without groups in the desc the caller may have written group 0, whose
-   numbers are optional then; those of what is frozen always are. */
+/* Lists a number of a group, or with -1 of none. What is frozen is optional; where the desc has no groups, so is all of
+   group 0, which the caller may have written. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
     uint64_t value;
     memcpy(&word, at, sizeof word);
-    if (kind < AMPI_LONG) value = word;
+    if (kind < 'l') value = word;
     else memcpy(&value, at, sizeof value);
     x->at = at;
     x->kind = kind;
     x->role = role;
     x->of_group = group >= 0;
-    x->optional = x->of_group && (kind != AMPI_FLOAT || c->o.desc.group_count == 0);
+    x->optional = x->of_group && (kind != 'f' || c->o.desc.group_count == 0);
     if (x->of_group) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, name);
     else snprintf(x->key, sizeof x->key, "amp.%s", name);
-    ampi_show_number(value, kind == AMPI_FLOAT, x->text);
+    ampi_show_number(value, kind == 'f', x->text);
 }
 
 /* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group. */
-#define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, AMPI_##kind, AMPI_AGREES }
-#define AMPI_SETTING(member, kind) { #member, &d->member, AMPI_##kind, AMPI_KEPT }
+#define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, kind, AMPI_AGREES }
+#define AMPI_SETTING(member, kind) { #member, &d->member, kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
@@ -11990,36 +11982,34 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
     uint64_t hash = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
-        { "step", &o->state.step, AMPI_STEPS, AMPI_LOADED }, { "lr", &o->state.lr, AMPI_FLOAT, AMPI_LOADED },
-        { "pass", &c->passes, AMPI_LONG, AMPI_LOADED }, { "format", &format, AMPI_INT, AMPI_AGREES },
-        AMPI_OF_MODEL("level", policy.level, INT), AMPI_OF_MODEL("low_dtype", policy.low_dtype, INT),
-        AMPI_OF_MODEL("seed", desc.seed, LONG), AMPI_OF_MODEL("accumulate", desc.accumulate, INT),
-        { "grad_dtype", m ? &grad_dtype : NULL, AMPI_INT, AMPI_AGREES },
-        { "optimizer", &d->kind, AMPI_INT, AMPI_AGREES }, { "maximize", &d->maximize, AMPI_INT, AMPI_AGREES },
-        AMPI_SETTING(momentum, FLOAT), AMPI_SETTING(dampening, FLOAT), AMPI_SETTING(nesterov, INT),
-        AMPI_SETTING(beta1, FLOAT), AMPI_SETTING(beta2, FLOAT), AMPI_SETTING(eps, FLOAT),
-        AMPI_SETTING(weight_decay, FLOAT), AMPI_SETTING(clip_norm, FLOAT),
-        { "schedule", &d->schedule.kind, AMPI_INT, AMPI_KEPT }, AMPI_SETTING(schedule.warmup_steps, LONG),
-        AMPI_SETTING(schedule.total_steps, LONG), AMPI_SETTING(schedule.step_size, LONG),
-        AMPI_SETTING(schedule.gamma, FLOAT), AMPI_SETTING(schedule.floor, FLOAT),
-        { "groups", &d->group_count, AMPI_INT, AMPI_AGREES }
+        { "step", &o->state.step, 's', AMPI_LOADED }, { "lr", &o->state.lr, 'f', AMPI_LOADED },
+        { "pass", &c->passes, 'l', AMPI_LOADED }, { "format", &format, 'i', AMPI_AGREES },
+        AMPI_OF_MODEL("level", policy.level, 'i'), AMPI_OF_MODEL("low_dtype", policy.low_dtype, 'i'),
+        AMPI_OF_MODEL("seed", desc.seed, 'l'), AMPI_OF_MODEL("accumulate", desc.accumulate, 'i'),
+        { "grad_dtype", m ? &grad_dtype : NULL, 'i', AMPI_AGREES }, { "optimizer", &d->kind, 'i', AMPI_AGREES },
+        { "maximize", &d->maximize, 'i', AMPI_AGREES }, AMPI_SETTING(momentum, 'f'), AMPI_SETTING(dampening, 'f'),
+        AMPI_SETTING(nesterov, 'i'), AMPI_SETTING(beta1, 'f'), AMPI_SETTING(beta2, 'f'), AMPI_SETTING(eps, 'f'),
+        AMPI_SETTING(weight_decay, 'f'), AMPI_SETTING(clip_norm, 'f'),
+        { "schedule", &d->schedule.kind, 'i', AMPI_KEPT }, AMPI_SETTING(schedule.warmup_steps, 'l'),
+        AMPI_SETTING(schedule.total_steps, 'l'), AMPI_SETTING(schedule.step_size, 'l'),
+        AMPI_SETTING(schedule.gamma, 'f'), AMPI_SETTING(schedule.floor, 'f'),
+        { "groups", &d->group_count, 'i', AMPI_AGREES }
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].at) ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
-        ampi_number_add(c, i, "lr", &o->groups[i].lr, AMPI_FLOAT, AMPI_LOADED);
-        ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, AMPI_FLOAT, AMPI_KEPT);
-        ampi_number_add(c, i, "frozen", &o->groups[i].frozen, AMPI_INT, AMPI_LOADED);
-        ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], AMPI_STEPS, AMPI_LOADED);
+        ampi_number_add(c, i, "lr", &o->groups[i].lr, 'f', AMPI_LOADED);
+        ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, 'f', AMPI_KEPT);
+        ampi_number_add(c, i, "frozen", &o->groups[i].frozen, 'i', AMPI_LOADED);
+        ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], 's', AMPI_LOADED);
     }
     for (int i = 0; !m && i < o->count; i++) {
         const uint32_t group = (uint32_t)o->params[i].group;
         hash = ampi_hash_words(hash, &group, 1);
     }
-    ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, AMPI_LONG, AMPI_GRAPH);
+    ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
-/* Lists a tensor of one dimension. */
 AMPI_FN amp_file_tensor* ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype,
                                         void* data, size_t count) {
     amp_file_tensor* t = &c->tensors[c->file.count];
@@ -12070,7 +12060,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     return AMP_OK;
 }
 
-#define AMPI_SCALER_TEXT (2 * AMP_SCALER_STATE_BYTES + 1)
+enum { AMPI_SCALER_TEXT = 2 * AMP_SCALER_STATE_BYTES + 1 };
 AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     return out;
@@ -12100,21 +12090,21 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     return ampi_file_save(&c->file, path, texts, n);
 }
 
-/* How a number differs, and what that means; a float's text as a person would write it. */
+/* How a number differs, and what that means; floats as a person would write them. */
 AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code, const char* outcome) {
     const char* texts[] = { x->theirs, x->text };
     char shown[2][AMPI_SHOWN];
     uint64_t bits;
     for (int i = 0; i < 2; i++)
-        if (x->kind == AMPI_FLOAT && ampi_read_number(texts[i], 1, &bits))
+        if (x->kind == 'f' && ampi_read_number(texts[i], 1, &bits))
             snprintf(shown[i], AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
                      shown[1], c->file.owner, outcome);
 }
 
-/* The numbers of the file. Where they must agree texts are compared: a number has one text. Loaded are rates that an
-   optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many as there were. */
+/* Where numbers must agree their texts are compared. Loaded are rates that an optimizer or a group can have, fewer than
+   2^62 steps, and frozen ones at most as many. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_file_text(f, "amp.crc32");
@@ -12123,7 +12113,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     uint32_t crc = 0;
     memset(c->o.state.frozen_steps, 0, sizeof c->o.state.frozen_steps);
     for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
-        const int is_rate = x->kind == AMPI_FLOAT;
+        const int is_rate = x->kind == 'f';
         const char* text = ampi_file_text(f, x->key);
         x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
         if (!x->theirs)
@@ -12133,10 +12123,10 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->role != AMPI_LOADED) continue;
         const int sound = ampi_read_number(x->theirs, is_rate, &value);
         const uint32_t bits = (uint32_t)value;
-        if (is_rate || x->kind == AMPI_INT) memcpy(x->at, &bits, sizeof bits);
+        if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
         if (!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind == AMPI_STEPS && value > most))
+            || (x->kind != 'l' && value > (x->kind == 's' ? most : UINT32_MAX)))
             return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
         if (x == c->numbers) most = value;
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
@@ -12149,21 +12139,21 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
 /* Loads the scaler's bytes into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
+    unsigned byte = 0;
     char again[AMPI_SCALER_TEXT];
     const char* text = ampi_file_text(&c->file, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
     if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
-    for (size_t i = 0; text && i < sizeof bytes && 2 * i + 1 < strlen(text); i++) {
-        const char two[] = { text[2 * i], text[2 * i + 1], '\0' };
-        bytes[i] = (unsigned char)strtoul(two, NULL, 16);
-    }
-    if (!text || strcmp(ampi_show_scaler(bytes, again), text) != 0)
+    const int fits = text && strlen(text) == sizeof again - 1;
+    for (size_t i = 0; fits && i < sizeof bytes && sscanf(text + 2 * i, "%2x", &byte) == 1; i++)
+        bytes[i] = (unsigned char)byte;
+    if (!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0)
         return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Checks in the order in which a person would want to hear of differences: numbers, scaler, tensors, graph. Then only
-   damaged data or a model's backend can fail, and after these nothing. */
+/* Checks in the order in which a person would want to hear of differences. Then only damaged data or a model's backend
+   can fail, and after these nothing. */
 AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     amp_optimizer* o = c->optimizer;
@@ -12181,15 +12171,12 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     AMPI_TRY(ampi_file_read(f));
     o->state = c->o.state;
     memcpy(o->groups, c->o.groups, sizeof o->groups);
-    if (c->scaler) {
-        c->s.logger = c->scaler->logger;
-        *c->scaler = c->s;
-    }
+    if (c->scaler) { c->s.logger = c->scaler->logger; *c->scaler = c->s; }
     if (f->model) f->model->training.passes = c->passes;
     else ampi_params_write_low(o->params, o->count);
     if (f->model) AMPI_TRY(amp_model_sync_params(f->model));
     for (x = c->numbers; x < graph; x++) {
-        const int is_rate = x->role == AMPI_LOADED && x->kind == AMPI_FLOAT;
+        const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
         if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
             ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
     }
@@ -12282,14 +12269,8 @@ AMPI_COMPILE_WELL
 /* >>impl-report */
 
 /* What a type can hold: its least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
-typedef struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_range;
-AMPI_FN ampi_range ampi_range_of(amp_dtype t) {
-    ampi_range r = { 127, -126, 23 };
-    if (t == AMP_F16) { r.max_exponent = 15; r.min_exponent = -14; r.fraction = 10; }
-    if (t == AMP_BF16) r.fraction = 7;
-    if (t == AMP_F64) { r.max_exponent = 1023; r.min_exponent = -1022; r.fraction = 52; }
-    return r;
-}
+static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
+    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };   /* by amp_dtype */
 
 /* Bits of |x|. Everything is done on doubles, in which each of the types is exact. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
@@ -12302,34 +12283,22 @@ AMPI_FN int ampi_exponent(uint64_t magnitude) {
     return e;
 }
 
-/* The magnitude after rounding to the target: what decides over underflow and overflow. */
-AMPI_FN uint64_t ampi_rounded_magnitude(double x, amp_dtype target) {
-    return ampi_magnitude64(target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
-                            : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x))
-                                                 : (double)(float)x);
-}
-
-/* |x| as a float, within the range of finite floats that are not zero. */
-AMPI_FN float ampi_clamped_float(uint64_t magnitude) {
-    int e = ampi_exponent(magnitude);
-    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(magnitude);
-    if (f < ampi_float(1)) return ampi_float(1);
-    return f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
-}
-
-/* Counts one element: own is the range of its type, range that of the target. */
-AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range, amp_dtype target) {
+/* Counts one element. What it is after rounding to the target decides over underflow and overflow. */
+AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype target) {
     const uint64_t a = ampi_magnitude64(x);
     if (a == 0) { s->zeros++; return; }
     if (a > AMPI_INF64) { s->nans++; return; }
     if (a == AMPI_INF64) { s->infs++; return; }
-    const uint64_t rounded = ampi_rounded_magnitude(x, target);
+    const uint64_t rounded = ampi_magnitude64(
+        target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
+        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (double)(float)x);
     const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
-    const float f = ampi_clamped_float(a);
-    if (e < own->min_exponent) s->subnormals++;
+    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
+    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;    /* finite and not zero */
+    if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
     if (rounded == 0) s->would_underflow++;
     else if (rounded == AMPI_INF64) s->would_overflow++;
-    else if (ampi_exponent(rounded) < range->min_exponent) s->would_be_subnormal++;
+    else if (ampi_exponent(rounded) < ampi_ranges[target].min_exponent) s->would_be_subnormal++;
     s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
     if (s->largest == 0.0f || f > s->largest) s->largest = f;
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
@@ -12337,7 +12306,8 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const
 
 /* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's
    largest number unless f exceeds that number's own fraction, 2 - 2^-fraction. */
-AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
+AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
+    const struct ampi_range* range = &ampi_ranges[target];
     const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
     const uint64_t largest = ampi_bits64((double)s->largest);
     s->suggested_scale = 0.0f;
@@ -12354,16 +12324,15 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
     if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
-    const ampi_range own = ampi_range_of(ampi_dtype(dtype)), range = ampi_range_of(target);
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
     feholdexcept(&floats);
     for (size_t at = 0; at < n; at += CHUNK) {
         const size_t k = ampi_min_size(n - at, CHUNK);
         amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
-        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
+        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype(dtype), target);
     }
-    ampi_suggest_scale(out, &range);
+    ampi_suggest_scale(out, target);
     fesetenv(&floats);
     return AMP_OK;
 }
