@@ -647,17 +647,17 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 /* ======================================================================================== */
 /* >>scaler   The loss scale. */
 
-/* One state machine follows the scalers of the systems below, step by step. State: scale s, tracker c of clean steps,
+/* One state machine follows the scalers of the systems below, step by step: scale s, tracker c of clean steps,
    hysteresis left h.
      overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min).
      clean step:    c += 1; if c >= interval: s = s * growth, c = 0.
-     unsound step:  the forward pass itself gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
+     unsound step:  the forward pass gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
 
 /* What growth beyond the largest float does. A max_scale, where there is one, holds under each of them. */
 typedef AMPI_ENUM(amp_scaler_guard) {
     AMP_GUARD_KEEP  = 1,     /* s stays */
     AMP_GUARD_CLAMP = 2,     /* s becomes max_scale, or the largest float if there is none */
-    AMP_GUARD_NONE  = 3,     /* s becomes infinite: then no step is applied any more, and update says so */
+    AMP_GUARD_NONE  = 3,     /* s becomes infinite: no step is applied any more, as update says */
 } amp_scaler_guard;
 
 /* When the hysteresis goes back to its start, besides at growth. */
@@ -680,31 +680,30 @@ typedef AMPI_ENUM(amp_scaler_limit) {
    DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
    and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1.
    X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill, at_min, skips)
-   kind: factors are rounded to floats (FLOAT), or doubles (MIXED), or the scale is a double too and what scales the
-   loss is rounded from it (DOUBLE). _DIV: an overflow divides by growth instead of multiplying.
-   init 0: must be given. interval 0: the scale never moves. late: clean steps added to the interval. start: the tracker
-   at the beginning and after an overflow. Growth is 2; backoff 0: 1/growth. min, max 0: none. at_min: what an overflow
-   at the floor does. skips: overflows in a row that are allowed, 0 = any number. */
+   kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles (DOUBLE: its float scales the loss).
+   _DIV: an overflow divides by growth instead of multiplying. init 0: must be given. interval 0: the scale never moves.
+   late: clean steps added to the interval. start: the tracker at the beginning and after an overflow. Growth is 2;
+   backoff 0: 1/growth. min, max 0: none. skips: overflows in a row that are allowed, 0 = any number. */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
-#define AMP_SCALER_PRESET_LIST(X)                                                                                   \
-    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)                        \
-    X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                         \
-    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000)  \
-    X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)                  \
-    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)                   \
-    X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)             \
-    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)                           \
+#define AMP_SCALER_PRESET_LIST(X) \
+    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000) \
+    X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0) \
     X(FLAX, "flax", FLOAT,         65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(NNABLA, "nnabla", DOUBLE_DIV,    8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)                        \
-    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0)                \
-    X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)                   \
-    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV,                                                   \
-                                   65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)                           \
-    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)      \
-    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)                       \
-    X(JMP, "jmp", FLOAT_DIV,           0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                           \
-    X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                         \
+    X(NNABLA, "nnabla", DOUBLE_DIV,    8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100) \
+    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0) \
+    X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
+    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV, \
+                                   65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0) \
+    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
+    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0) \
+    X(JMP, "jmp", FLOAT_DIV,           0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(STATIC, "static", FLOAT,         0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
 #define AMPI_X(name, ...) AMP_SCALER_##name,
 typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
@@ -719,7 +718,7 @@ typedef struct amp_scaler amp_scaler;
 /* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor and hysteresis. */
 typedef struct amp_scaler_desc {
     amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH, torch.amp.GradScaler */
-    float init_scale;           /* finite, > 2^-128 (below that 1/scale is not finite) */
+    float init_scale;           /* finite, > 2^-128, so that 1/scale is finite */
     double growth_factor;       /* finite, > 1 */
     double backoff_factor;      /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
     int   growth_interval;      /* clean steps before the scale grows, >= 1; Flax and NNabla take one more; AMP_ZERO =
@@ -728,11 +727,10 @@ typedef struct amp_scaler_desc {
     float max_scale;            /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
     int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
     amp_scaler_limit at_min;    /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
-    int   max_skips;            /* overflows in a row that are allowed: one more is AMP_ERR_OVERFLOW; AMP_ZERO = any
-                                   number */
+    int   max_skips;            /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
     int   max_unsound;          /* likewise of unsound windows; 0 = 20. Not saved with the state */
-    int   ignore_overflow;      /* 1 = overflows are counted, but no step is skipped: MindSpore's
-                                   drop_overflow_update=false; static presets only */
+    int   ignore_overflow;      /* static presets: 1 = overflows are counted, but no step is skipped (MindSpore's
+                                   drop_overflow_update=false) */
     int (*on_limit)(const amp_scaler* s, void* user_data);  /* for AMP_LIMIT_CALLBACK, after the window: may set the
                                    scale; 0 = go on, else update returns AMP_ERR_OVERFLOW */
     void* user_data;
@@ -748,8 +746,8 @@ typedef struct amp_overflow_info {
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    int      last_tensor;       /* the last of that list that has one; -1 if none. In the order of the forward pass it
-                                   is where infinities began */
+    int      last_tensor;       /* the last of that list that has one: where infinities began, if the list is in the
+                                   order of the forward pass; -1 if none */
     char     last_name[48];
     double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
 } amp_overflow_info;
@@ -815,34 +813,31 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16). An element that is inf or NaN, or whose unscaled value would
    not be finite in FP32 (check) or in the type it will be stored in, is counted and raises found_inf; s->info names the
-   first. So does a scale without a finite inverse. found_inf stays up until update, whatever the list: to let one
-   overflow stop several optimizers, check all lists before the first step. `info` receives what this call alone has
-   found, with the L2 norm of the unscaled gradients.
+   first. So does a scale without a finite inverse. found_inf stays up until update: to let one overflow stop several
+   optimizers, check all lists before the first step. `info`: what this call alone has found, and its norm.
    AMP_ERR_STATE: before any scale_loss, or where a list shares memory with another that was unscaled or stepped in this
-   window; but check and step take a list made of whole unscaled ones, and check any that was stepped. The scaler
-   remembers AMP_SCALER_MAX_SPANS pieces of memory; of lists beyond them what lies between their pieces counts, too.
+   window. Check and step take a list made of whole unscaled ones, check any that was stepped. Of lists with more than
+   AMP_SCALER_MAX_SPANS pieces of memory what lies between the pieces may count, too.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its overflow and norm: who
-   writes to the gradients after it calls it again. With a scale below 1 it may pass 16-bit gradients that unscale does
-   not, since a step unscales in FP32. */
+/* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its findings: who writes
+   to the gradients after it calls it again. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to each tensor's own type, once per window, before the step; at most
-   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. If anything is not finite the gradients stay
-   as they are: there will be no step. */
+   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. If anything is not finite the gradients
+   stay: there will be no step. */
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and
    src[i] have equal counts, types may differ; no dst overlaps another or any src. May be repeated with new
-   micro-batches in src; a src that was unscaled in place, or a dst that was stepped, is AMP_ERR_STATE. If anything, or
-   any sum, is not finite dst stays as it is. The norm is that of src / scale, or of the sums. */
+   micro-batches in src; a src that was unscaled in place, or a dst that was stepped, is AMP_ERR_STATE. If any result is
+   not finite dst stays. The norm is that of the results. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
     int accumulate, amp_overflow_info* info);
-/* "I saw an overflow myself": raises found_inf for this window (unless ignore_overflow is set), e.g. after an
-   all-reduce of flags. Allowed before scale_loss. */
+/* Raises found_inf by hand, e.g. after an all-reduce of flags; before scale_loss, too. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* "May I step?"  1 = every check of this window was clean; 0 = skip this step. 0 also if s is NULL, or nothing was
-   checked yet, of which the logger hears (AMP_ERR_STATE). */
+/* 1 = every check of this window was clean; 0 = skip this step. 0 also if s is NULL, or nothing was checked yet, of
+   which the logger hears (AMP_ERR_STATE). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
@@ -853,13 +848,13 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 /* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, as a pure function, for the host and the device alike: reads and clears state->found_inf and unsound.
-   Returns a sum of 1, the floor was hit by an overflow, 2, more overflows in a row than allowed, 4, more unsound
-   windows in a row, and 8, the new scale is of no use (see amp_scaler_update); 0 if one of them is NULL. */
+/* The rule alone, as a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum
+   of 1, an overflow at the floor, 2, more overflows in a row than allowed, 4, more unsound windows in a row, and 8, the
+   new scale is of no use (see amp_scaler_update); 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
-/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). AMP_ERR_STATE inside
-   a window. Loading anything that save did not write, another size, or the state of another rule is AMP_ERR_FORMAT. */
+/* State to and from AMP_SCALER_STATE_BYTES bytes, the same on each machine. AMP_ERR_STATE inside a window. Loading what
+   save did not write, another size, or the state of another rule is AMP_ERR_FORMAT. */
 #define AMP_SCALER_STATE_BYTES 128
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
@@ -875,8 +870,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
    (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
-   A moment smaller than the smallest normal float becomes zero. t counts from 1 the steps that moved the parameter's
-   group: while it is frozen t stands still, as its moments do. The schedule counts all steps. */
+   A moment smaller than the smallest normal float becomes zero. t counts the steps from 1 in which the group was not
+   frozen; the schedule counts all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
@@ -903,8 +898,8 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 typedef struct amp_param_group {
     float lr;                   /* 0 = the desc's; AMP_ZERO = 0 */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
-    int   frozen;               /* 1 = weights and moments stay as they are. Gradients may be NULL; where given they are
-                                   checked and count in the norm */
+    int   frozen;               /* 1 = weights and moments stay. Gradients may be NULL; where given they are checked and
+                                   count in the norm */
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
@@ -918,8 +913,8 @@ typedef struct amp_optimizer_desc {
     float weight_decay;         /* 0 = none, for ADAMW too: torch.optim's 0.01 is to be asked for; >= 0 */
     float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of the gradients):
-                                   elements that have one stay as they were */
+    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN: elements that have one stay as
+                                   they were */
     amp_schedule schedule;
     const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most AMP_MAX_GROUPS */
     int   group_count;
@@ -962,8 +957,8 @@ typedef struct amp_optimizer {
 } amp_optimizer;
 
 /* params is kept, not copied. AMP_ERR_ARGUMENT: a missing buffer, no parameter at all, or two arrays that share memory
-   (moments that are not needed may, of a frozen group until its rate is written). Writes a low copy beside a master.
-   After an error *o and what params point to are as before: an *o that was not zeroed must not be used then. */
+   (moments that are not needed may, of a frozen group too). Writes a low copy beside a master. After an error *o and
+   what params point to are as before. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
 
 /* What a step did. */
@@ -974,30 +969,28 @@ typedef struct amp_optimizer_info {
                                    0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
-    uint64_t update_overflows;  /* elements of an applied step that stay as they were, moments and all, since the update
-                                   would have made one of m, v, w inf or NaN (a weight without a master: in 16 bits) */
+    uint64_t update_overflows;  /* elements that stay as they were, since the update would have made one of m, v, w inf
+                                   or NaN (a weight without a master: in 16 bits) */
     uint64_t saturated;         /* low copies of larger masters, which are the largest finite value */
     int      update_tensor;     /* index of the first parameter with one of either; -1 if none */
     uint64_t update_index;      /* element in it */
     char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place now, so that the caller can look at them or clip by hand; amp_optimizer_step will
-   know, and look at them once more. AMP_ERR_STATE if done already in this window, or after the step. */
+/* Unscales the gradients in place now, to look at them or clip by hand; amp_optimizer_step will know, and check them
+   once more. AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check, then skip, or update with unscale and clip folded in. The check is left out where amp_scaler_check
-   has seen just this list since the last scale_loss, the unscale where all these gradients were unscaled in this
-   window (only some of them: AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not call amp_scaler_update:
-   with several optimizers on one scaler all step first, and an overflow that one step or check has seen skips those
-   that follow. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
-   AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is not finite or negative, or state was
-   written with nonsense. */
+/* One step: check, then skip, or update with unscale and clip folded in. It trusts amp_scaler_check of just this list
+   since the last scale_loss, and knows gradients that were unscaled in this window (only some of them: AMP_ERR_STATE).
+   s == NULL: gradients are not scaled. amp_scaler_update is the caller's: with several optimizers on one scaler all
+   step first, and an overflow that one step or check has seen skips those that follow. AMP_ERR_STATE: before any
+   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a
+   group's weight decay is not finite or negative, or state was written with nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included, finite; the schedule's factor still multiplies it (where that is 0
-   from the end of LINEAR or COSINE on, the logger is told). A group with a rate of its own keeps that: write
-   o->groups[i].lr or weight_decay. */
+/* Sets the base learning rate, >= 0 and finite; the schedule's factor still multiplies it (the logger is told where
+   that stays 0). A group with a rate of its own keeps that: write o->groups[i].lr. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero, also over inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
