@@ -7659,7 +7659,7 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
         else if (!ampi_is_zero64(&value)) memcpy((char*)x + f->at, from, size);
     }
     if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
-    if (ampi_is_zero64(&r->backoff) && r->growth > 1.0) r->backoff = 1.0 / r->growth;
+    if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
     if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
     r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
@@ -7674,12 +7674,11 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
 AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x, const char* preset) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
-    const double init = (double)x->state.scale, min = (double)r->min, max = (double)r->max;
+    const float init = x->state.scale;
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
                                       !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
-                     "scaler: growth_interval %d, growth_factor %g, backoff_factor %g and hysteresis %d mean nothing "
-                     "to the static preset %s", d->growth_interval, d->growth_factor, d->backoff_factor,
-                     d->hysteresis, preset);
+                     "scaler: growth_interval, growth_factor, backoff_factor and hysteresis mean nothing to the static "
+                     "preset %s", preset);
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
@@ -7691,8 +7690,8 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
     AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
                      "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
-    AMPI_REFUSE_DESC(min > init, "scaler: min_scale %g is greater than init_scale %g", min, init);
-    AMPI_REFUSE_DESC(max > 0.0 && max < init, "scaler: max_scale %g is less than init_scale %g", max, init);
+    AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g", r->min, init);
+    AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g", r->max, init);
     return AMP_OK;
 }
 
@@ -8056,14 +8055,13 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const amp_logger* logger = &s->logger;
     const double scale = (double)s->state.scale;
-    const int skips = (int)s->state.consecutive_skips;
-    AMPI_REFUSE_CALL(hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
-                                                                            : s->rule.at_min == AMP_LIMIT_ERROR),
-                     AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row",
-                     hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor",
-                     scale, skips);
-    AMPI_REFUSE_CALL(hit & 2, AMP_ERR_OVERFLOW, "amp_scaler_update: more overflows in a row than max_skips: loss scale "
-                     "%g, %d overflows in a row", scale, skips);
+    const char* what = NULL;
+    if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
+                                                               : s->rule.at_min == AMP_LIMIT_ERROR))
+        what = hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor";
+    else if (hit & 2) what = "more overflows in a row than max_skips";
+    AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
+                     (int)s->state.consecutive_skips);
     AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
                      "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
                      (int)s->rule.max_unsound);
@@ -8415,15 +8413,10 @@ enum { AMPI_PARAM_ARRAYS = 5 };
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
-    size_t floats = p->count * sizeof(float);
     int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
-    switch (id % AMPI_PARAM_ARRAYS) {
-        case 0: return ampi_array_of(p->master, floats, 1);
-        case 1: return ampi_array_of(p->low, p->count * sizeof(uint16_t), 1);
-        case 2: return ampi_array_of(p->grad, p->count * ampi_type_size(p->grad_dtype), 1);
-        case 3: return ampi_array_of(moments > 0 ? p->m : NULL, floats, 1);
-        default: return ampi_array_of(moments > 1 ? p->v : NULL, floats, 1);
-    }
+    const void* const data[] = { p->master, p->low, p->grad, moments > 0 ? p->m : NULL, moments > 1 ? p->v : NULL };
+    const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), 4, 4 };
+    return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
 
 /* What stands in two places would be moved twice, or by a gradient that is counted twice, or by what is none. */
@@ -8431,12 +8424,11 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
     size_t one, other;
     if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &one, &other)) return AMP_OK;
-    const size_t a = one < other ? one : other, b = one < other ? other : one;
-    const int p = (int)(a / AMPI_PARAM_ARRAYS), q = (int)(b / AMPI_PARAM_ARRAYS);
+    const size_t n = AMPI_PARAM_ARRAYS, a = one < other ? one : other, b = one < other ? other : one;
     return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                      "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
-                     array[a % AMPI_PARAM_ARRAYS], p, ampi_name_or_none(o->params[p].name),
-                     array[b % AMPI_PARAM_ARRAYS], q, ampi_name_or_none(o->params[q].name));
+                     array[a % n], (int)(a / n), ampi_name_or_none(o->params[a / n].name),
+                     array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
@@ -8609,7 +8601,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
-    float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
+    float lr = (float)ampi_mul64(ampi_default_at(&g->lr, o->state.lr), factor);
     float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
     int first = t == 0;     /* SGD's buffer starts as the gradient itself */
     memset(u, 0, sizeof *u);
