@@ -4239,14 +4239,15 @@ typedef struct ampi_tensors {
     int count;
     amp_tensor (*at)(const void* list, int i);
     int apart;                  /* 1 = no two are known to share memory */
+    const char* place;          /* what sentences begin with */
 } ampi_tensors;
 
 /* A tensor's or a parameter's name, for messages. */
 AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
 
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
-AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
-    const ampi_tensors t = { list, count, ampi_tensor_at, 0 };
+AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count, const char* place) {
+    const ampi_tensors t = { list, count, ampi_tensor_at, 0, place };
     return t;
 }
 
@@ -7873,7 +7874,8 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
     entry->norm = norm;
 }
 
-AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
+AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger) {
+    const char* place = t->place;
     AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
     AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place,
                      t->count);
@@ -7898,27 +7900,26 @@ AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     return i < count ? ampi_tensor_span(two->dst, i, 1) : ampi_tensor_span(two->src, i - count, 0);
 }
 /* A tensor of dst that shares memory with another would be unscaled twice. src: NULL, or a list of equal length. */
-AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
-                                      const char* place) {
+AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
     const size_t count = (size_t)dst->count;
     const ampi_two_lists lists = { dst, src };
     size_t a, b;
     if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b)) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", place,
+    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place,
                      (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
                      (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
 /* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of the list was unscaled, 0 if
    none. All was if the list's key is the sum of the keys of the unscaled lists that share memory with it. */
-AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
-                                     int* unscaled) {
+AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
+    const char* place = t->place;
     const amp_logger* logger = s ? &s->logger : NULL;
     uint64_t sum = 0;
     uint32_t done = 0;
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
-    AMPI_TRY(ampi_tensors_validate(t, logger, place));
+    AMPI_TRY(ampi_tensors_validate(t, logger));
     const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
         if (!(set >> k & 1)) continue;
@@ -7935,23 +7936,22 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     AMPI_REFUSE_CALL(what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key),
                      AMP_ERR_STATE, "%s: more than %d lists of gradients in one window; put the tensors in one list",
                      place, AMP_SCALER_MAX_LISTS);
-    return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL, place) : AMP_OK;
+    return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
 /* May src be unscaled into dst? */
-AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
-                                          const char* place) {
+AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
     const amp_logger* logger = s ? &s->logger : NULL;
     int src_unscaled, dst_unscaled;
-    AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, place, &src_unscaled));
-    AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, place, &dst_unscaled));
-    AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
+    AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
+    AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, &dst_unscaled));
+    AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", src->place);
     for (int i = 0; i < src->count; i++) {
         const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
-        AMPI_REFUSE_CALL(from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld", place, i,
-                         ampi_shown(to), ampi_shown(from));
+        AMPI_REFUSE_CALL(from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
+                         src->place, i, ampi_shown(to), ampi_shown(from));
     }
-    return ampi_tensors_apart(s, dst, src, place);
+    return ampi_tensors_apart(s, dst, src);
 }
 
 /* Adds the findings of one list to the window's. */
@@ -8003,11 +8003,11 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
 
 /* Looks at src times `inverse` and, if there is a dst, moves or adds that there; info may be NULL. */
 AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                                    int accumulate, const char* place, amp_overflow_info* info) {
+                                    int accumulate, amp_overflow_info* info) {
     amp_overflow_info found;
     ampi_unscale(src, dst, inverse, accumulate, &found);
     if (ampi_tensors_any(src)) {
-        if (ampi_scaler_record(s, &found, place) && dst && (src != dst || inverse != 1.0f))
+        if (ampi_scaler_record(s, &found, src->place) && dst && (src != dst || inverse != 1.0f))
             ampi_unscale(src, dst, inverse, accumulate, NULL);
         ampi_scaler_note(s, dst ? dst : src, dst ? AMPI_UNSCALED : AMPI_CHECKED, found.norm);
     }
@@ -8016,26 +8016,25 @@ AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, cons
 }
 
 /* Checks a list, or unscales it in place. */
-AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, const char* place,
-                                    amp_overflow_info* info) {
+AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, amp_overflow_info* info) {
     int unscaled;
-    AMPI_TRY(ampi_scaler_enter(s, t, what, place, &unscaled));
-    return ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, place, info);
+    AMPI_TRY(ampi_scaler_enter(s, t, what, &unscaled));
+    return ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, info);
 }
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    const ampi_tensors t = ampi_tensors_of(grads, count);
-    return ampi_scaler_look(s, &t, AMPI_CHECKED, "amp_scaler_check", info);
+    const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_check");
+    return ampi_scaler_look(s, &t, AMPI_CHECKED, info);
 }
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
-    const ampi_tensors t = ampi_tensors_of(grads, count);
-    return ampi_scaler_look(s, &t, AMPI_UNSCALED, "amp_scaler_unscale", info);
+    const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_unscale");
+    return ampi_scaler_look(s, &t, AMPI_UNSCALED, info);
 }
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info) {
     const char* place = "amp_scaler_unscale_into";
-    const ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
-    AMPI_TRY(ampi_scaler_enter_into(s, &to, &from, place));
-    return ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, place, info);
+    const ampi_tensors to = ampi_tensors_of(dst, count, place), from = ampi_tensors_of(src, count, place);
+    AMPI_TRY(ampi_scaler_enter_into(s, &to, &from));
+    return ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, info);
 }
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
@@ -8480,7 +8479,7 @@ AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     return t;
 }
 AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
-    const ampi_tensors t = { params, count, ampi_grad_at, 0 };
+    const ampi_tensors t = { params, count, ampi_grad_at, 0, NULL };
     return t;
 }
 
@@ -8660,6 +8659,7 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     AMPI_TRY(ampi_optimizer_check_rates(o, place));
     AMPI_TRY(ampi_params_validate(o, o->params, o->count));
     *t = ampi_grads_of(o->params, o->count);
+    t->place = place;
     AMPI_REFUSE_CALL(!ampi_tensors_any(t), AMP_ERR_STATE, "%s: no parameter has a gradient", place);
     return AMP_OK;
 }
@@ -8687,7 +8687,7 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
         found->norm = checked->norm;
     } else {
         ampi_unscale(t, NULL, factor, 0, found);
-        if (s) ampi_scaler_record(s, found, "amp_optimizer_step");
+        if (s) ampi_scaler_record(s, found, t->place);
     }
     return s ? !s->state.found_inf : !found->found_inf;
 }
@@ -8697,11 +8697,11 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
-AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, const char* place,
+AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
                                        amp_optimizer_info* info) {
     amp_optimizer_info report;
     int unscaled = 1;
-    if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, place, &unscaled));
+    if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
     const float factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
     report.update_tensor = -1;
@@ -8725,12 +8725,12 @@ AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t
                                        amp_optimizer_info* info) {
     ampi_tensors t;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
-    if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, place, info);
+    if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, info);
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
-    const amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, place, info)
-                                              : ampi_scaler_look(s, &t, what, place, NULL);
+    const amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, info)
+                                              : ampi_scaler_look(s, &t, what, NULL);
     s->logger = own;
     return r;
 }

@@ -5716,12 +5716,12 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors, int count,
                                            const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
-    ampi_tensors t = ampi_tensors_of(tensors, count);
+    ampi_tensors t = ampi_tensors_of(tensors, count, place);
     amp_result r;
     int i;
     if (!out) return ampi_cuda_missing(exec, place, "out");
     *out = NULL;
-    r = ampi_tensors_validate(&t, ampi_exec_logger(exec), place);
+    r = ampi_tensors_validate(&t, ampi_exec_logger(exec));
     for (i = 0; r == AMP_OK && i < count; i++)
         if (tensors[i].count)
             r = ampi_cuda_check_pointer(exec, place, tensors[i].name ? tensors[i].name : "a tensor",
@@ -6349,7 +6349,7 @@ AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cud
                                          const amp_exec* exec, const char* place) {
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
-    *t = ampi_tensors_of(list->tensors, list->count);
+    *t = ampi_tensors_of(list->tensors, list->count, place);
     t->apart = list->apart;
     return AMP_OK;
 }
@@ -6382,7 +6382,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     ampi_tensors t;
     int unscaled;
     amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_CHECKED, place, &unscaled);
+    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_CHECKED, &unscaled);
     if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
     a.unscaled = unscaled;
@@ -6398,7 +6398,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
     ampi_tensors t;
     int unscaled;
     amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_UNSCALED, place, &unscaled);
+    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_UNSCALED, &unscaled);
     if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
     r = ampi_cuda_look_at(&a, AMPI_LOOK_UNSCALE, exec, place);
@@ -6418,7 +6418,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     if (r == AMP_OK && to.count != from.count)
         r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
                       to.count, from.count);
-    if (r == AMP_OK) r = ampi_scaler_enter_into(&s->window, &to, &from, place);
+    if (r == AMP_OK) r = ampi_scaler_enter_into(&s->window, &to, &from);
     if (r != AMP_OK || !ampi_tensors_any(&to)) return r;
     a = ampi_cuda_look_of(s, src, &to);
     a.dst = dst->list.chunks;
@@ -7034,7 +7034,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scal
     if (r == AMP_OK && s) {
         const amp_logger own = s->window.logger;
         if (!own.log) s->window.logger = o->host.logger;
-        r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, place, &unscaled);
+        r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, &unscaled);
         s->window.logger = own;
     }
     if (r != AMP_OK) return r;
