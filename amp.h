@@ -1695,13 +1695,13 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
 }
 
-/* The name of an enumerator, whose values count from 0. */
-AMPI_FN const char* ampi_name_among(const char* const* names, size_t count, unsigned value) {
-    return value < count ? names[value] : "?";
+/* The name of an enumerator, whose values count from 0. Each of the names ends with a 0, the last with two. */
+AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
+    for (; value > 0 && *names; value--) names += strlen(names) + 1;
+    return *names ? names : "?";
 }
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
-    static const char* const names[] = { "f32", "f32", "f16", "bf16", "f64", "u8", "i32", "i64" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)t);
+    return ampi_name_among("f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0", (unsigned)t);
 }
 
 #if !defined(AMP_NO_STDIO)
@@ -2153,8 +2153,7 @@ AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_
 #endif
 
 AMP_DEF const char* amp_isa_name(amp_isa isa) {
-    static const char* const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)isa);
+    return ampi_name_among("auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0", (unsigned)isa);
 }
 
 /* Scalar code runs anywhere, AVX2 wherever AVX-512 does, AVX-512 wherever more of it does. */
@@ -7382,17 +7381,14 @@ AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
 }
 
 AMP_DEF const char* amp_rule_name(amp_rule rule) {
-    static const char* const names[] = { "LOW", "FP32", "PROMOTE", "FOLLOW", "GRAY" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)rule);
+    return ampi_name_among("LOW\0FP32\0PROMOTE\0FOLLOW\0GRAY\0", (unsigned)rule);
 }
 AMP_DEF const char* amp_level_name(amp_level level) {
-    static const char* const names[] = { "O0", "O1", "O2", "O3" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)level);
+    return ampi_name_among("O0\0O1\0O2\0O3\0", (unsigned)level);
 }
 AMP_DEF const char* amp_reason_name(amp_reason reason) {
-    static const char* const names[] = { "level list", "white list", "black list", "set by hand",
-                                         "keep_batchnorm_fp32", "region", "pinned" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)reason);
+    return ampi_name_among("level list\0white list\0black list\0"
+                           "set by hand\0keep_batchnorm_fp32\0region\0pinned\0", (unsigned)reason);
 }
 
 typedef struct ampi_style_row {
@@ -10144,8 +10140,7 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 /* >>impl-train */
 
 AMP_DEF const char* amp_outcome_name(amp_outcome o) {
-    static const char* const names[] = { "applied", "accumulated", "skipped: overflow", "skipped: model" };
-    return ampi_name_among(names, sizeof names / sizeof *names, (unsigned)o);
+    return ampi_name_among("applied\0accumulated\0skipped: overflow\0skipped: model\0", (unsigned)o);
 }
 
 /* --- where things are --- */
