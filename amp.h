@@ -11929,8 +11929,7 @@ typedef struct ampi_checkpoint {
     uint64_t passes;
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;      /* in this block are also */
-    char (*names)[80];             /* the names of those that the caller does not name */
+    amp_file_tensor* tensors;      /* in this block are also the names of those that the caller does not name */
 } ampi_checkpoint;
 
 /* Lists a number of a group, or with -1 of none. What is frozen is optional; where the desc has no groups, so is all of
@@ -11990,53 +11989,43 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
-AMPI_FN amp_file_tensor* ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_dtype dtype,
-                                        void* data, size_t count) {
-    amp_file_tensor* t = &c->tensors[c->file.count];
-    char* full = c->names[c->file.count++];
-    snprintf(full, sizeof *c->names, "%s%s", name, suffix);
-    const amp_tensor tensor = { data, dtype, count, full };
-    t->tensor = tensor;
-    t->shape[0] = count;
-    t->rank = 1;
-    return t;
-}
-
 /* Lists weights, m and v of parameters (or weights alone), a model's running statistics, and the caller's tensors. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
-    static const char* const suffixes[] = { "", ".m", ".v" };
+    static const char* const suffixes[][3] = { { "", ".m", ".v" }, { ".running_mean", ".running_var", "" } };
     const amp_optimizer* o = c->optimizer;
     const amp_model* m = c->file.model;
-    const amp_file_tensor* more = c->file.tensors;
     const size_t more_count = (size_t)c->file.count;
     const uint64_t most = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
-    c->tensors = (amp_file_tensor*)ampi_file_alloc(&c->file, most * (sizeof *c->tensors + sizeof *c->names));
-    if (!c->tensors) return AMP_ERR_MEMORY;
-    memset(c->tensors, 0, (size_t)most * sizeof *c->tensors);
-    c->names = (char (*)[80])(void*)(c->tensors + most);
-    c->file.tensors = c->tensors;
-    c->file.count = 0;
-    for (int i = 0; i < o->count; i++) {
-        const amp_param* p = &o->params[i];
-        void* const data[] = { p->master ? (void*)p->master : p->low, p->m, p->v };
-        if (!ampi_is_free_name(p->name) || !p->name[0] || strlen(p->name) + 3 > sizeof *c->names)
-            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to %d bytes in UTF-8", i,
-                                 (int)sizeof *c->names - 3);
-        for (int k = 0; k < (weights_alone ? 1 : 3); k++) {
-            const amp_dtype dtype = k > 0 || p->master ? AMP_F32 : p->low_dtype;
-            amp_file_tensor* t = data[k] ? ampi_state_add(c, p->name, suffixes[k], dtype, data[k], p->count) : NULL;
-            if (m && t) ampi_param_shape(m, i, &t->rank, t->shape);
+    char (*names)[80];
+    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(&c->file, most * (sizeof *t + sizeof *names));
+    if (!t) return AMP_ERR_MEMORY;
+    memset(t, 0, (size_t)most * sizeof *t);
+    names = (char (*)[80])(void*)(t + most);
+    c->tensors = t;
+    for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
+        const amp_param* p = i < o->count ? &o->params[i] : NULL;
+        const ampi_node* n = p ? NULL : &m->nodes[i - o->count];
+        if (n && n->layer.op != AMP_OP_BATCH_NORM) continue;
+        const char* name = p ? p->name : n->layer.name;
+        const size_t count = p ? p->count : (size_t)n->layer.channels;
+        void* const data[] = { n ? n->running : p->master ? (void*)p->master : p->low, n ? n->running + count : p->m,
+                               n ? NULL : p->v };
+        if (!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names)      /* ".m" must fit */
+            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
+        for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
+            const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype : AMP_F32, count, *names };
+            if (!data[k]) continue;
+            snprintf(*names++, sizeof *names, "%s%s", name, suffixes[!p][k]);
+            t->tensor = tensor;
+            t->shape[0] = count;
+            t->rank = 1;
+            if (m && p) ampi_param_shape(m, i, &t->rank, t->shape);
+            t++;
         }
     }
-    for (int i = 0; m && i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
-        const size_t channels = (size_t)n->layer.channels;
-        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
-        ampi_state_add(c, n->layer.name, ".running_mean", AMP_F32, n->running, channels);
-        ampi_state_add(c, n->layer.name, ".running_var", AMP_F32, n->running + channels, channels);
-    }
-    if (more_count) memcpy(c->tensors + c->file.count, more, more_count * sizeof *more);
-    c->file.count += (int)more_count;
+    if (more_count) memcpy(t, c->file.tensors, more_count * sizeof *t);
+    c->file.count += (int)(t - c->tensors);
+    c->file.tensors = c->tensors;
     return AMP_OK;
 }
 
