@@ -8820,53 +8820,47 @@ AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, a
     return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
 
-AMPI_FN amp_result ampi_cpu_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
-                                          int count, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
+                                 const amp_exec* exec) {
     (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
-AMPI_FN void ampi_cpu_training_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
-
-AMPI_FN amp_result ampi_cpu_training_begin(amp_training* t, int window, const amp_exec* exec) {
+AMPI_FN void ampi_cpu_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
+AMPI_FN amp_result ampi_cpu_begin(amp_training* t, int window, const amp_exec* exec) {
     (void)exec;
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
     t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;
     t->position = NULL;
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_training_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
     (void)exec;
     while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_training_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
-                                           const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
+                                  const amp_exec* exec) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     (void)exec;
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
     flags[1] = t->scaler.state.unsound ? 1.0f : 0.0f;
     return r;
 }
-AMPI_FN amp_result ampi_cpu_training_agree(amp_training* t, const float* flags, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_agree(amp_training* t, const float* flags, const amp_exec* exec) {
     (void)exec;
     if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
-                                          const amp_exec* exec) {
-    amp_result r = amp_optimizer_step(&t->optimizer, &t->scaler, &t->last);
+AMPI_FN amp_result ampi_cpu_step(amp_training* t, void* now, const void* saved, size_t bytes, const amp_exec* exec) {
     (void)exec;
-    if (r != AMP_OK) return r;
+    AMPI_TRY(amp_optimizer_step(&t->optimizer, &t->scaler, &t->last));
     t->limit = amp_scaler_update(&t->scaler);
     if (!t->last.applied && bytes) memcpy(now, saved, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_training_read(amp_training* t, const amp_exec* exec) {
-    (void)t; (void)exec;
-    return AMP_OK;
-}
+AMPI_FN amp_result ampi_cpu_read(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; return AMP_OK; }
 /* Closes the window if it is open. */
-AMPI_FN void ampi_cpu_training_abandon(amp_training* t, const amp_exec* exec) {
+AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
     (void)exec;
     t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
     t->scaler.state.found_inf = t->scaler.state.unsound = 0;
@@ -8887,9 +8881,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         amp_add_forward, amp_concat_forward, amp_concat_backward,
         amp_softmax_cross_entropy_forward, amp_softmax_cross_entropy_backward,
         amp_mse_forward, amp_mse_backward, amp_bce_with_logits_forward, amp_bce_with_logits_backward,
-        ampi_cpu_training_open, ampi_cpu_training_close, ampi_cpu_training_begin, NULL /* training_pass */,
-        ampi_cpu_training_losses, ampi_cpu_training_check, ampi_cpu_training_agree, ampi_cpu_training_step,
-        ampi_cpu_training_read, ampi_cpu_training_abandon, NULL /* record */, NULL /* record_end */,
+        ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses, ampi_cpu_check,
+        ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon, NULL /* record */, NULL /* record_end */,
         NULL /* linear_relu_forward */, NULL /* conv2d_relu_forward */
     };
     return &cpu;
@@ -8901,49 +8894,72 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
-   backward pass 2*steps-1-i. */
-typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
+/* A stretch of the arena that is in use from time `first` to `last`. Node i in the order of execution runs forward at
+   time i, backward at time 2*nodes-1-i. */
+typedef struct ampi_lease {
+    size_t bytes, offset;
+    int first, last;
+    struct ampi_lease* next;      /* while planning */
+} ampi_lease;
 
 /* Of a node: its value, the gradient of it, and its contributions to the gradients of its inputs; one that is not the
    first there is formed apart and then added. */
 enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
 
-/* A node is a layer, or a cast that finalize has placed; its one value is known by the node's index. */
+/* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
-    amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
-    uint32_t tag;                 /* in its values, see ampi_node_tag */
-    int inputs[2], input_count;   /* nodes, as built */
-    int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
-    int leads;                    /* 1 = a GRAY operator may be LOW before it */
+    amp_layer layer;              /* what the user may see */
+    const ampi_op_row* row;       /* of its operator */
+    struct ampi_node *prev, *next;    /* in the order of execution: layers as built, a cast before its first reader */
+    int number, time;             /* of a layer, in the order of building, a cast has none; in that of execution */
+    uint32_t tag;                 /* in its value, see ampi_node_tag */
+    struct ampi_node *inputs[2], *reads[2];   /* as built; whose memory is really read: behind flatten, or a cast */
+    int input_count;
+    size_t features;              /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;    /* of the innermost region, and of amp_pin; 0 = none */
-    amp_dtype visible;            /* the type that rules of later layers see */
-    int order;                    /* position in the order of execution; */
-    int nth;                      /* and which node is at the position that is this node's number */
-    int users;                    /* how many reads[] name this node */
-    int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
-    int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
-    int grad_written;             /* while planning: a consumer has written its gradient */
-    amp_dtype wanted;             /* while planning: the type in which all consumers read it */
-    int blamed;                   /* the logger knows that inf or NaN began here */
     int weight, bias;             /* numbers of the parameters, or AMPI_NONE */
     int group, index;             /* optimizer group; running number of an input or a loss */
+    int blamed;                   /* the logger knows that inf or NaN began here */
+    /* what the operator needs */
     amp_init init;
     size_t fan_in, fan_out;
-    /* what the operator needs */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
-    float eps, momentum, p, loss_weight, smoothing;
-    int frozen;                   /* batch norm: statistics are constants */
+    amp_batch_norm_shape norm;    /* of a layer norm: eps */
+    float p, loss_weight, smoothing;
     float *running, *stats;       /* norms: running mean and variance, and those of the batch */
     amp_reading reading;          /* inputs; its constants lie in the backend's memory, and here on the host */
     float* constants;
-    int data_root, grad_root;     /* the nodes that own the memory of its value and of the gradient */
+    /* what finalize finds */
+    int leads;                    /* 1 = a GRAY operator may be LOW before it */
+    amp_dtype visible, wanted;    /* the types that rules of later layers see, and in which all readers read it */
+    int users;                    /* how many reads[] name this node */
+    int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
+    int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
+    int grad_written;             /* while planning: a reader has written its gradient */
+    struct ampi_node *data_root, *grad_root;    /* who owns the memory of its value, and of the gradient */
     ampi_lease leases[AMPI_LEASES];
+    void *data, *grad, *parts[2]; /* where the leases are; no part = its contribution is the first */
 } ampi_node;
 
+/* One run over the graph. */
+typedef struct ampi_pass {
+    const amp_batch* batch;
+    size_t rows;                  /* samples */
+    int training;
+    int accumulate;               /* add to the weight gradients */
+    float grad_factor;            /* 1 / (micro-batches * ranks) */
+    int looking;                  /* leave batch norm's running statistics alone */
+    int* correct;                 /* counts rows of logits with the largest at the label; NULL = nobody asks */
+    amp_layer_stats* observed;    /* statistics of each layer; NULL = nobody asks */
+} ampi_pass;
+
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
-typedef struct ampi_allocation { void* raw; char* base; size_t bytes; } ampi_allocation;
+typedef struct ampi_allocation {
+    void* raw;
+    char* base;
+    size_t bytes, at;             /* at: where what is placed next begins */
+} ampi_allocation;
 enum {
     AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
     AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,    /* statistics, targets and losses of a step */
@@ -8961,15 +8977,14 @@ struct amp_model {
     amp_logger op_logger;         /* keeps the sentence of an operator, then passes it on */
     char error[512];
     amp_result build_result;      /* the first mistake of the graph */
-    amp_logger draft_logger;      /* for what is asked about the draft, see ampi_draft_refused */
+    amp_logger draft_logger;      /* for mistakes of the draft, see ampi_draft_refused */
     amp_exec draft_exec;
     amp_dtype regions[AMP_MAX_REGIONS];
     int region_count;
     ampi_node draft;              /* of the layer that is being built */
-    ampi_node* nodes;
-    int node_count, node_capacity, layer_count;
-    int input_count, loss_count, param_count;
-    int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
+    ampi_node *first, *last;      /* in the order of execution */
+    int layer_count, input_count, loss_count, param_count, moments;
+    ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
@@ -8977,6 +8992,7 @@ struct amp_model {
     float* loss_values;           /* behind them are two flags: a gradient is not finite, and the loss is not */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
+    ampi_pass pass;
     int training_open;            /* the backend has opened it */
     int stale;                    /* steps were made since it was last read */
     int stepped;                  /* a step was made */
@@ -8987,6 +9003,9 @@ struct amp_model {
     char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
 };
 
+/* Calls function f of the model's backend. */
+#define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
+
 /* --- errors --- */
 
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
@@ -8995,59 +9014,67 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
-/* As AMPI_REFUSE_CALL, to the logger of model m. */
+/* As AMPI_REFUSE_CALL, to the logger of model m; and the same about the draft of a layer. */
 #define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
-#define AMPI_REFUSE_LAYER(condition, ...) do { if (condition) return ampi_build_fail(m, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_LAYER(condition, ...) \
+    do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
 
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
+AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
 /* Most calls need a model that is finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     if (!m) return AMP_ERR_ARGUMENT;
     return m->finalized ? AMP_OK : ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
 }
 
-AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
-/* Remembers the first mistake of the graph. Returns the value that is none; what is built on it is silently nothing. */
-#define ampi_build_fail(m, ...)                                                                                       \
-    ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
-     ampi_no_value())
+/* Remembers the first mistake of the graph. */
+#define ampi_build_fail(m, ...) \
+    ((void)((m)->build_result == AMP_OK && ((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) != AMP_OK))
 
-/* Log function of the operators that are asked for the output of a draft: their sentence is a mistake of the layer. */
+/* Log function for the draft: what is wrong with it is a mistake of the graph. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
-    ampi_build_fail(m, code, "layer %d after '%s': %s", m->node_count, m->draft.layer.name, sentence);
+    const ampi_node* n = &m->draft;
+    if (n->input_count == 0) ampi_build_fail(m, code, "%s: %s", n->row->name, sentence);
+    else ampi_build_fail(m, code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on" : "after",
+                         n->layer.name, sentence);
 }
+
+/* What is returned for a layer with a mistake. What is built on it is silently nothing. */
+AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 
 /* --- memory --- */
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
-/* Zeroed memory, aligned to a cache line; of no bytes, nothing. */
-AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes) {
+/* The bytes that a block was counted to need, zeroed and aligned to a cache line; of no bytes, nothing. */
+AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     const int on_host = which >= AMPI_BLOCK_HOST;
     ampi_allocation* b = &m->blocks[which];
     size_t room;
-    if (bytes == 0) return AMP_OK;
-    AMPI_REFUSE(!ampi_add_size(bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit "
-                "memory", (ampi_ull)bytes);
+    b->bytes = b->at;
+    b->at = 0;
+    if (b->bytes == 0) return AMP_OK;
+    AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not "
+                "fit memory", (ampi_ull)b->bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
-    b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
-    return on_host ? ampi_cpu_zero(b->base, bytes, NULL) : m->backend->zero(b->base, bytes, &m->exec);
+    return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(m, zero, b->base, b->bytes);
 }
 
-/* The next `bytes` of a block, which begin at at[which]; NULL as long as sizes are only counted. A sum that does not
-   fit stays at SIZE_MAX, which no allocation can give. */
-AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes, size_t* at) {
-    void* p = m->blocks[which].base ? m->blocks[which].base + at[which] : NULL;
-    if (!ampi_add_size(at[which], ampi_align(bytes), &at[which])) at[which] = SIZE_MAX;
+/* The next `bytes` of a block; NULL as long as sizes are only counted. A sum that does not fit stays at SIZE_MAX, which
+   no allocation can give. */
+AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
+    ampi_allocation* b = &m->blocks[which];
+    void* p = b->base ? b->base + b->at : NULL;
+    if (!ampi_add_size(b->at, ampi_align(bytes), &b->at)) b->at = SIZE_MAX;
     return p;
 }
-
-/* A field that is 0 stands for another value. */
-AMPI_FN int ampi_or(int field, int value) { return field ? field : value; }
+AMPI_FN float* ampi_floats_take(amp_model* m, int which, size_t count) {
+    return (float*)ampi_block_take(m, which, count * sizeof(float));
+}
 
 /* --- life --- */
 
@@ -9063,6 +9090,7 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
 
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
+    const amp_comm* c = d->comm;
     const int groups = d->optimizer.group_count;
     AMPI_REFUSE(d->batch < 1, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, "
@@ -9075,8 +9103,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
                 "AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
     AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC, "model: backend lacks its name, or a function that "
                 "the CPU's has");
-    AMPI_REFUSE(d->comm && (!d->comm->all_reduce_sum || d->comm->rank < 0 || d->comm->rank >= d->comm->size),
-                AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    AMPI_REFUSE(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size), AMP_ERR_DESC,
+                "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
     AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups), AMP_ERR_DESC,
                 "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups, AMP_MAX_GROUPS);
     return AMP_OK;
@@ -9086,24 +9114,21 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
-    if (!out || !desc)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
-    if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
-        return ampi_fail(logger, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
+    AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
+    AMPI_REFUSE_CALL(!desc->allocator.alloc != !desc->allocator.free, AMP_ERR_DESC,
+                     "model: allocator needs both alloc and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
-    if (!m) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_model_create: out of memory");
+    AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     memset(m, 0, sizeof *m);
     amp_model_desc* d = &m->desc;
     *d = *desc;
     m->backend = desc->backend ? desc->backend : amp_cpu_backend();
     m->op_logger.log = ampi_model_remember;
-    m->op_logger.user_data = m;
-    m->exec.logger = &m->op_logger;
-    m->exec.sums = desc->sums;
     m->draft_logger.log = ampi_draft_refused;
-    m->draft_logger.user_data = m;
+    m->op_logger.user_data = m->draft_logger.user_data = m;
+    m->exec.logger = d->precision.logger = d->optimizer.logger = &m->op_logger;
+    m->exec.sums = desc->sums;
     m->draft_exec.logger = &m->draft_logger;
-    d->precision.logger = &m->op_logger;
     amp_result r = ampi_model_check_desc(m);
     if (desc->policy) m->policy = *desc->policy;
     if (r == AMP_OK) r = desc->policy ? ampi_policy_check(&m->policy, &m->op_logger)
@@ -9116,29 +9141,38 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     if (d->scaler) d->scaler = &m->scaler_desc;
     for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
-    d->accumulate = ampi_or(d->accumulate, 1);
+    if (d->accumulate == 0) d->accumulate = 1;
     *out = m;
     return AMP_OK;
 }
 
 /* Takes the model back to the graph as it was built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
-    if (m->training_open) m->backend->training_close(&m->training, &m->exec);
+    if (m->training_open) ampi_run(m, training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (i >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, m->blocks[i].raw);
         else if (m->blocks[i].raw) m->backend->free(m->blocks[i].raw, &m->desc.allocator);
     memset(m->blocks, 0, sizeof m->blocks);
     m->training_open = 0;
-    m->node_count = m->layer_count;
+    for (ampi_node *n = m->first, *next; n; n = next) {
+        next = n->next;
+        if (n->layer.op != AMPI_OP_CAST) continue;
+        n->prev->next = next;
+        next->prev = n->prev;
+        ampi_free(&m->desc.allocator, n);
+    }
 }
 
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
     ampi_unfinalize(m);
     const amp_allocator allocator = m->desc.allocator;
-    for (int i = 0; i < m->input_count; i++) ampi_free(&allocator, m->nodes[m->inputs[i]].constants);
+    for (ampi_node *n = m->first, *next; n; n = next) {
+        next = n->next;
+        ampi_free(&allocator, n->constants);
+        ampi_free(&allocator, n);
+    }
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
-    ampi_free(&allocator, m->nodes);
     ampi_free(&allocator, m);
 }
 
@@ -9146,22 +9180,28 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* A value is the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
    from. So a value of another model shows, unless all that leads to it is the same there. */
-#define AMPI_MAX_LAYERS 1048575
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
     for (size_t i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
     return h;
 }
-AMPI_FN uint32_t ampi_node_tag(const amp_model* m, const ampi_node* n) {
+AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
                           (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
-    for (int i = 0; i < n->input_count; i++) words[4 + i] = m->nodes[n->inputs[i]].tag;
+    for (int i = 0; i < n->input_count; i++) words[4 + i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
 }
 
-/* The number of a value's node; a value that is not of this model has none. */
-AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
-    return v.id >= 1 && v.id <= m->layer_count && m->nodes[v.id - 1].tag == v.tag ? v.id - 1 : AMPI_NONE;
+/* Layer i; NULL if there is none. */
+AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
+    ampi_node* n = i < 0 ? NULL : m->first;
+    while (n && n->number != i) n = n->next;
+    return n;
+}
+/* The node of a value; a value that is not of this model has none. */
+AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
+    ampi_node* n = v.id < 1 ? NULL : ampi_nth(m, v.id - 1);
+    return n && n->tag == v.tag ? n : NULL;
 }
 
 /* After a mistake nothing more is built, and nothing after finalize. */
@@ -9174,51 +9214,56 @@ AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
 /* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
-    const int i = ampi_index_of(m, v);
-    if (i != AMPI_NONE) return &m->nodes[i];
-    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
-    return NULL;
+    ampi_node* n = ampi_find(m, v);
+    if (!n) ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
+    return n;
 }
 
-/* The draft of a node of shape c,h,w. */
-AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, int c, int h, int w) {
-    ampi_node* n = &m->draft;
-    memset(n, 0, sizeof *n);
-    n->layer.op = op;
+AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
+AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
+AMPI_FN int ampi_is_flatten(const ampi_node* n) { return n->layer.op == AMP_OP_FLATTEN; }
+
+AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
     n->layer.channels = c;
     n->layer.height = h;
     n->layer.width = w;
-    n->weight = n->bias = AMPI_NONE;
-    return n;
 }
-/* The draft of a layer on x: as yet it has x's shape and, for messages, x's name. NULL if the graph has a mistake. */
-AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x) {
-    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    if (!in) return NULL;
-    ampi_node* n = ampi_draft(m, op, in->layer.channels, in->layer.height, in->layer.width);
+/* The draft of a node on `in`, which may be NULL: as yet it has the shape and, for messages, the name of it. */
+AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
+    ampi_node* n = &m->draft;
+    memset(n, 0, sizeof *n);
+    n->row = ampi_op(op);
+    n->layer.op = op;
+    n->weight = n->bias = n->number = AMPI_NONE;
+    if (!in) return n;
+    ampi_set_shape(n, in->layer.channels, in->layer.height, in->layer.width);
+    n->features = in->features;
     memcpy(n->layer.name, in->layer.name, sizeof n->layer.name);
-    n->inputs[n->input_count++] = (int)(in - m->nodes);
+    n->inputs[n->input_count++] = in;
     return n;
 }
-
-/* Appends the draft as a node. Pointers to nodes are void afterwards. */
-AMPI_FN amp_result ampi_node_add(amp_model* m) {
-    if (m->node_count == m->node_capacity) {
-        const int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
-        ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
-        AMPI_REFUSE(!grown, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
-        if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
-        ampi_free(&m->desc.allocator, m->nodes);
-        m->nodes = grown;
-        m->node_capacity = capacity;
-    }
-    m->nodes[m->node_count++] = m->draft;
-    return AMP_OK;
+/* The draft of a layer on x. NULL if the graph has a mistake, which a desc that is NULL is. */
+AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const void* desc) {
+    ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    if (!in) return NULL;
+    ampi_node* n = ampi_draft(m, op, in);
+    if (desc) return n;
+    ampi_fail(&m->draft_logger, AMP_ERR_DESC, "the desc is NULL");
+    return NULL;
+}
+/* A setting of the draft must lie in [0, most]. */
+AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
+    if (!ampi_in_range(x, 0.0f, most))
+        ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)" : "%s %g must be finite and "
+                  "not negative", what, (double)*x);
 }
 
-/* Elements of a node's output per sample; building has made sure that the product fits. */
-AMPI_FN size_t ampi_features(const ampi_node* n) {
-    return (size_t)n->layer.channels * (size_t)n->layer.height * (size_t)n->layer.width;
+/* The draft as a node of its own; NULL if there is no memory. */
+AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
+    ampi_node* n = (ampi_node*)ampi_alloc(&m->desc.allocator, sizeof *n);
+    if (n) *n = m->draft;
+    else ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory for a layer");
+    return n;
 }
 
 /* c*h*w elements of batch samples must be countable, with room for 8 bytes each. */
@@ -9233,31 +9278,33 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
     amp_layer* l = &n->layer;
-    const char* what = amp_op_name(l->op);
     int same = 1;
-    for (int i = 0; i < n->input_count; i++)
-        AMPI_REFUSE_LAYER(ampi_op_is_loss(m->nodes[n->inputs[i]].layer.op), AMP_ERR_SHAPE,
-                          "%s on a loss: nothing can be built on it", what);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE, "%s after '%s': its output "
-                      "%dx%dx%d is too large", what, l->name, l->channels, l->height, l->width);
-    AMPI_REFUSE_LAYER(m->node_count == AMPI_MAX_LAYERS, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", what,
-                      AMPI_MAX_LAYERS);
-    if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
-    n->tag = ampi_node_tag(m, n);
-    for (int i = 0; i < m->layer_count; i++) same += m->nodes[i].layer.op == l->op;
-    snprintf(l->name, sizeof l->name, "%.21s%d", what, same);
-    m->build_result = ampi_node_add(m);
     if (m->build_result != AMP_OK) return ampi_no_value();
-    const amp_value v = { m->node_count, n->tag };
-    m->layer_count = m->node_count;
+    for (int i = 0; i < n->input_count; i++)
+        AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE, "nothing can be built on a loss");
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE,
+                      "its output %dx%dx%d is too large", l->channels, l->height, l->width);
+    if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
+    n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
+    n->tag = ampi_node_tag(n);
+    for (const ampi_node* o = m->first; o; o = o->next) same += o->layer.op == l->op;
+    snprintf(l->name, sizeof l->name, "%.21s%d", n->row->name, same);
+    n->number = m->layer_count;
+    n->prev = m->last;
+    n = ampi_node_new(m);
+    if (!n) m->build_result = AMP_ERR_MEMORY;
+    if (!n) return ampi_no_value();
+    *(m->last ? &m->last->next : &m->first) = n;
+    m->last = n;
+    const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
 
 /* The same for a layer with weights and, if wanted, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
-    AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC,
-                      "%s after '%s': init %d does not exist", amp_op_name(n->layer.op), n->layer.name, (int)init);
+    AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
+                      (int)init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
     n->init = init;
@@ -9268,33 +9315,32 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
 
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     if (!ampi_can_build(m, "input")) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "input: the desc is NULL");
-    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE, "input: a model has at most %d inputs",
-                      AMP_MAX_INPUTS);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "input: %d x %d x %d for "
-                      "a batch of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
-    AMPI_REFUSE_LAYER(!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC, "input: scale %g must be finite "
-                      "and not negative", (double)d->scale);
+    ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
+    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "the desc is NULL");
+    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE, "a model has at most %d inputs", AMP_MAX_INPUTS);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "%d x %d x %d for a batch "
+                      "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
+    ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     for (int c = 0; c < d->channels; c++)
         AMPI_REFUSE_LAYER((d->mean && !amp_is_finite(&d->mean[c], AMP_F32)) || (d->std && (d->std[c] == 0.0f
                           || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC,
-                          "input: mean and std of channel %d must be finite, and std above 0", c);
+                          "mean and std of channel %d must be finite, and std above 0", c);
     const size_t count = (size_t)d->channels;
-    ampi_node* n = ampi_draft(m, AMP_OP_INPUT, d->channels, d->height, d->width);
+    ampi_set_shape(n, d->channels, d->height, d->width);
     n->reading.channels = count;
     n->reading.pixels = (size_t)d->height * (size_t)d->width;
     n->reading.scale = d->scale;
     n->index = m->input_count;
     if (d->mean || d->std) {
         n->constants = (float*)ampi_alloc(&m->desc.allocator, count * 2 * sizeof(float));
-        AMPI_REFUSE_LAYER(!n->constants, AMP_ERR_MEMORY, "input: out of memory");
+        AMPI_REFUSE_LAYER(!n->constants, AMP_ERR_MEMORY, "out of memory");
         for (size_t c = 0; c < count; c++) {
             n->constants[c] = d->mean ? d->mean[c] : 0.0f;
             n->constants[count + c] = d->std ? d->std[c] : 1.0f;
         }
     }
     const amp_value v = ampi_layer_add(m);
-    if (v.id) m->inputs[m->input_count++] = v.id - 1;
+    if (v.id) m->inputs[m->input_count++] = m->last;
     else ampi_free(&m->desc.allocator, n->constants);
     return v;
 }
@@ -9305,7 +9351,7 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
 
 /* An operator whose output has its input's shape. */
 AMPI_FN amp_value ampi_unary(amp_model* m, amp_op op, amp_value x) {
-    return ampi_draft_on(m, op, x) ? ampi_layer_add(m) : ampi_no_value();
+    return ampi_draft_on(m, op, x, m) ? ampi_layer_add(m) : ampi_no_value();
 }
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_RELU, x); }
 AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_GELU, x); }
@@ -9314,50 +9360,45 @@ AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_unary(m, 
 AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_SOFTMAX, x); }
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_DROPOUT, x);
+    ampi_node* n = ampi_draft_on(m, AMP_OP_DROPOUT, x, m);
     if (!n) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "dropout: the probability is %g, it must "
-                      "be in [0,1)", (double)p);
+    ampi_draft_range(m, "probability", &p, AMPI_BELOW_ONE);
     n->p = p;
     return ampi_layer_add(m);
 }
 
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_FLATTEN, x);
+    ampi_node* n = ampi_draft_on(m, AMP_OP_FLATTEN, x, m);
     if (!n) return ampi_no_value();
-    n->layer.channels = (int)ampi_features(n);
-    n->layer.height = n->layer.width = 1;
+    ampi_set_shape(n, (int)n->features, 1, 1);
     return ampi_layer_add(m);
 }
 
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_LINEAR, x);
+    ampi_node* n = ampi_draft_on(m, AMP_OP_LINEAR, x, d);
     if (!n) return ampi_no_value();
-    const size_t fan_in = ampi_features(n);
-    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "linear after '%s': the desc is NULL", n->layer.name);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || fan_in > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
-                      "linear after '%s': %d outputs from %llu inputs is not a size that can be had", n->layer.name,
-                      d->out, (ampi_ull)fan_in);
-    n->layer.channels = d->out;
-    n->layer.height = n->layer.width = 1;
-    return ampi_layer_add_params(m, d->no_bias, d->init, fan_in, (size_t)d->out);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
+                      "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
+    ampi_set_shape(n, d->out, 1, 1);
+    return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out);
 }
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
     const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
     return amp_linear_with(m, x, &d);
 }
 
+/* The first field that is not 0, or the value that 0 stands for. */
+AMPI_FN int ampi_or(int field, int general, int value) { return field ? field : general ? general : value; }
+
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x);
+    ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x, d);
     if (!n) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", n->layer.name);
     const amp_conv2d_shape s = {
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
-        ampi_or(d->kernel_h, d->kernel), ampi_or(d->kernel_w, d->kernel),
-        ampi_or(d->stride_h, ampi_or(d->stride, 1)), ampi_or(d->stride_w, ampi_or(d->stride, 1)),
-        ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding),
-        ampi_or(d->dilation_h, ampi_or(d->dilation, 1)), ampi_or(d->dilation_w, ampi_or(d->dilation, 1)),
-        ampi_or(d->groups, 1)
+        ampi_or(d->kernel_h, d->kernel, 0), ampi_or(d->kernel_w, d->kernel, 0),
+        ampi_or(d->stride_h, d->stride, 1), ampi_or(d->stride_w, d->stride, 1),
+        ampi_or(d->padding_h, d->padding, 0), ampi_or(d->padding_w, d->padding, 0),
+        ampi_or(d->dilation_h, d->dilation, 1), ampi_or(d->dilation_w, d->dilation, 1), ampi_or(d->groups, 1, 0)
     };
     if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
     n->conv = s;
@@ -9368,14 +9409,13 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    ampi_node* n = ampi_draft_on(m, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x);
+    ampi_node* n = ampi_draft_on(m, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, d);
     if (!n) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", n->layer.name);
-    const int kernel_h = ampi_or(d->kernel_h, d->kernel), kernel_w = ampi_or(d->kernel_w, d->kernel);
+    const int kernel_h = ampi_or(d->kernel_h, d->kernel, 0), kernel_w = ampi_or(d->kernel_w, d->kernel, 0);
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel_h, kernel_w,
-        ampi_or(d->stride_h, ampi_or(d->stride, kernel_h)), ampi_or(d->stride_w, ampi_or(d->stride, kernel_w)),
-        ampi_or(d->padding_h, d->padding), ampi_or(d->padding_w, d->padding), d->exclude_pad
+        ampi_or(d->stride_h, d->stride, kernel_h), ampi_or(d->stride_w, d->stride, kernel_w),
+        ampi_or(d->padding_h, d->padding, 0), ampi_or(d->padding_w, d->padding, 0), d->exclude_pad
     };
     n->pool = s;
     const amp_result r = amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
@@ -9399,16 +9439,14 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
 
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
-    ampi_node* n = ampi_draft_on(m, op, x);
+    ampi_node* n = ampi_draft_on(m, op, x, d);
     if (!n) return ampi_no_value();
-    AMPI_REFUSE_LAYER(!ampi_in_range(&d->eps, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s after '%s': eps %g must lie in "
-                      "[0,1)", amp_op_name(op), n->layer.name, (double)d->eps);
+    const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels, n->layer.height * n->layer.width, d->eps,
+                                     d->momentum, d->frozen != 0 };
+    ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-                      "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO", amp_op_name(op), n->layer.name,
-                      (double)d->momentum);
-    n->eps = d->eps;
-    n->momentum = d->momentum;
-    n->frozen = d->frozen != 0;
+                      "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
+    n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
@@ -9420,17 +9458,15 @@ AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc*
 
 /* Two inputs of equal height and width, whose channels are equal or follow each other. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
-    ampi_node* n = ampi_draft_on(m, op, x);
-    const ampi_node* second = ampi_node_of(m, y, amp_op_name(op));
+    ampi_node *n = ampi_draft_on(m, op, x, m), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
-    amp_layer *a = &n->layer;
-    const amp_layer *b = &second->layer;
+    amp_layer *a = &n->layer, *b = &second->layer;
     const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff - b->channels;
     AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
-                      "%s: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", amp_op_name(op), a->name, a->channels, a->height,
-                      a->width, b->name, b->channels, b->height, b->width);
+                      "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
+                      b->height, b->width, b->name);
     if (op == AMP_OP_CONCAT) a->channels += b->channels;
-    n->inputs[n->input_count++] = (int)(second - m->nodes);
+    n->inputs[n->input_count++] = second;
     return ampi_layer_add(m);
 }
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_ADD, a, b); }
@@ -9439,27 +9475,22 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) { return am
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
     const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    const char* what = amp_op_name(op);
-    ampi_node* n = ampi_draft_on(m, op, x);
+    ampi_node* n = ampi_draft_on(m, op, x, d);
     if (!n) return ampi_no_value();
-    amp_layer* l = &n->layer;
-    AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "%s: a model has at most %d losses", what,
-                      AMP_MAX_LOSSES);
-    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE,
-                      "%s on '%s': %dx%dx%d has more than one pixel per label; amp_flatten makes each element a class",
-                      what, l->name, l->channels, l->height, l->width);
-    AMPI_REFUSE_LAYER(!ampi_in_range(&d->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC, "%s on '%s': smoothing %g "
-                      "must lie in [0,1)", what, l->name, (double)d->smoothing);
-    AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "%s on '%s': smoothing %g is for "
-                      "softmax_cross_entropy only", what, l->name, (double)d->smoothing);
-    AMPI_REFUSE_LAYER(!ampi_in_range(&d->weight, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC, "%s on '%s': weight %g must be "
-                      "finite and not negative", what, l->name, (double)d->weight);
-    l->channels = l->height = l->width = 1;
+    const amp_layer* l = &n->layer;
+    AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "a model has at most %d losses", AMP_MAX_LOSSES);
+    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE, "%dx%dx%d has more than one pixel "
+                      "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
+    ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
+    AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "smoothing %g is for softmax_cross_entropy "
+                      "only", (double)d->smoothing);
+    ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
+    ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
     n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
     n->smoothing = d->smoothing;
     const amp_value v = ampi_layer_add(m);
-    if (v.id) m->losses[m->loss_count++] = v.id - 1;
+    if (v.id) m->losses[m->loss_count++] = m->last;
     return v;
 }
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
@@ -9474,7 +9505,7 @@ AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_
 
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
-    if (dtype != AMP_DTYPE_DEFAULT && !ampi_is_compute_dtype(dtype))
+    if (!ampi_is_compute_dtype(dtype))
         ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
     else if (m->region_count == AMP_MAX_REGIONS)
         ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
@@ -9492,33 +9523,37 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     if (!n) return;
     if (dtype == AMP_DTYPE_DEFAULT || !ampi_is_compute_dtype(dtype))
         ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
-    else if (ampi_op_is_data(n->layer.op))
-        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name,
-                        amp_op_name(n->layer.op));
-    else if (ampi_op_is_loss(n->layer.op) && dtype != AMP_F32)
+    else if (n->row->kind == AMPI_KIND_DATA)
+        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
+    else if (ampi_is_loss(n) && dtype != AMP_F32)
         ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
     else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
+/* Another layer of this name; NULL if there is none. */
+AMPI_FN const ampi_node* ampi_namesake(const amp_model* m, const ampi_node* n, const char* name) {
+    const ampi_node* o = m->first;
+    while (o && (o == n || strcmp(o->layer.name, name) != 0)) o = o->next;
+    return o;
+}
+
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
-    int taken = 0;
     if (!n) return;
-    for (int i = 0; name && i < m->node_count; i++)
-        if (&m->nodes[i] != n && strcmp(m->nodes[i].layer.name, name) == 0) taken = 1;
     if (!name || !*name || strlen(name) >= sizeof n->layer.name)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
                         (int)sizeof n->layer.name - 1);
     else if (!ampi_is_utf8(name))
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
-    else if (taken) ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
+    else if (ampi_namesake(m, n, name))
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
     else strcpy(n->layer.name, name);
 }
 
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
     if (!n) return;
-    const int groups = ampi_or(m->desc.optimizer.group_count, 1);
+    const int groups = ampi_or(m->desc.optimizer.group_count, 1, 0);
     if (group < 0 || group >= groups)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
     else n->group = group;
@@ -9527,9 +9562,9 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 /* --- finalize, 1: which type each layer computes in, and each value is kept in --- */
 
 /* Behind flatten: the node whose memory it is. */
-AMPI_FN int ampi_source(const amp_model* m, int node) {
-    while (m->nodes[node].layer.op == AMP_OP_FLATTEN) node = m->nodes[node].inputs[0];
-    return node;
+AMPI_FN ampi_node* ampi_source(ampi_node* n) {
+    while (ampi_is_flatten(n)) n = n->inputs[0];
+    return n;
 }
 
 /* Pin, then region, then the policy's rule. A loss is not moved by a region. */
@@ -9540,7 +9575,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->reason = m->policy.reasons[l->op];
     l->compute_dtype = m->policy.low_dtype;
     if (forced != AMP_DTYPE_DEFAULT) l->reason = AMP_REASON_PIN;
-    else if (n->region_dtype != AMP_DTYPE_DEFAULT && !ampi_op_is_data(l->op) && !ampi_op_is_loss(l->op)) {
+    else if (n->region_dtype != AMP_DTYPE_DEFAULT && n->row->kind != AMPI_KIND_DATA && !ampi_is_loss(n)) {
         forced = n->region_dtype;
         l->reason = AMP_REASON_REGION;
     }
@@ -9551,208 +9586,174 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
 
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    for (int i = 0; i < m->layer_count; i++) m->nodes[i].leads = AMPI_NONE;             /* an end, so far */
-    for (int i = m->layer_count - 1; i >= 0; i--) {
-        ampi_node* n = &m->nodes[i];
+    for (ampi_node* n = m->first; n; n = n->next) n->leads = AMPI_NONE;                 /* an end, so far */
+    for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
         for (int j = 0; j < n->input_count; j++)
-            if (n->leads || m->nodes[n->inputs[j]].leads == AMPI_NONE) m->nodes[n->inputs[j]].leads = n->leads;
+            if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
     }
 }
 
 AMPI_FN void ampi_resolve_types(amp_model* m) {
-    for (int i = 0; i < m->layer_count; i++) ampi_resolve_rule(m, &m->nodes[i]);
+    for (ampi_node* n = m->first; n; n = n->next) ampi_resolve_rule(m, n);
     ampi_resolve_leads(m);
-    for (int i = 0; i < m->layer_count; i++) {
-        ampi_node* n = &m->nodes[i];
-        const amp_dtype first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
-        const amp_dtype second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
-        if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
-        else if (n->layer.rule == AMP_RULE_PROMOTE) n->layer.compute_dtype = first == second ? first : AMP_F32;
-        else if (n->layer.rule == AMP_RULE_FP32
-                 || (n->layer.rule == AMP_RULE_GRAY && !(n->leads && (first != AMP_F32 || second != AMP_F32))))
-            n->layer.compute_dtype = AMP_F32;
-        n->visible = n->layer.compute_dtype;
-        if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;
+    for (ampi_node* n = m->first; n; n = n->next) {
+        const amp_rule rule = n->layer.rule;
+        amp_dtype* t = &n->layer.compute_dtype;
+        const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
+        const amp_dtype second = n->inputs[1] ? n->inputs[1]->visible : first;
+        const int all_f32 = first == AMP_F32 && second == AMP_F32;
+        if (rule == AMP_RULE_FOLLOW) *t = first;
+        else if (rule == AMP_RULE_PROMOTE) *t = first == second ? first : AMP_F32;
+        else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY && (!n->leads || all_f32))) *t = AMP_F32;
+        n->visible = rule == AMP_RULE_LOW && m->policy.cast_back ? AMP_F32 : *t;
+        n->wanted = AMP_DTYPE_DEFAULT;
     }
 }
 
-/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those of an FP32
+/* A value that every reader wants in the same 16-bit type is written in it at once: the bits are those of an FP32
    result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    for (int i = 0; i < m->layer_count; i++) m->nodes[i].wanted = AMP_DTYPE_DEFAULT;
-    for (int i = 0; i < m->layer_count; i++) {
-        const ampi_node* user = &m->nodes[i];
-        for (int j = 0; j < user->input_count && user->layer.op != AMP_OP_FLATTEN; j++) {
-            ampi_node* n = &m->nodes[ampi_source(m, user->inputs[j])];
+    for (const ampi_node* user = m->first; user; user = user->next)
+        for (int j = 0; j < user->input_count && !ampi_is_flatten(user); j++) {
+            ampi_node* n = ampi_source(user->inputs[j]);
             const int agree = n->wanted == AMP_DTYPE_DEFAULT || n->wanted == user->layer.compute_dtype;
             n->wanted = agree ? user->layer.compute_dtype : AMP_F32;
         }
-    }
-    for (int i = 0; i < m->layer_count; i++) {
-        ampi_node* n = &m->nodes[i];
+    for (ampi_node* n = m->first; n; n = n->next) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
-        if (n->layer.op == AMP_OP_FLATTEN) *t = m->nodes[ampi_source(m, i)].layer.storage_dtype;
+        if (ampi_is_flatten(n)) *t = n->inputs[0]->layer.storage_dtype;
         else if (*t == AMP_F32 && n->wanted != AMP_DTYPE_DEFAULT) *t = n->wanted;
     }
 }
 
-/* The node that runs as the i-th. */
-AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) { return &m->nodes[m->nodes[i].nth]; }
-
-/* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
-AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
-    const amp_layer* from = &m->nodes[source].layer;
-    for (int i = m->layer_count; i < m->node_count; i++)
-        if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
-    ampi_node* cast = ampi_draft(m, AMPI_OP_CAST, from->channels, from->height, from->width);
-    cast->inputs[cast->input_count++] = cast->reads[0] = source;
+/* The cast of `source` to dtype: the one that exists, or a new node before `user`. NULL if there is no memory. */
+AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
+    for (ampi_node* n = source; n != user; n = n->next)
+        if (n->layer.op == AMPI_OP_CAST && n->reads[0] == source && n->layer.storage_dtype == dtype) return n;
+    ampi_node* cast = ampi_draft(m, AMPI_OP_CAST, source);
+    cast->reads[0] = source;
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
-    strcpy(cast->layer.name, "cast");
-    if (ampi_node_add(m) != AMP_OK) return AMPI_NONE;
-    m->nodes[(*placed)++].nth = m->node_count - 1;
-    return m->node_count - 1;
+    cast->needs_grad = source->needs_grad;
+    cast->prev = user->prev;
+    cast->next = user;
+    cast = ampi_node_new(m);
+    if (!cast) return NULL;
+    user->prev = cast->prev->next = cast->data_root = cast->grad_root = cast;
+    user->layer.casts++;
+    source->users++;
+    return cast;
 }
 
-/* Order of execution: each layer, with the casts it is the first to need before it. */
+/* Finds whose memory each node reads, with casts before the first node that needs them, and what has parameters behind
+   it. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
-    int placed = 0;
-    for (int i = 0; i < m->layer_count; i++) {
-        const amp_dtype wanted = m->nodes[i].layer.compute_dtype;
-        const int casts_before = m->node_count;
-        for (int j = 0; j < m->nodes[i].input_count; j++) {
-            int source = ampi_source(m, m->nodes[i].inputs[j]);
-            if (m->nodes[i].layer.op != AMP_OP_FLATTEN && wanted != AMP_F32
-                && wanted != m->nodes[source].layer.storage_dtype)
-                source = ampi_cast_of(m, source, wanted, &placed);
-            if (source == AMPI_NONE) return AMP_ERR_MEMORY;
-            m->nodes[i].reads[j] = source;
-        }
-        m->nodes[i].layer.casts = m->node_count - casts_before;
-        m->nodes[placed++].nth = i;
-    }
-    for (int i = 0; i < m->node_count; i++) ampi_nth(m, i)->order = i;
-    return AMP_OK;
-}
-
-/* --- finalize, 2: who needs a gradient --- */
-
-AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
-    for (int i = 0; i < m->node_count; i++) m->nodes[i].users = m->nodes[i].on_loss_path = 0;
-    for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = ampi_nth(m, i);
+    for (ampi_node* n = m->first; n; n = n->next) {
+        const amp_dtype wanted = n->layer.compute_dtype;
+        n->data_root = n->grad_root = n;
         n->needs_grad = n->weight != AMPI_NONE;
+        n->users = n->on_loss_path = n->layer.casts = 0;
         for (int j = 0; j < n->input_count; j++) {
-            if (n->layer.op != AMP_OP_FLATTEN) m->nodes[n->reads[j]].users++;
-            if (m->nodes[n->reads[j]].needs_grad) n->needs_grad = 1;
+            ampi_node* source = ampi_source(n->inputs[j]);
+            if (!ampi_is_flatten(n) && wanted != AMP_F32 && wanted != source->layer.storage_dtype)
+                source = ampi_cast_of(m, source, wanted, n);
+            if (!source) return AMP_ERR_MEMORY;
+            n->reads[j] = source;
+            n->needs_grad |= source->needs_grad;
+            source->users += !ampi_is_flatten(n);
         }
     }
-    for (int i = m->node_count - 1; i >= 0; i--) {
-        ampi_node* n = ampi_nth(m, i);
-        if (ampi_op_is_loss(n->layer.op)) n->on_loss_path = 1;
-        for (int j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
-    }
-    for (int i = 0; i < m->layer_count && m->loss_count > 0; i++)
-        AMPI_REFUSE(m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path, AMP_ERR_SHAPE,
-                    "layer %d '%s' has weights, but no loss depends on it", i, m->nodes[i].layer.name);
     return AMP_OK;
 }
 
-/* --- finalize, 3: memory of values --- */
+/* --- finalize, 2: memory of values --- */
 
 /* May n have the memory of its input, which no other node reads: for the gradient, or even for the output? */
-AMPI_FN int ampi_can_share(const amp_model* m, const ampi_node* n, int what) {
-    const ampi_node* in = &m->nodes[n->reads[0]];
-    if (ampi_op(n->layer.op)->shares < what || in->users != 1) return 0;
-    if (in->layer.storage_dtype != n->layer.storage_dtype) return 0;
-    return what == AMPI_SHARES_GRAD
-           || (in->layer.op != AMP_OP_INPUT && ampi_op(in->layer.op)->reads != AMPI_READS_OUTPUT);
+AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
+    const ampi_node* in = n->reads[0];
+    if (n->row->shares < what || in->users != 1 || in->layer.storage_dtype != n->layer.storage_dtype) return 0;
+    return what == AMPI_SHARES_GRAD || (in->layer.op != AMP_OP_INPUT && in->row->reads != AMPI_READS_OUTPUT);
 }
 
-AMPI_FN void ampi_share_memory(amp_model* m) {
-    for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = ampi_nth(m, i);
-        n->layer.in_place = ampi_can_share(m, n, AMPI_SHARES_BOTH);
-        n->data_root = n->grad_root = (int)(n - m->nodes);
-        if (n->layer.in_place || n->layer.op == AMP_OP_FLATTEN) n->data_root = m->nodes[n->reads[0]].data_root;
+/* Finds what leads to a loss, who shares memory, and the times of execution. */
+AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
+    int time = 0;
+    for (ampi_node* n = m->last; n; n = n->prev) {
+        n->on_loss_path |= ampi_is_loss(n);
+        for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
+        if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
+        AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
+                    "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
-    for (int i = m->node_count - 1; i >= 0; i--) {
-        const ampi_node* n = ampi_nth(m, i);
-        if (ampi_can_share(m, n, AMPI_SHARES_GRAD)) m->nodes[n->reads[0]].grad_root = n->grad_root;
+    for (ampi_node* n = m->first; n; n = n->next) {
+        n->time = time++;
+        n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
+        if (n->layer.in_place || ampi_is_flatten(n)) n->data_root = n->reads[0]->data_root;
     }
+    return AMP_OK;
 }
 
-AMPI_FN ampi_lease* ampi_lease_data(const amp_model* m, const ampi_node* n) {
-    return &m->nodes[n->data_root].leases[AMPI_LEASE_DATA];
-}
-AMPI_FN ampi_lease* ampi_lease_grad(const amp_model* m, const ampi_node* n) {
-    return &m->nodes[n->grad_root].leases[AMPI_LEASE_GRAD];
-}
+AMPI_FN ampi_lease* ampi_lease_data(const ampi_node* n) { return &n->data_root->leases[AMPI_LEASE_DATA]; }
+AMPI_FN ampi_lease* ampi_lease_grad(const ampi_node* n) { return &n->grad_root->leases[AMPI_LEASE_GRAD]; }
 
-AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
-    if (l->first > time) l->first = time;
-    if (l->last < time) l->last = time;
+AMPI_FN void ampi_lease_use(ampi_lease* l, int time, size_t bytes) {
+    if (!l->bytes || l->first > time) l->first = time;
+    if (!l->bytes || l->last < time) l->last = time;
+    l->bytes = bytes;
 }
 
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
-    return ampi_align(ampi_features(n) * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
+    return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
 }
 
 /* Whether the backward pass hands a gradient from n to its input j. */
-AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
-    return n->on_loss_path && n->layer.op != AMP_OP_FLATTEN && m->nodes[n->reads[j]].needs_grad;
+AMPI_FN int ampi_gives_gradient(const ampi_node* n, int j) {
+    return n->on_loss_path && !ampi_is_flatten(n) && n->reads[j]->needs_grad;
 }
 
-/* Finds how large each lease is, and when it is in use. */
+/* Finds how large each lease is, and when it is in use. Values that share memory have one size. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
-    const int end = 2 * m->node_count - 1;
-    const ampi_lease unused = { 0, 0, end + 1, -1 };
-    for (int i = 0; i < m->node_count; i++) {
-        for (int k = 0; k < AMPI_LEASES; k++) m->nodes[i].leases[k] = unused;
-        m->nodes[i].grad_written = 0;
+    const int end = 2 * m->last->time + 1;
+    for (ampi_node* n = m->first; n; n = n->next) {
+        memset(n->leases, 0, sizeof n->leases);
+        n->grad_written = 0;
     }
-    for (int i = m->node_count - 1; i >= 0; i--) {
-        ampi_node* n = ampi_nth(m, i);
-        const int reads = n->on_loss_path && n->needs_grad ? ampi_op(n->layer.op)->reads : AMPI_READS_NONE;
-        if (!ampi_op_is_loss(n->layer.op)) {
-            ampi_lease* own = ampi_lease_data(m, n);
-            if (own == &n->leases[AMPI_LEASE_DATA]) own->bytes = ampi_value_bytes(m, n);
-            ampi_lease_use(own, n->input_count ? i : 0);        /* inputs are filled before the first layer runs */
-            if (reads == AMPI_READS_OUTPUT) ampi_lease_use(own, end - i);
+    for (ampi_node* n = m->last; n; n = n->prev) {
+        const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE, back = end - n->time;
+        const size_t own = ampi_value_bytes(m, n);
+        if (!ampi_is_loss(n)) {
+            ampi_lease_use(ampi_lease_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
+            if (reads == AMPI_READS_OUTPUT) ampi_lease_use(ampi_lease_data(n), back, own);
         }
-        for (int j = 0; j < n->input_count && n->layer.op != AMP_OP_FLATTEN; j++) {
-            ampi_node* in = &m->nodes[n->reads[j]];
-            ampi_lease *data = ampi_lease_data(m, in), *grad = ampi_lease_grad(m, in);
-            ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
-            ampi_lease_use(data, i);
-            if (reads == AMPI_READS_INPUT) ampi_lease_use(data, end - i);
-            if (!ampi_gives_gradient(m, n, j)) continue;
-            grad->bytes = ampi_value_bytes(m, in);
-            ampi_lease_use(grad, end - i);
-            ampi_lease_use(grad, end - in->order);
-            if (in->grad_written) part->bytes = grad->bytes;
-            if (in->grad_written) ampi_lease_use(part, end - i);
+        for (int j = 0; j < n->input_count && !ampi_is_flatten(n); j++) {
+            ampi_node* in = n->reads[j];
+            const size_t bytes = ampi_value_bytes(m, in);
+            ampi_lease_use(ampi_lease_data(in), n->time, bytes);
+            if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(in), back, bytes);
+            if (!ampi_gives_gradient(n, j)) continue;
+            ampi_lease_use(ampi_lease_grad(in), back, bytes);
+            ampi_lease_use(ampi_lease_grad(in), end - in->time, bytes);
+            if (in->grad_written) ampi_lease_use(&n->leases[AMPI_LEASE_PART + j], back, bytes);
             in->grad_written = 1;
         }
     }
 }
 
-AMPI_FN ampi_lease* ampi_lease_at(const amp_model* m, int i) {
-    return &m->nodes[i / AMPI_LEASES].leases[i % AMPI_LEASES];
+/* Into a list by offset, behind equal ones. */
+AMPI_FN void ampi_lease_insert(ampi_lease** list, ampi_lease* l) {
+    while (*list && (*list)->offset <= l->offset) list = &(*list)->next;
+    l->next = *list;
+    *list = l;
 }
 
 /* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
-AMPI_FN size_t ampi_lease_place(const amp_model* m, const ampi_lease* l) {
-    const int count = AMPI_LEASES * m->node_count;
+AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
     size_t offset = 0;
-    for (int i = 0, passed = 0; passed < count; i = (i + 1) % count, passed++) {      /* until all have let it pass */
-        const ampi_lease* o = ampi_lease_at(m, i);
-        if (!o->bytes || o->offset == SIZE_MAX || o->last < l->first || o->first > l->last) continue;
-        if (offset >= o->offset + o->bytes || o->offset >= offset + l->bytes) continue;
-        offset = o->offset + o->bytes;
-        passed = 0;
+    for (const ampi_lease* o = placed; o && o->offset < offset + l->bytes; o = o->next) {
+        if (o->last < l->first || o->first > l->last) continue;
+        offset = ampi_max_size(offset, o->offset + o->bytes);
         if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
     }
     return offset;
@@ -9760,60 +9761,56 @@ AMPI_FN size_t ampi_lease_place(const amp_model* m, const ampi_lease* l) {
 
 /* Plans the arena, largest lease first, which is close to optimal for such graphs. Returns the bytes needed in all. */
 AMPI_FN size_t ampi_plan_arena(amp_model* m) {
-    const int count = AMPI_LEASES * m->node_count;
+    ampi_lease *l, *waiting = NULL, *placed = NULL;
     size_t total = 0;
     ampi_lease_times(m);
-    for (int i = 0; i < count; i++) if (ampi_lease_at(m, i)->bytes) ampi_lease_at(m, i)->offset = SIZE_MAX;
-    for (int i = 0; i < m->layer_count; i++)
-        m->nodes[i].layer.activation_bytes = m->nodes[i].leases[AMPI_LEASE_DATA].bytes;
-    for (;;) {
-        ampi_lease* best = NULL;
-        for (int i = 0; i < count; i++) {
-            ampi_lease* l = ampi_lease_at(m, i);
-            if (l->offset == SIZE_MAX && (!best || l->bytes > best->bytes)) best = l;
+    for (ampi_node* n = m->first; n; n = n->next) {
+        n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
+        for (int k = 0; k < AMPI_LEASES; k++) {
+            n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;      /* the order of the list */
+            if (n->leases[k].bytes) ampi_lease_insert(&waiting, &n->leases[k]);
         }
-        if (!best) return total;
-        best->offset = ampi_lease_place(m, best);
-        if (best->offset == SIZE_MAX) return SIZE_MAX;
-        if (total < best->offset + best->bytes) total = best->offset + best->bytes;
     }
+    while ((l = waiting) != NULL) {
+        waiting = l->next;
+        l->offset = ampi_lease_place(l, placed);
+        if (l->offset == SIZE_MAX) return SIZE_MAX;
+        total = ampi_max_size(total, l->offset + l->bytes);
+        ampi_lease_insert(&placed, l);
+    }
+    return total;
 }
 
-/* --- finalize, 4: parameters --- */
-
-AMPI_FN int ampi_is_norm(const ampi_node* n) { return ampi_op(n->layer.op)->kind == AMPI_KIND_NORM; }
+/* --- finalize, 3: parameters --- */
 
 #define AMPI_PARAM_NAME 48
-/* Gives a parameter its place in each block, from at[] on; before there are blocks, sizes are counted. */
-AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index, int is_bias, int moments, size_t* at) {
+/* Gives a parameter of n its place in each block; before there are blocks, sizes are counted. */
+AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
     const size_t channels = (size_t)n->layer.channels;
-    const size_t count = n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n)
-                         : is_bias || ampi_is_norm(n) ? channels : channels * n->fan_in;
-    const int is_low = n->layer.param_dtype != AMP_F32;
-    char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME, at);
+    const int is_bias = index == n->bias, is_low = n->layer.param_dtype != AMP_F32;
     amp_param p;
     memset(&p, 0, sizeof p);
-    p.name = name;
-    p.count = count;
+    p.count = n->layer.op == AMP_OP_LAYER_NORM ? n->features : channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
-    if (!is_low || m->policy.master_weights) p.master = (float*)ampi_block_take(m, AMPI_BLOCK_MASTERS, count * 4, at);
-    if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, count * 2, at);
+    char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
+    if (!is_low || m->policy.master_weights) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
+    if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
     if (is_low) p.low_dtype = n->layer.param_dtype;
-    p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, count * ampi_type_size(p.grad_dtype), at);
-    if (moments > 0) p.m = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
-    if (moments > 1) p.v = (float*)ampi_block_take(m, AMPI_BLOCK_MOMENTS, count * 4, at);
-    n->layer.parameters += count;
+    p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
+    if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+    if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+    n->layer.parameters += p.count;
     if (!name) return;
     snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
-    const amp_tensor grad = { p.grad, p.grad_dtype, count, name };
+    p.name = name;
+    const amp_tensor grad = { p.grad, p.grad_dtype, p.count, name };
     m->params[index] = p;
     m->grad_list[index] = grad;
 }
 
-/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the
-   rest. */
+/* A random weight. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
     if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
@@ -9831,98 +9828,96 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     return x ^ (x >> 32);
 }
 
-AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, int is_bias) {
+/* Each parameter has a stream of its own: its weights do not depend on the order of building the rest. */
+AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) {
     enum { CHUNK = 256 };
+    if (index == AMPI_NONE) return AMP_OK;
     const amp_param* p = &m->params[index];
     const amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
     char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
+    const uint64_t seed = ampi_stream(m, index);
     float values[CHUNK];
     size_t count;
     for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, CHUNK);
-        for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
-        AMPI_TRY(m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec));
+        for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
+        AMPI_TRY(ampi_run(m, upload, to + at * ampi_type_size(t), t, values, AMP_F32, count));
     }
     return AMP_OK;
 }
 
-/* --- finalize, 5: the rest --- */
+/* --- finalize, 4: the rest --- */
 
 /* Scratch memory of a layer's operators. */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
-    if (n->layer.op == AMP_OP_CONV2D) return m->backend->conv2d_workspace(&n->conv);
-    if (n->layer.op == AMP_OP_LAYER_NORM) return m->backend->layer_norm_workspace(batch, ampi_features(n));
+    const amp_backend* f = m->backend;
+    if (n->layer.op == AMP_OP_CONV2D) return f->conv2d_workspace(&n->conv);
+    if (n->layer.op == AMP_OP_LAYER_NORM) return f->layer_norm_workspace(batch, n->features);
     if (n->layer.op != AMP_OP_LINEAR) return 0;
-    size_t forward = m->backend->gemm_workspace(batch, out, in);
-    size_t dx = m->backend->gemm_workspace(batch, in, out);
-    size_t dw = m->backend->gemm_workspace(out, in, batch);
-    return ampi_max_size(forward, ampi_max_size(dx, dw));
+    return ampi_max_size(f->gemm_workspace(batch, out, in),
+                         ampi_max_size(f->gemm_workspace(batch, in, out), f->gemm_workspace(out, in, batch)));
 }
 
-AMPI_FN int ampi_has_labels(const amp_model* m, int loss) {
-    return m->nodes[m->losses[loss]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-}
-/* What a loss is taken of. */
-AMPI_FN const ampi_node* ampi_loss_input(const amp_model* m, int loss) {
-    return &m->nodes[m->nodes[m->losses[loss]].reads[0]];
-}
-
-/* Bytes of the targets of a loss for n samples: labels, or floats. */
-AMPI_FN size_t ampi_target_bytes(const amp_model* m, int loss, int n) {
-    const size_t each = ampi_has_labels(m, loss) ? 1 : ampi_features(ampi_loss_input(m, loss));
-    return each * (size_t)n * 4;
+AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
+/* Numbers of 32 bits in the targets of a sample: a label, or floats. */
+AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
+    return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
 }
 
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted in at[]. Matrix
-   layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
-AMPI_FN void ampi_place_all(amp_model* m, int moments, size_t* at) {
-    const size_t params = (size_t)m->param_count, channel = 2 * sizeof(float);
+/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted. Matrix layers
+   read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
+AMPI_FN void ampi_place_all(amp_model* m) {
+    const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
-    m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params, at);
-    m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list, at);
-    for (int i = 0; i < m->layer_count; i++) {
-        ampi_node* n = &m->nodes[i];
-        const size_t each = channel * (n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels
-                                                                        : (size_t)m->desc.batch);
+    m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
+    m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
+    for (ampi_node* n = m->first; n; n = n->next) {
+        const int is_batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
+        const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
         n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32 : n->layer.compute_dtype;
         n->layer.parameters = 0;
-        ampi_place_param(m, n, n->weight, 0, moments, at);
-        ampi_place_param(m, n, n->bias, 1, moments, at);
+        ampi_place_param(m, n, n->weight);
+        ampi_place_param(m, n, n->bias);
         workspace = ampi_max_size(workspace, ampi_workspace_of(m, n));
-        if (ampi_is_norm(n)) n->stats = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, each, at);
-        if (n->constants)
-            n->reading.constants = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, channel * n->reading.channels, at);
-        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
-        n->running = (float*)ampi_block_take(m, AMPI_BLOCK_RUNNING, each, at);
-        ampi_block_take(m, AMPI_BLOCK_RUNNING_SAVED, each, at);
+        if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, each);
+        if (n->constants) n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
+        if (is_batch_norm) n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, each);
+        if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
     }
     for (int i = 0; i < m->loss_count; i++) {
-        const size_t classes = ampi_features(ampi_loss_input(m, i));
-        m->targets[i] = ampi_block_take(m, AMPI_BLOCK_STEP, ampi_target_bytes(m, i, m->desc.batch), at);
-        if (ampi_has_labels(m, i)) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1) * 4);
+        const size_t classes = m->losses[i]->reads[0]->features;
+        m->targets[i] = ampi_floats_take(m, AMPI_BLOCK_STEP, ampi_target_size(m->losses[i]) * batch);
+        if (ampi_has_labels(m->losses[i])) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
     }
-    m->loss_values = (float*)ampi_block_take(m, AMPI_BLOCK_STEP, (size_t)(m->loss_count + 2) * sizeof(float), at);
-    m->rows = (float*)ampi_block_take(m, AMPI_BLOCK_HOST, rows, at);
-    m->exec.workspace = ampi_block_take(m, AMPI_BLOCK_WORKSPACE, workspace, at);
+    m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
+    m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
+    m->exec.workspace = ampi_block_take(m, AMPI_BLOCK_WORKSPACE, workspace);
     m->exec.workspace_size = workspace;
 }
 
-AMPI_FN amp_result ampi_init_weights(amp_model* m) {
+/* Tells each node where its leases are, and fills what begins with other values than 0. */
+AMPI_FN amp_result ampi_init_values(amp_model* m) {
+    char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
-    for (int i = 0; i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
+    for (ampi_node* n = m->first; n; n = n->next) {
+        n->data = arena + ampi_lease_data(n)->offset;
+        n->grad = arena + ampi_lease_grad(n)->offset;
+        for (int j = 0; j < 2; j++) {
+            const ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
+            n->parts[j] = part->bytes ? arena + part->offset : NULL;
+        }
         const size_t constants = 2 * n->reading.channels * sizeof *n->constants;
         if (n->constants)
-            AMPI_TRY(m->backend->copy_in((float*)n->reading.constants, n->constants, constants, &m->exec));
-        if (n->weight != AMPI_NONE) AMPI_TRY(ampi_init_param(m, n, n->weight, 0));
-        if (n->bias != AMPI_NONE) AMPI_TRY(ampi_init_param(m, n, n->bias, 1));
+            AMPI_TRY(ampi_run(m, copy_in, (float*)n->reading.constants, n->constants, constants));
+        AMPI_TRY(ampi_init_param(m, n, n->weight));
+        AMPI_TRY(ampi_init_param(m, n, n->bias));
         for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
-            AMPI_TRY(m->backend->copy_in(n->running + c, &one, sizeof one, &m->exec));
+            AMPI_TRY(ampi_run(m, copy_in, n->running + c, &one, sizeof one));
     }
     return AMP_OK;
 }
@@ -9934,7 +9929,8 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
-    for (int i = 0; i < m->layer_count && level != AMP_O3; i++) dynamic |= m->nodes[i].layer.compute_dtype == AMP_F16;
+    for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
+        dynamic |= n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC : level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
     if (!dynamic) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
@@ -9944,31 +9940,26 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 
 /* Everything that finalize does; on failure the caller takes it all back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
-    amp_optimizer_desc od = m->desc.optimizer;
-    size_t bytes[AMPI_BLOCK_COUNT] = { 0 }, at[AMPI_BLOCK_COUNT] = { 0 };
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
                 m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
-    for (int i = 0; i < m->layer_count; i++)
-        for (int j = 0; j < i; j++)
-            AMPI_REFUSE(strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0, AMP_ERR_ARGUMENT,
-                        "model: there are two layers named '%s'", m->nodes[i].layer.name);
-    od.logger = &m->op_logger;
-    int moments = amp_optimizer_moments(&od);
-    if (moments < 0) return AMP_ERR_DESC;
+    for (const ampi_node* n = m->first; n; n = n->next)
+        AMPI_REFUSE(ampi_namesake(m, n, n->layer.name), AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
+                    n->layer.name);
+    m->moments = amp_optimizer_moments(&m->desc.optimizer);
+    if (m->moments < 0) return AMP_ERR_DESC;
     ampi_resolve_types(m);
     AMPI_TRY(ampi_init_scaler(m));
     ampi_resolve_storage(m);
     AMPI_TRY(ampi_place_casts(m));
     AMPI_TRY(ampi_mark_paths(m));
-    ampi_share_memory(m);
-    bytes[AMPI_BLOCK_ARENA] = ampi_plan_arena(m);
-    ampi_place_all(m, moments, bytes);
-    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i, bytes[i]));
-    ampi_place_all(m, moments, at);
-    AMPI_TRY(ampi_init_weights(m));
+    m->blocks[AMPI_BLOCK_ARENA].at = ampi_plan_arena(m);
+    ampi_place_all(m);
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i));
+    ampi_place_all(m);
+    AMPI_TRY(ampi_init_values(m));
     if (m->param_count == 0) return AMP_OK;
-    AMPI_TRY(m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec));
+    AMPI_TRY(ampi_run(m, training_open, &m->training, &m->desc.optimizer, m->params, m->param_count));
     m->training_open = 1;
     return AMP_OK;
 }
@@ -9977,8 +9968,8 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
 AMPI_FN void ampi_tell_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
     for (int i = 0; i < m->loss_count; i++) {
-        const ampi_node *loss = &m->nodes[m->losses[i]], *x = &m->nodes[ampi_source(m, loss->inputs[0])];
-        if (ampi_has_labels(m, i) && x->layer.op == AMP_OP_SOFTMAX)
+        const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
+        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                         loss->layer.name, x->layer.name);
     }
@@ -9999,35 +9990,36 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
 
 /* --- looking inside --- */
 
-AMP_DEF int amp_model_layer_count(const amp_model* m) { return m && m->finalized ? m->layer_count : 0; }
+AMP_DEF int amp_model_layer_count(const amp_model* m) { return ampi_is_final(m) ? m->layer_count : 0; }
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
-    return m && m->finalized && i >= 0 && i < m->layer_count ? &m->nodes[i].layer : NULL;
+    const ampi_node* n = ampi_is_final(m) ? ampi_nth(m, i) : NULL;
+    return n ? &n->layer : NULL;
 }
-AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) { return m ? ampi_index_of(m, v) : AMPI_NONE; }
+AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
+    const ampi_node* n = m ? ampi_find(m, v) : NULL;
+    return n ? n->number : AMPI_NONE;
+}
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_memory"));
     AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
-    memset(out, 0, sizeof *out);
-    out->activation_bytes = m->blocks[AMPI_BLOCK_ARENA].bytes;
-    out->parameter_bytes = m->blocks[AMPI_BLOCK_MASTERS].bytes;
-    out->low_parameter_bytes = m->blocks[AMPI_BLOCK_LOW].bytes;
-    out->gradient_bytes = m->blocks[AMPI_BLOCK_GRADS].bytes;
-    out->optimizer_bytes = m->blocks[AMPI_BLOCK_MOMENTS].bytes;
-    out->workspace_bytes = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
-    out->total_bytes = sizeof *m + (size_t)m->node_capacity * sizeof *m->nodes;
-    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
-    for (int i = 0; i < m->input_count; i++)
-        if (m->nodes[m->inputs[i]].constants) out->total_bytes += 2 * m->nodes[m->inputs[i]].reading.channels * 4;
+    const ampi_allocation* b = m->blocks;
+    const amp_memory sizes = { b[AMPI_BLOCK_ARENA].bytes, b[AMPI_BLOCK_MASTERS].bytes, b[AMPI_BLOCK_LOW].bytes,
+                               b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes,
+                               sizeof *m };
+    *out = sizes;
+    for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
+    for (const ampi_node* n = m->first; n; n = n->next)
+        out->total_bytes += sizeof *n + (n->constants ? 2 * n->reading.channels * sizeof *n->constants : 0);
     return AMP_OK;
 }
 
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count) {
-    if (count) *count = m && m->finalized ? m->param_count : 0;
-    return m && m->finalized ? m->params : NULL;
+    if (count) *count = ampi_is_final(m) ? m->param_count : 0;
+    return ampi_is_final(m) ? m->params : NULL;
 }
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
-    for (int i = 0; m && m->finalized && name && i < m->param_count; i++)
+    for (int i = 0; ampi_is_final(m) && name && i < m->param_count; i++)
         if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
     return NULL;
 }
@@ -10041,8 +10033,8 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
 
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
-    return p->master ? m->backend->copy_out(out, p->master, p->count * sizeof *out, &m->exec)
-                     : m->backend->download(out, AMP_F32, p->low, p->low_dtype, p->count, &m->exec);
+    return p->master ? ampi_run(m, copy_out, out, p->master, p->count * sizeof *out)
+                     : ampi_run(m, download, out, AMP_F32, p->low, p->low_dtype, p->count);
 }
 
 /* The 16-bit weights, saturated, of values on the host, or of the masters if those are NULL. */
@@ -10053,39 +10045,39 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     for (size_t i = 0; i < p->count; i += n) {
         n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
         if (values) memcpy(tile, values + i, n * sizeof *tile);
-        else AMPI_TRY(m->backend->copy_out(tile, p->master + i, n * sizeof *tile, &m->exec));
+        else AMPI_TRY(ampi_run(m, copy_out, tile, p->master + i, n * sizeof *tile));
         ampi_store_saturated(low, p->low_dtype, tile, n);
-        AMPI_TRY(m->backend->copy_in((uint16_t*)p->low + i, low, n * sizeof *low, &m->exec));
+        AMPI_TRY(ampi_run(m, copy_in, (uint16_t*)p->low + i, low, n * sizeof *low));
     }
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
-    if (p->master) AMPI_TRY(m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec));
+    if (p->master) AMPI_TRY(ampi_run(m, copy_in, p->master, values, p->count * sizeof *values));
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
 
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
-    for (int i = 0; i < m->param_count; i++)
-        if (m->params[i].master && m->params[i].low) AMPI_TRY(ampi_model_write_low(m, &m->params[i], NULL));
+    for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
+        if (p->master && p->low) AMPI_TRY(ampi_model_write_low(m, p, NULL));
     return AMP_OK;
 }
 
 /* Brings the training state up to date with what the backend has. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
-    amp_result r = m->stale ? m->backend->training_read(&m->training, &m->exec) : AMP_OK;
+    amp_result r = m->stale ? ampi_run(m, training_read, &m->training) : AMP_OK;
     m->stale = 0;
     return r;
 }
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) {
-    if (!m || !m->finalized) return NULL;
+    if (!ampi_is_final(m)) return NULL;
     ampi_refresh(m);
     return &m->training.scaler;
 }
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
-    if (!m || !m->finalized || !m->param_count) return NULL;
+    if (!ampi_is_final(m) || !m->param_count) return NULL;
     ampi_refresh(m);
     return &m->training.optimizer;
 }
@@ -10097,20 +10089,20 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
-    for (int i = 0; i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
+    for (const ampi_node* n = m->first; n; n = n->next) {
         const amp_layer* l = &n->layer;
         amp_conv2d_shape conv = n->conv;
         amp_pool2d_shape pool = n->pool;      /* both are ints only */
         const uint32_t words[] = {
             (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
             (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
-            (uint32_t)(n->input_count > 0 ? n->inputs[0] : AMPI_NONE),
-            (uint32_t)(n->input_count > 1 ? n->inputs[1] : AMPI_NONE), ampi_bits(n->p), ampi_bits(n->eps),
-            ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->frozen
+            (uint32_t)(n->inputs[0] ? n->inputs[0]->number : AMPI_NONE),
+            (uint32_t)(n->inputs[1] ? n->inputs[1]->number : AMPI_NONE), ampi_bits(n->p), ampi_bits(n->norm.eps),
+            ampi_bits(n->norm.momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->norm.frozen
         };
+        if (l->op == AMPI_OP_CAST) continue;
         conv.n = pool.n = 0;
-        h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
+        h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->norm.frozen);  /* 0 did not always exist */
         h = ampi_hash_words(h, (const uint32_t*)(const void*)&conv, sizeof conv / 4);
         h = ampi_hash_words(h, (const uint32_t*)(const void*)&pool, sizeof pool / 4);
         if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
@@ -10122,18 +10114,16 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], everything else [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
-    *rank = 1;
+    const ampi_node* n = m->first;
+    while (n && n->weight != param) n = n->next;
+    *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : n->layer.op == AMP_OP_LINEAR ? 2 : 4;
     shape[0] = m->params[param].count;
-    for (int i = 0; i < m->layer_count; i++) {
-        const ampi_node* n = &m->nodes[i];
-        if (n->weight != param || ampi_op(n->layer.op)->kind != AMPI_KIND_MATRIX) continue;
-        const amp_conv2d_shape* s = &n->conv;
-        *rank = n->layer.op == AMP_OP_LINEAR ? 2 : 4;
-        shape[0] = (size_t)n->layer.channels;
-        shape[1] = *rank == 2 ? n->fan_in : (size_t)(s->channels / s->groups);
-        shape[2] = (size_t)s->kernel_h;
-        shape[3] = (size_t)s->kernel_w;
-    }
+    if (*rank == 1) return;
+    const amp_conv2d_shape* s = &n->conv;
+    shape[0] = (size_t)n->layer.channels;
+    shape[1] = *rank == 2 ? n->fan_in : (size_t)(s->channels / s->groups);
+    shape[2] = (size_t)s->kernel_h;
+    shape[3] = (size_t)s->kernel_w;
 }
 
 /* ======================================================================================== */
@@ -10143,92 +10133,39 @@ AMP_DEF const char* amp_outcome_name(amp_outcome o) {
     return ampi_name_among("applied\0accumulated\0skipped: overflow\0skipped: model\0", (unsigned)o);
 }
 
-/* --- where things are --- */
-
-AMPI_FN void* ampi_arena(const amp_model* m, const ampi_lease* l) {
-    return m->blocks[AMPI_BLOCK_ARENA].base + l->offset;
+/* Before each run over the graph. */
+AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
+    const double parts = (double)m->desc.accumulate * (double)m->comm.size;
+    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
+    m->pass = p;
+    for (ampi_node* n = m->first; n; n = n->next) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
-AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_data(m, n)); }
-AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) { return ampi_arena(m, ampi_lease_grad(m, n)); }
+
 /* The weights as a layer reads them. */
-AMPI_FN const void* ampi_layer_weights(const amp_model* m, const ampi_node* n, int param) {
+AMPI_FN const void* ampi_weights(const amp_model* m, const ampi_node* n, int param) {
     if (param == AMPI_NONE) return NULL;
     return n->layer.param_dtype == AMP_F32 ? (const void*)m->params[param].master : m->params[param].low;
 }
 AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
     return param == AMPI_NONE ? NULL : m->params[param].grad;
 }
-
-/* One run over the graph. */
-typedef struct ampi_pass {
-    int n;                     /* samples */
-    int training;
-    float grad_factor;         /* 1 / (micro-batches * ranks) */
-    int accumulate;            /* add to the weight gradients */
-    int looking;               /* leave batch norm's running statistics alone */
-    int* correct;              /* counts rows of logits with the largest at the label; NULL = nobody asks */
-    amp_layer_stats* observed; /* statistics of each layer; NULL = nobody asks */
-} ampi_pass;
-
-/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
-   written there before, a buffer apart. NULL if nobody wants it. */
-AMPI_FN void* ampi_grad_out(const amp_model* m, const ampi_node* n, int j) {
-    const ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
-    if (!ampi_gives_gradient(m, n, j) || !m->nodes[n->reads[j]].wants_grad) return NULL;
-    return part->bytes ? ampi_arena(m, part) : ampi_grad(m, &m->nodes[n->reads[j]]);
-}
-
-/* What the operator of a node reads and writes: x is one of its inputs and y its output, both in the forward pass. */
-typedef struct ampi_operands {
-    const void *x, *w, *b, *target;
-    void* y;
-    amp_dtype xt, yt, wt;
-    size_t rows, in, out, count;       /* samples; elements of a sample of x, and of y; elements of all of y */
-    float* variance;                   /* norms: of the batch; the mean is in the node */
-    amp_conv2d_shape conv;
-    amp_pool2d_shape pool;
-    amp_batch_norm_shape norm;
-} ampi_operands;
-
-AMPI_FN ampi_operands ampi_operands_of(const amp_model* m, const ampi_node* n, const ampi_pass* p, int j) {
-    const ampi_node* x = &m->nodes[n->reads[j]];
-    const amp_batch_norm_shape norm = { p->n, n->layer.channels, n->layer.height * n->layer.width, n->eps,
-                                        p->looking ? (float)AMP_ZERO : n->momentum, n->frozen };
-    ampi_operands o;
-    memset(&o, 0, sizeof o);
-    if (n->input_count) o.x = ampi_data(m, x);
-    o.xt = x->layer.storage_dtype;
-    o.y = ampi_data(m, n);
-    o.yt = n->layer.storage_dtype;
-    o.w = ampi_layer_weights(m, n, n->weight);
-    o.b = ampi_layer_weights(m, n, n->bias);
-    o.wt = n->layer.param_dtype;
-    o.rows = (size_t)p->n;
-    o.in = ampi_features(x);
-    o.out = ampi_features(n);
-    o.count = o.rows * o.out;
-    if (ampi_op_is_loss(n->layer.op)) o.target = m->targets[n->index];
-    o.norm = norm;
-    if (n->stats) o.variance = n->stats + (n->running ? n->layer.channels : m->desc.batch);
-    o.conv = n->conv;
-    o.pool = n->pool;
-    o.conv.n = o.pool.n = p->n;
-    return o;
+/* Norms: the variance of the batch, behind the mean. */
+AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
+    return n->stats + (n->running ? n->layer.channels : m->desc.batch);
 }
 
 /* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k
    micro-batches, or k ranks, draw what one batch of k times the size would draw. */
-AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
-                                    amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
-    const size_t count = (size_t)p->n * ampi_features(n);
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt, void* y,
+                                    amp_dtype yt) {
     const amp_training* t = &m->training;
-    const uint64_t each = (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
-    const uint64_t stride = each * (uint64_t)m->comm.size, seed = ampi_stream(m, -2 - (int)(n - m->nodes));
+    const size_t count = m->pass.rows * n->features;
+    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch, seed = ampi_stream(m, -2 - n->number);
+    const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
-    if (p->training)
-        return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p, seed, offset, t->position,
-                                           stride, &m->exec);
-    return from == to ? AMP_OK : m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
+    if (m->pass.training)
+        return ampi_run(m, dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
+    return x == y ? AMP_OK : ampi_run(m, convert, y, yt, x, xt, count);
 }
 
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
@@ -10237,101 +10174,105 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
 
 /* --- forward --- */
 
-/* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
-   has to be seen. */
-AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_pass* p, const ampi_node* next) {
+/* Does the backend take the ReLU behind n along, in the place of n? While outputs are observed, each has to be seen. */
+AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
+    const ampi_node* next = n->next;
     const int offered = (n->layer.op == AMP_OP_LINEAR && m->backend->linear_relu_forward)
                         || (n->layer.op == AMP_OP_CONV2D && m->backend->conv2d_relu_forward);
-    return offered && !p->observed && next->layer.op == AMP_OP_RELU && next->layer.in_place
-           && &m->nodes[next->reads[0]] == n;
+    return offered && !m->pass.observed && next && next->layer.op == AMP_OP_RELU && next->layer.in_place
+           && next->reads[0] == n;
 }
 
 /* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. Logits
    may give their memory to later layers, so this comes right after the loss. */
-AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_operands* o, int* correct) {
-    const size_t classes = o->in, most = ampi_rows_at_once(classes);
+AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* logits, const void* target) {
+    const size_t classes = logits->features, most = ampi_rows_at_once(classes);
+    const amp_dtype t = logits->layer.storage_dtype;
     int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
     size_t n;
-    for (size_t i = 0; i < o->rows; i += n) {
-        const char* from = (const char*)o->x + i * classes * ampi_type_size(o->xt);
-        n = ampi_min_size(o->rows - i, most);
-        AMPI_TRY(m->backend->download(m->rows, AMP_F32, from, o->xt, n * classes, &m->exec));
-        AMPI_TRY(m->backend->copy_out(labels, (const int32_t*)o->target + i, n * sizeof *labels, &m->exec));
+    for (size_t i = 0; i < m->pass.rows; i += n) {
+        n = ampi_min_size(m->pass.rows - i, most);
+        AMPI_TRY(ampi_run(m, download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
+                          n * classes));
+        AMPI_TRY(ampi_run(m, copy_out, labels, (const int32_t*)target + i, n * sizeof *labels));
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
             for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            *correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
+            *m->pass.correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
         }
     }
     return AMP_OK;
 }
 
 /* relu: of a matrix product, and what the ReLU behind it does in its place. */
-AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const ampi_pass* p, int relu) {
-    const ampi_operands o = ampi_operands_of(m, n, p, 0);
-    const ampi_node* second = n->input_count == 2 ? &m->nodes[n->reads[1]] : NULL;
+AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
+    const ampi_node *in = n->reads[0], *second = n->reads[1];
+    if (!in || ampi_is_flatten(n)) return AMP_OK;
+    const void *x = in->data, *w = ampi_weights(m, n, n->weight), *b = ampi_weights(m, n, n->bias);
+    const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
+    const size_t rows = m->pass.rows, count = rows * n->features;
+    float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
+    const void* target = m->targets[n->index];
+    amp_batch_norm_shape norm = n->norm;
+    void* y = n->data;
     switch ((int)n->layer.op) {
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
-        case AMPI_OP_CAST: return f->convert(o.y, o.yt, o.x, o.xt, o.count, e);
+        case AMPI_OP_CAST: return f->convert(y, yt, x, xt, count, e);
         case AMP_OP_CONV2D:
-            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&o.conv, o.x, o.xt, o.w, o.wt, o.b, o.wt, o.y,
-                                                                       o.yt, e);
+            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b, wt, y, yt, e);
         case AMP_OP_LINEAR:
-            return (relu ? f->linear_relu_forward : f->linear_forward)(o.x, o.xt, o.w, o.wt, o.b, o.wt, o.y, o.yt,
-                                                                       o.rows, o.in, o.out, e);
-        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&o.pool, o.x, o.xt, o.y, o.yt, e);
+            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, wt, y, yt, rows, in->features,
+                                                                       n->features, e);
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt, y, yt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_forward(&o.norm, p->training, o.x, o.xt, o.w, o.b, o.wt, n->running,
-                                         n->running + o.norm.channels, n->stats, o.variance, o.y, o.yt, e);
+            if (m->pass.looking) norm.momentum = AMP_ZERO;
+            return f->batch_norm_forward(&norm, m->pass.training, x, xt, w, b, wt, running, running + norm.channels,
+                                         mean, ampi_variance(m, n), y, yt, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_forward(o.x, o.xt, o.w, o.b, o.wt, n->eps, n->stats, o.variance, o.y, o.yt, o.rows,
-                                         o.out, e);
+            return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y, yt, rows, n->features,
+                                         e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_forward(ampi_activation_of(n->layer.op), o.x, o.xt, o.y, o.yt, o.count, e);
-        case AMP_OP_SOFTMAX: return f->softmax_forward(o.x, o.xt, o.y, o.yt, o.rows, o.out, e);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, o.x, o.xt, o.y, o.yt);
-        case AMP_OP_ADD:
-            return f->add_forward(o.x, o.xt, ampi_data(m, second), second->layer.storage_dtype, o.y, o.yt, o.count, e);
+            return f->activation_forward(ampi_activation_of(n->layer.op), x, xt, y, yt, count, e);
+        case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
+        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, second->layer.storage_dtype, y, yt, count, e);
         case AMP_OP_CONCAT:
-            AMPI_TRY(f->concat_forward(o.x, o.xt, o.in, o.y, o.yt, o.out, 0, o.rows, e));
-            return f->concat_forward(ampi_data(m, second), second->layer.storage_dtype, o.out - o.in, o.y, o.yt, o.out,
-                                     o.in, o.rows, e);
+            AMPI_TRY(f->concat_forward(x, xt, in->features, y, yt, n->features, 0, rows, e));
+            return f->concat_forward(second->data, second->layer.storage_dtype, second->features, y, yt, n->features,
+                                     in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            AMPI_TRY(f->softmax_cross_entropy_forward(o.x, o.xt, (const int32_t*)o.target, n->smoothing,
-                                                      &m->loss_values[n->index], o.rows, o.in, e));
-            return p->correct ? ampi_count_correct(m, &o, p->correct) : AMP_OK;
-        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (n->layer.op == AMP_OP_MSE ? f->mse_forward : f->bce_with_logits_forward)(
-                o.x, o.xt, o.target, AMP_F32, &m->loss_values[n->index], o.rows * o.in, e);
+            AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)target, n->smoothing, loss, rows,
+                                                      in->features, e));
+            return m->pass.correct ? ampi_count_correct(m, in, target) : AMP_OK;
+        case AMP_OP_MSE: return f->mse_forward(x, xt, target, AMP_F32, loss, rows * in->features, e);
+        case AMP_OP_BCE_WITH_LOGITS:
+            return f->bce_with_logits_forward(x, xt, target, AMP_F32, loss, rows * in->features, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
 
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
 /* Statistics of what a layer makes, losses aside, while amp_model_stats runs. */
-AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, const ampi_pass* p, int is_gradient) {
-    amp_layer_stats* to = p->observed ? &p->observed[n - m->nodes] : NULL;
-    if (!to || n->layer.op == AMPI_OP_CAST || ampi_op_is_loss(n->layer.op)) return AMP_OK;
-    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output,
-                        is_gradient ? ampi_grad(m, n) : ampi_data(m, n), n->layer.storage_dtype,
-                        (size_t)p->n * ampi_features(n));
+AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
+    if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
+    amp_layer_stats* to = &m->pass.observed[n->number];
+    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad : n->data,
+                        n->layer.storage_dtype, m->pass.rows * n->features);
 }
 
 /* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
-AMPI_FN int ampi_is_idle(const ampi_node* n, const ampi_pass* p) { return !n->on_loss_path && !p->observed; }
+AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->pass.observed; }
 
 /* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
-AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
-    for (int i = 0; i <= last; i++) {
-        const ampi_node* n = ampi_nth(m, i);
-        if (with_losses ? ampi_is_idle(n, p) : ampi_op_is_loss(n->layer.op)) continue;
-        const int relu = i < last && ampi_takes_relu(m, n, p, ampi_nth(m, i + 1));
-        AMPI_TRY(ampi_forward_node(m, n, p, relu));
-        AMPI_TRY(ampi_observe(m, n, p, 0));
-        i += relu;
+AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_losses) {
+    for (const ampi_node* n = m->first; n && n->time <= last->time; n = n->next) {
+        if (with_losses ? ampi_is_idle(m, n) : ampi_is_loss(n)) continue;
+        const int relu = n != last && ampi_takes_relu(m, n);
+        AMPI_TRY(ampi_forward_node(m, n, relu));
+        AMPI_TRY(ampi_observe(m, n, 0));
+        if (relu) n = n->next;
     }
     return AMP_OK;
 }
@@ -10339,63 +10280,63 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
 /* --- backward --- */
 
 /* The gradient of input j into dx, if that is not NULL, and of the weights. */
-AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, const ampi_pass* p, int j, void* dx) {
-    const ampi_operands o = ampi_operands_of(m, n, p, j);
-    const int reads = ampi_op(n->layer.op)->reads;
-    const void* saved = reads == AMPI_READS_INPUT ? o.x : reads == AMPI_READS_OUTPUT ? o.y : NULL;
-    const void* dy = ampi_grad(m, n);
-    const amp_dtype st = reads == AMPI_READS_INPUT ? o.xt : o.yt, gt = ampi_dtype(m->desc.grad_dtype);
-    const float *scale = m->training.loss_scale, weight = n->loss_weight * p->grad_factor;
-    void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* dx) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
+    const ampi_node* in = n->reads[j];
     if (!dx && n->weight == AMPI_NONE) return AMP_OK;
+    const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
+    const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
+    const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype(m->desc.grad_dtype);
+    const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n, n->weight);
+    const void* target = m->targets[n->index];
+    const size_t rows = m->pass.rows, count = rows * in->features;
+    const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor, *mean = n->stats;
+    void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
     switch ((int)n->layer.op) {
-        case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, o.xt, dy, o.yt, o.count, e);
+        case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, xt, dy, yt, count, e);
         case AMP_OP_CONV2D:
-            return f->conv2d_backward(&o.conv, dy, o.yt, saved, st, o.w, o.wt, dx, o.xt, dw, gt, db, gt, p->accumulate,
-                                      e);
+            return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, e);
         case AMP_OP_LINEAR:
-            return f->linear_backward(dy, o.yt, saved, st, o.w, o.wt, dx, o.xt, dw, gt, db, gt, p->accumulate, o.rows,
-                                      o.in, o.out, e);
+            return f->linear_backward(dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, rows, in->features,
+                                      n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
-            return f->pool2d_backward(&o.pool, dy, o.yt, saved, o.xt, dx, o.xt, e);
+            return f->pool2d_backward(&n->pool, dy, yt, from_input ? saved : NULL, xt, dx, xt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&o.norm, dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw,
-                                          db, gt, p->accumulate, e);
+            return f->batch_norm_backward(&n->norm, dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db,
+                                          gt, add, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, o.yt, saved, st, o.w, o.wt, n->stats, o.variance, dx, o.xt, dw, db, gt,
-                                          p->accumulate, o.rows, o.out, e);
+            return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db, gt, add,
+                                          rows, n->features, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_backward(ampi_activation_of(n->layer.op), dy, o.yt, saved, st, dx, o.xt, o.count, e);
-        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, o.yt, saved, st, dx, o.xt, o.rows, o.out, e);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, dy, o.yt, dx, o.xt);
+            return f->activation_backward(ampi_activation_of(n->layer.op), dy, yt, saved, st, dx, xt, count, e);
+        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows, n->features, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);
         case AMP_OP_CONCAT:
-            return f->concat_backward(dy, o.yt, o.out, j ? o.out - o.in : 0, dx, o.xt, o.in, o.rows, 0, e);
+            return f->concat_backward(dy, yt, n->features, j ? n->features - in->features : 0, dx, xt, in->features,
+                                      rows, 0, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)o.target, n->smoothing, scale, weight,
-                                                     dx, o.xt, o.rows, o.in, e);
-        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (n->layer.op == AMP_OP_MSE ? f->mse_backward : f->bce_with_logits_backward)(
-                saved, st, o.target, AMP_F32, scale, weight, dx, o.xt, o.rows * o.in, e);
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
+            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)target, n->smoothing, scale, weight, dx,
+                                                     xt, rows, in->features, e);
+        case AMP_OP_MSE: return f->mse_backward(saved, st, target, AMP_F32, scale, weight, dx, xt, count, e);
+        case AMP_OP_BCE_WITH_LOGITS:
+            return f->bce_with_logits_backward(saved, st, target, AMP_F32, scale, weight, dx, xt, count, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
 
-/* A contribution to a gradient that was formed apart is added. */
-AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
-    for (int i = m->node_count - 1; i >= 0; i--) {
-        const ampi_node* n = ampi_nth(m, i);
-        if (!n->on_loss_path || !n->wants_grad || n->layer.op == AMP_OP_FLATTEN) continue;
-        AMPI_TRY(ampi_observe(m, n, p, 1));
+/* A contribution to a gradient that another reader has written is formed apart, then added. */
+AMPI_FN amp_result ampi_backward(amp_model* m) {
+    for (const ampi_node* n = m->last; n; n = n->prev) {
+        if (!n->on_loss_path || !n->wants_grad || ampi_is_flatten(n)) continue;
+        AMPI_TRY(ampi_observe(m, n, 1));
         for (int j = 0; j < n->input_count; j++) {
-            const ampi_node* x = &m->nodes[n->reads[j]];
+            const ampi_node* x = n->reads[j];
             const amp_dtype t = x->layer.storage_dtype;
-            void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
-            AMPI_TRY(ampi_backward_input(m, n, p, j, part));
-            if (part && part != sum)
-                AMPI_TRY(m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec));
+            void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
+            AMPI_TRY(ampi_backward_input(m, n, j, dx));
+            if (dx && dx != x->grad)
+                AMPI_TRY(ampi_run(m, add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features));
         }
     }
     return AMP_OK;
@@ -10410,22 +10351,19 @@ AMPI_FN int ampi_has_array(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? i < m->input_count : i - AMP_MAX_INPUTS < m->loss_count;
 }
 
-AMPI_FN amp_dtype ampi_label_dtype(const amp_batch* b) { return b->label_dtype ? b->label_dtype : AMP_I32; }
-
 /* Labels on an asynchronous backend are looked at by nobody: that would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
     enum { CHUNK = 256 };
-    const amp_dtype t = ampi_label_dtype(b);
-    const size_t size = amp_dtype_size(t);
-    int n, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
+    const size_t size = amp_dtype_size(b->label_dtype);
+    int n, classes = (int)loss->reads[0]->features;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (int at = 0; at < b->n; at += n) {
         int64_t copy[CHUNK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
         n = ampi_min_int(b->n - at, CHUNK);
-        if (b->on_device) AMPI_TRY(m->backend->copy_out(copy, some, (size_t)n * size, &m->exec));
+        if (b->on_device) AMPI_TRY(ampi_run(m, copy_out, copy, some, (size_t)n * size));
         for (int i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(b->on_device ? copy : some, t, (size_t)i);
+            const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
                         "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
         }
@@ -10436,13 +10374,14 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
+    const amp_dtype x = b->input_dtype, label = b->label_dtype;
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what,
                 b->n, m->desc.batch);
-    AMPI_REFUSE(ampi_type_size(b->input_dtype) == 0 && b->input_dtype != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s "
-                "(%d), not f32, f16, bf16, f64 or u8", what, amp_dtype_name(b->input_dtype), (int)b->input_dtype);
-    AMPI_REFUSE(with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8,
-                AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
-                amp_dtype_name(b->label_dtype), (int)b->label_dtype);
+    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, "
+                "f64 or u8", what, amp_dtype_name(x), (int)x);
+    AMPI_REFUSE(with_targets && label != AMP_DTYPE_DEFAULT && label != AMP_I32 && label != AMP_I64 && label != AMP_U8,
+                AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label),
+                (int)label);
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const int loss = i - AMP_MAX_INPUTS;
         const char* array = loss < 0 ? "inputs" : "targets";
@@ -10451,37 +10390,38 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i % AMP_MAX_INPUTS);
         AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data), AMP_ERR_ARGUMENT,
                     "%s: %s[%d] is not memory of the backend '%s'", what, array, i % AMP_MAX_INPUTS, m->backend->name);
-        if (loss >= 0 && ampi_has_labels(m, loss)) AMPI_TRY(ampi_batch_labels(m, b, &m->nodes[m->losses[loss]]));
+        if (loss >= 0 && ampi_has_labels(m->losses[loss])) AMPI_TRY(ampi_batch_labels(m, b, m->losses[loss]));
     }
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
+AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
+    const amp_batch* b = m->pass.batch;
     for (int i = 0; i < m->input_count; i++) {
-        const ampi_node* n = &m->nodes[m->inputs[i]];
-        const amp_dtype t = n->layer.storage_dtype;
-        const size_t count = (size_t)b->n * ampi_features(n);
+        const ampi_node* n = m->inputs[i];
+        const amp_dtype t = n->layer.storage_dtype, from = b->input_dtype;
+        const size_t count = m->pass.rows * n->features;
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;
-        if (how.constants || how.scale != 0.0f || b->input_dtype == AMP_U8)
-            AMPI_TRY(m->backend->load(ampi_data(m, n), t, b->inputs[i], b->input_dtype, count, !b->on_device, &how,
-                                      &m->exec));
-        else
-            AMPI_TRY((b->on_device ? m->backend->convert : m->backend->upload)(
-                ampi_data(m, n), t, b->inputs[i], b->input_dtype, count, &m->exec));
+        if (how.constants || how.scale != 0.0f || from == AMP_U8)
+            AMPI_TRY(ampi_run(m, load, n->data, t, b->inputs[i], from, count, !b->on_device, &how));
+        else if (b->on_device) AMPI_TRY(ampi_run(m, convert, n->data, t, b->inputs[i], from, count));
+        else AMPI_TRY(ampi_run(m, upload, n->data, t, b->inputs[i], from, count));
     }
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
-    AMPI_TRY(ampi_load_inputs(m, b));
-    for (int i = 0; i < m->loss_count; i++)
-        if (ampi_has_labels(m, i) && ampi_label_dtype(b) != AMP_I32)
-            AMPI_TRY(m->backend->load(m->targets[i], AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n,
-                                      !b->on_device, NULL, &m->exec));
-        else
-            AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(
-                m->targets[i], b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec));
+AMPI_FN amp_result ampi_load_batch(amp_model* m) {
+    const amp_batch* b = m->pass.batch;
+    AMPI_TRY(ampi_load_inputs(m));
+    for (int i = 0; i < m->loss_count; i++) {
+        const size_t bytes = m->pass.rows * ampi_target_size(m->losses[i]) * 4;
+        if (ampi_has_labels(m->losses[i]) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
+            AMPI_TRY(ampi_run(m, load, m->targets[i], AMP_I32, b->targets[i], b->label_dtype, m->pass.rows,
+                              !b->on_device, NULL));
+        else if (b->on_device) AMPI_TRY(ampi_run(m, copy, m->targets[i], b->targets[i], bytes));
+        else AMPI_TRY(ampi_run(m, copy_in, m->targets[i], b->targets[i], bytes));
+    }
     return AMP_OK;
 }
 
@@ -10489,8 +10429,8 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
-    AMPI_TRY(m->backend->copy_out(values, m->loss_values, (size_t)m->loss_count * sizeof *values, &m->exec));
-    for (int i = 0; i < m->loss_count; i++) sum += (double)m->nodes[m->losses[i]].loss_weight * (double)values[i];
+    AMPI_TRY(ampi_run(m, copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values));
+    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -10513,10 +10453,9 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-    for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = ampi_nth(m, i);
+    for (ampi_node* n = m->first; n; n = n->next) {
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
-        for (int j = 0; j < n->input_count; j++) if (m->nodes[n->reads[j]].wants_grad) n->wants_grad = 1;
+        for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
 
@@ -10526,8 +10465,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (saved->bytes == 0) return AMP_OK;
-    return m->backend->copy(restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes,
-                            &m->exec);
+    return ampi_run(m, copy, restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes);
 }
 
 #define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
@@ -10539,7 +10477,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     for (size_t at = 0; at < count; at += CHUNK) {
         const size_t k = ampi_min_size(count - at, CHUNK);
         const char* from = (const char*)data + at * ampi_type_size(t);
-        if (m->backend->download(values, AMP_F32, from, t, k, &m->exec) != AMP_OK) return count;
+        if (ampi_run(m, download, values, AMP_F32, from, t, k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
             if (!amp_is_finite(&values[i], AMP_F32)) return at + i;
@@ -10557,30 +10495,25 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
 /* Runs the forward pass once more, looking at each value as it is made, and says in m->trouble where inf or NaN began.
    Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward values
    afterwards. */
-AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
-    ampi_pass p = *pass;
+AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
-    p.looking = 1;
-    if (ampi_load_inputs(m, b) != AMP_OK) return 0;
-    for (int i = 0; i < m->node_count; i++) {
-        ampi_node* n = ampi_nth(m, i);
-        const int is_cast = n->layer.op == AMPI_OP_CAST;
-        const size_t count = (size_t)p.n * ampi_features(n);
-        if (ampi_is_idle(n, &p) || ampi_op_is_loss(n->layer.op)) continue;
-        if (ampi_forward_node(m, n, &p, 0) != AMP_OK) return 0;
-        const size_t bad = ampi_first_bad(m, ampi_data(m, n), n->layer.storage_dtype, count, &what);
+    m->pass.looking = 1;
+    if (ampi_load_inputs(m) != AMP_OK) return 0;
+    for (ampi_node* n = m->first; n; n = n->next) {
+        const size_t count = m->pass.rows * n->features;
+        if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
+        if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
+        const size_t bad = ampi_first_bad(m, n->data, n->layer.storage_dtype, count, &what);
         if (bad == count) continue;
         AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does "
-                 "not help", what, is_cast ? "16-bit copy" : "output",
-                 is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name, (ampi_ull)bad);
+                 "not help", what, n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, (ampi_ull)bad);
         return ampi_blame(m, n);
     }
     for (int i = 0; i < m->loss_count; i++) {
-        ampi_node* n = &m->nodes[m->losses[i]];
         if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
         AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets",
-                 n->layer.name, what);
-        return ampi_blame(m, n);
+                 m->losses[i]->layer.name, what);
+        return ampi_blame(m, m->losses[i]);
     }
     return 0;
 }
@@ -10588,7 +10521,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
-    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min, counted = o->inf_count + o->nan_count > 0;
     const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
     const double scale = (double)info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
@@ -10597,10 +10530,8 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     else if (o->unsound)
         AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
                  "not help", alone ? "" : ", here or on another rank");
-    else if (o->inf_count + o->nan_count == 0 && alone)
-        AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
-    else if (o->inf_count + o->nan_count == 0)
-        AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g", scale);
+    else if (!counted && alone) AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
+    else if (!counted) AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g", scale);
     else
         AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; "
                  "loss scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
@@ -10621,9 +10552,9 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
-    AMPI_TRY(m->backend->copy_in(sum, &found, sizeof found, &m->exec));
+    AMPI_TRY(ampi_run(m, copy_in, sum, &found, sizeof found));
     AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
-    AMPI_TRY(m->backend->copy_out(&found, sum, sizeof found, &m->exec));
+    AMPI_TRY(ampi_run(m, copy_out, &found, sum, sizeof found));
     *flag = found != 0.0f;
     return AMP_OK;
 }
@@ -10645,51 +10576,44 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
 /* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. Where the look is no wait
    the model may be to blame for what was found: the scale has not moved yet. On an asynchronous backend without other
    ranks the step itself looks. */
-AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass* p) {
+AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
-    AMPI_TRY(m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec));
+    AMPI_TRY(ampi_run(m, training_check, &m->training, m->grad_list, m->param_count, flags));
     if (!m->backend->asynchronous) {
-        AMPI_TRY(m->backend->copy_out(found, flags, sizeof found, &m->exec));
-        if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m, b, p))) found[1] = 1.0f;
-        AMPI_TRY(m->backend->copy_in(flags, found, sizeof found, &m->exec));
+        AMPI_TRY(ampi_run(m, copy_out, found, flags, sizeof found));
+        if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m))) found[1] = 1.0f;
+        AMPI_TRY(ampi_run(m, copy_in, flags, found, sizeof found));
     }
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
-    return m->backend->training_agree(&m->training, flags, &m->exec);
+    return ampi_run(m, training_agree, &m->training, flags);
 }
 
 /* --- the step --- */
 
-AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
-    const double parts = (double)m->desc.accumulate * (double)m->comm.size;
-    const ampi_pass p = { n, 1, (float)(1.0 / parts), m->micro > 0, 0, NULL, NULL };
-    return p;
-}
-
 /* Says why a step was skipped. Where the model was not looked at before the scale moved it is now; then the ranks agree
    once more, so that they repeat the batch together or not at all. */
-AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
-    amp_result r = AMP_OK;
     int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
     if (m->backend->asynchronous) {
-        if (m->trouble[0] || ampi_diagnose_forward(m, b, p)) any = 1;
-        r = ampi_any_rank(m, &any);
+        if (m->trouble[0] || ampi_diagnose_forward(m)) any = 1;
+        AMPI_TRY(ampi_any_rank(m, &any));
     }
     if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
     if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (any && m->comm.size > 1)
-        AMPI_SAY(info->message, "the model produces inf or nan on another rank");
+    else if (any && m->comm.size > 1) AMPI_SAY(info->message, "the model produces inf or nan on another rank");
     else if (!any && m->desc.accumulate > 1)
         snprintf(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
-    return r;
+    return AMP_OK;
 }
 
 /* What the last step, or micro-batch, did, from the training state as read. */
 AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
-    const char* name = t->last.update_name[0] ? t->last.update_name : "?";
+    const amp_optimizer_info* last = &t->last;
+    const char* name = last->update_name[0] ? last->update_name : "?";
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
     info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
@@ -10697,23 +10621,23 @@ AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* inf
     info->outcome = AMP_STEP_ACCUMULATED;
     ampi_overflow_clear(&info->overflow);
     if (!is_whole) return;
-    info->lr = t->last.lr;
-    info->overflow = t->last.overflow;
-    info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(AMPI_INF64);
-    info->outcome = t->last.applied            ? AMP_STEP_APPLIED
-                    : t->last.overflow.unsound ? AMP_STEP_SKIPPED_MODEL
-                                               : AMP_STEP_SKIPPED_OVERFLOW;
-    info->update_overflows = t->last.update_overflows;
-    info->saturated = t->last.saturated;
+    info->lr = last->lr;
+    info->overflow = last->overflow;
+    info->grad_norm = last->applied ? last->grad_norm : ampi_double(AMPI_INF64);
+    info->outcome = last->applied            ? AMP_STEP_APPLIED
+                    : last->overflow.unsound ? AMP_STEP_SKIPPED_MODEL
+                                             : AMP_STEP_SKIPPED_OVERFLOW;
+    info->update_overflows = last->update_overflows;
+    info->saturated = last->saturated;
     info->message[0] = 0;
-    if (!t->last.applied) ampi_describe_overflow(m, info);
-    else if (t->last.update_overflows > 0)
+    if (!last->applied) ampi_describe_overflow(m, info);
+    else if (last->update_overflows > 0)
         AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
-                 "%s is element %llu of '%s'", (ampi_ull)t->last.update_overflows,
-                 t->last.saturated ? "them and of saturated copies" : "them", (ampi_ull)t->last.update_index, name);
-    else if (t->last.saturated > 0)
+                 "%s is element %llu of '%s'", (ampi_ull)last->update_overflows,
+                 last->saturated ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
+    else if (last->saturated > 0)
         AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
-                 "first is element %llu of '%s'", (ampi_ull)t->last.saturated, (ampi_ull)t->last.update_index, name);
+                 "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
 }
 
 /* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
@@ -10722,35 +10646,35 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
     if (m->saved) ampi_copy_running(m, 1);
-    m->backend->training_abandon(&m->training, &m->exec);
+    ampi_run(m, training_abandon, &m->training);
     return why;
 }
 
 /* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the window:
    all-reduce, check, step or skip, move the scale. */
-AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
+AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
-    if (m->backend->training_pass) AMPI_TRY(m->backend->training_pass(&m->training, &m->exec));
-    if (!p->accumulate) AMPI_TRY(ampi_copy_running(m, 0));
+    if (m->backend->training_pass) AMPI_TRY(ampi_run(m, training_pass, &m->training));
+    if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
     m->saved = 1;
-    AMPI_TRY(ampi_forward(m, p, m->node_count - 1, 1));
-    AMPI_TRY(m->backend->training_losses(&m->training, m->loss_values, m->loss_count, &m->exec));
-    AMPI_TRY(ampi_backward(m, p));
+    AMPI_TRY(ampi_forward(m, m->last, 1));
+    AMPI_TRY(ampi_run(m, training_losses, &m->training, m->loss_values, m->loss_count));
+    AMPI_TRY(ampi_backward(m));
     if (m->micro < m->desc.accumulate) return AMP_OK;
-    AMPI_TRY(ampi_agree(m, b, p));
-    return m->backend->training_step(&m->training, now->base, saved->base, saved->bytes, &m->exec);
+    AMPI_TRY(ampi_agree(m));
+    return ampi_run(m, training_step, &m->training, now->base, saved->base, saved->bytes);
 }
 
 /* The work of a step, or a replay of its record. What differs between calls is in the key. */
-AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
-    const uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
+AMPI_FN amp_result ampi_replay_step(amp_model* m) {
+    const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    if (m->backend->record) AMPI_TRY(m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec));
+    if (m->backend->record) AMPI_TRY(ampi_run(m, record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode));
     if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
-    amp_result r = ampi_run_step(m, b, p);
+    amp_result r = ampi_run_step(m);
     if (mode != AMP_RECORD_ON) return r;
-    r = m->backend->record_end(&m->training, r, &m->exec);
-    if (r != AMP_OK) m->saved = p->accumulate;
+    r = ampi_run(m, record_end, &m->training, r);
+    if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
 
@@ -10765,32 +10689,32 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
 
 /* The same, and of a skipped step, why. The logger hears once of weights that stay as they were, and once of saturated
    copies. */
-AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
     const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
-    if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
-    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m, b, p); /* while b is there */
+    if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
+    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m);   /* while it is there */
     return AMP_OK;
 }
 
 /* info is NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
-    const ampi_pass p = ampi_training_pass(m, b->n);
     const int last = m->micro + 1 == m->desc.accumulate;
+    ampi_start_pass(m, b, 1);
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
         m->saved = 0;
         ampi_freeze(m);
     }
-    amp_result r = m->backend->training_begin(&m->training, 1, &m->exec);
-    if (r == AMP_OK) r = ampi_load_batch(m, b);
-    if (r == AMP_OK) r = ampi_replay_step(m, b, &p);
+    amp_result r = ampi_run(m, training_begin, &m->training, 1);
+    if (r == AMP_OK) r = ampi_load_batch(m);
+    if (r == AMP_OK) r = ampi_replay_step(m);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
     m->stale = m->backend->asynchronous;
-    if (info) r = ampi_report_step(m, b, &p, info);
+    if (info) r = ampi_report_step(m, info);
     if (r != AMP_OK && !last) return ampi_abandon_step(m, r);
     m->training.passes++;
     if (!last) return AMP_OK;
@@ -10813,16 +10737,13 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
-    for (int i = 0; i < m->layer_count; i++) {
-        const amp_layer* l = &m->nodes[i].layer;
-        AMPI_REFUSE(l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1,
-                    AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the batch has 1 "
-                    "sample", what, l->name);
-    }
-    for (int i = 0; m->micro && i < m->param_count; i++)
-        AMPI_REFUSE(!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]), AMP_ERR_STATE, "%s: '%s' was frozen "
-                    "when this step began; unfreeze group %d before the first micro-batch of a step", what,
-                    m->params[i].name, m->params[i].group);
+    for (const ampi_node* n = m->first; n; n = n->next)
+        AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1, AMP_ERR_ARGUMENT,
+                    "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what,
+                    n->layer.name);
+    for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
+        AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE, "%s: '%s' was frozen when this step began; "
+                    "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
     return AMP_OK;
 }
 
@@ -10830,7 +10751,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     amp_step_info told;
     fenv_t floats;
     amp_result r = ampi_check_batch(m, batch, "train step", 1);
-    if (!m || !m->finalized) return r;
+    if (!ampi_is_final(m)) return r;
     if (r == AMP_OK) r = ampi_check_training(m, batch, "train step");
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
@@ -10867,10 +10788,11 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     fenv_t floats;
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
     AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
-    const ampi_pass p = { batch->n, 0, 0.0f, 0, 0, &told.correct, NULL };
+    ampi_start_pass(m, batch, 0);
+    m->pass.correct = &told.correct;
     feholdexcept(&floats);
-    amp_result r = ampi_load_batch(m, batch);
-    if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
+    amp_result r = ampi_load_batch(m);
+    if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
     if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
     if (r == AMP_OK) *info = told;
@@ -10880,17 +10802,17 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
     fenv_t floats;
     AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
-    const int i = ampi_index_of(m, v);
+    ampi_node* n = ampi_find(m, v);
     AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
-    AMPI_REFUSE(i == AMPI_NONE, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
-    const ampi_node* n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
-    AMPI_REFUSE(ampi_op_is_loss(n->layer.op), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    const ampi_pass p = { batch->n, 0, 0.0f, 0, 0, NULL, NULL };
-    const size_t count = (size_t)p.n * ampi_features(n);
+    AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
+    AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
+    n = ampi_source(n);      /* before a layer that works in place has been there */
+    ampi_start_pass(m, batch, 0);
     feholdexcept(&floats);
-    amp_result r = ampi_load_inputs(m, batch);
-    if (r == AMP_OK) r = ampi_forward(m, &p, n->order, 0);
-    if (r == AMP_OK) r = m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype, count, &m->exec);
+    amp_result r = ampi_load_inputs(m);
+    if (r == AMP_OK) r = ampi_forward(m, n, 0);
+    if (r == AMP_OK)
+        r = ampi_run(m, download, out, AMP_F32, n->data, n->layer.storage_dtype, m->pass.rows * n->features);
     fesetenv(&floats);
     return r;
 }
@@ -10908,8 +10830,9 @@ typedef struct ampi_feed {
 } ampi_feed;
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
-    for (int i = 0; f->m && i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
-    if (f->m) ampi_free(&f->m->desc.allocator, f->order);
+    if (!f->m) return;
+    for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
+    ampi_free(&f->m->desc.allocator, f->order);
 }
 
 /* To be closed after a failure too. */
@@ -10929,9 +10852,9 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         if (!ampi_has_array(m, i)) continue;
         AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
                     loss < 0 ? "inputs" : "targets", i % AMP_MAX_INPUTS);
-        f->bytes[i] = loss < 0 ? ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype)
-                      : data->label_dtype && ampi_has_labels(m, loss) ? amp_dtype_size(data->label_dtype)
-                                                                      : ampi_target_bytes(m, loss, 1);
+        f->bytes[i] = loss < 0 ? m->inputs[i]->features * amp_dtype_size(data->input_dtype)
+                      : ampi_has_labels(m->losses[loss]) ? amp_dtype_size(data->label_dtype)
+                                                         : ampi_target_size(m->losses[loss]) * 4;
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
@@ -10958,21 +10881,22 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     const amp_data* d = f->data;
     memset(b, 0, sizeof *b);
     b->n = n;
+    if (d->read) {
+        const amp_result r = d->read(b, f->order + at, d->user_data);
+        b->n = n;
+        return r == AMP_OK ? r : ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from "
+                                                 "place %lld on", f->what, amp_result_string(r), n, (long long)at);
+    }
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
     for (int i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
+        AMPI_ARRAY(b, i) = f->buffers[i];
         for (int k = 0; bytes && k < n; k++)
             memcpy((char*)f->buffers[i] + (size_t)k * bytes,
                    (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
-        AMPI_ARRAY(b, i) = f->buffers[i];
     }
-    if (!d->read) return AMP_OK;
-    b->input_dtype = b->label_dtype = AMP_DTYPE_DEFAULT;
-    amp_result r = d->read(b, f->order + at, d->user_data);
-    b->n = n;
-    return r == AMP_OK ? r : ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place "
-                                             "%lld on", f->what, amp_result_string(r), n, (long long)at);
+    return AMP_OK;
 }
 
 /* Weighs each batch by its samples. */
@@ -11035,8 +10959,8 @@ AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
     const int percent = (int)(100 * to / count), cells = percent * CELLS / 100;
     char text[160];
     if (!f->d.print || !f->d.terminal || (int)(100 * from / count) == percent) return;
-    snprintf(text, sizeof text, "\repoch %d/%d [%.*s%.*s] %3d %%  loss %-10.4g", f->now.epoch, f->d.epochs, cells,
-             "==============================", CELLS - cells, "                              ", percent,
+    AMPI_SAY(text, "\repoch %d/%d [%.*s%*s] %3d %%  loss %-10.4g", f->now.epoch, f->d.epochs, cells,
+             "==============================", CELLS - cells, "", percent,
              f->samples ? f->loss_sum / (double)f->samples : 0.0);
     f->d.print(text, f->d.user_data);
 }
@@ -11045,11 +10969,10 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[80] = "";
     if (!f->d.print) return;
-    if (f->d.evaluation)
-        snprintf(evaluated, sizeof evaluated, "  evaluation %.4g, %.2f %%", (double)e->eval_loss, 100.0 * e->accuracy);
-    snprintf(text, sizeof text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n",
-             f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps,
-             (long long)e->skipped, (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g, %.2f %%", (double)e->eval_loss, 100.0 * e->accuracy);
+    AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n", f->d.terminal ? "\r" : "",
+             e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps, (long long)e->skipped,
+             (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
 
@@ -12004,7 +11927,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     c->tensors = t;
     for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
         const amp_param* p = i < o->count ? &o->params[i] : NULL;
-        const ampi_node* n = p ? NULL : &m->nodes[i - o->count];
+        const ampi_node* n = p ? NULL : ampi_nth(m, i - o->count);
         if (n && n->layer.op != AMP_OP_BATCH_NORM) continue;
         const char* name = p ? p->name : n->layer.name;
         const size_t count = p ? p->count : (size_t)n->layer.channels;
@@ -12327,20 +12250,21 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
                 stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
-    ampi_pass p = ampi_training_pass(m, batch->n);
-    p.looking = 1;
-    p.observed = stats;
+    ampi_start_pass(m, batch, 1);
+    m->pass.looking = 1;
+    m->pass.observed = stats;
     ampi_freeze(m);
     feholdexcept(&floats);
-    amp_result r = m->backend->training_begin(&m->training, 0, &m->exec);
-    if (r == AMP_OK) r = ampi_load_batch(m, batch);
-    if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
-    if (r == AMP_OK) r = ampi_backward(m, &p);
-    for (int i = 0; i < 2 * m->layer_count && r == AMP_OK; i++) {
-        const int param = i % 2 ? m->nodes[i / 2].bias : m->nodes[i / 2].weight;
-        const amp_param* w = ampi_weight_grad(m, param) ? &m->params[param] : NULL;
-        if (w) r = ampi_collect(m, &stats[i / 2].weight_gradient, w->grad, w->grad_dtype, w->count);
-    }
+    amp_result r = ampi_run(m, training_begin, &m->training, 0);
+    if (r == AMP_OK) r = ampi_load_batch(m);
+    if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
+    if (r == AMP_OK) r = ampi_backward(m);
+    for (const ampi_node* n = m->first; n && r == AMP_OK; n = n->next)
+        for (int k = 0; k < 2 && r == AMP_OK; k++) {
+            const int param = k ? n->bias : n->weight;
+            const amp_param* w = ampi_weight_grad(m, param) ? &m->params[param] : NULL;
+            if (w) r = ampi_collect(m, &stats[n->number].weight_gradient, w->grad, w->grad_dtype, w->count);
+        }
     fesetenv(&floats);
     return r;
 }
@@ -12372,7 +12296,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
             "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (int i = 0; i < m->layer_count; i++) {
-        const amp_layer* l = &m->nodes[i].layer;
+        const amp_layer* l = amp_model_layer(m, i);
         char shape[48];
         snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
         fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
