@@ -3128,11 +3128,13 @@ AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size
 }
 /* `count` neighbours of a result of any type, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(store_results)(void* dst, amp_dtype t, const float* src, size_t count) {
-    const size_t size = t == AMP_F32 ? 4 : 2;
+    const size_t size = t == AMP_F32 ? 4 : 2, ahead = count * size > AMPI_AHEAD_BYTES ? AMPI_AHEAD_BYTES : 0;
     size_t i;
-    for (i = 0; i < count; i += AMPI_LANES)
+    for (i = 0; i < count; i += AMPI_LANES) {
+        AMPI_FETCH((char*)dst + i * size, ahead);
         AMPI_K(store_any)((char*)dst + i * size, t,
                           AMPI_K(clean)(AMPI_K(load_any)(src + i, AMP_F32, count - i)), count - i);
+    }
 }
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     size_t i;
@@ -5578,18 +5580,23 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
+/* How many bytes ahead loops over rows of n floats ask for memory. */
+AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be what
    it is computed from.
    gcc is told that no lane reads what another one writes. Others vectorise the detour through an array. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
   #define AMPI_LOOP(to, n, value)                                                             \
     do {                                                                                      \
+        const size_t ampi_bytes = ampi_ahead(n);                                              \
         size_t ampi_i, ampi_l;                                                                \
-        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES)                                  \
+        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) {                                \
+            AMPI_FETCH((to) + ampi_i, ampi_bytes);                                            \
             _Pragma("GCC ivdep") for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {            \
                 const size_t i = ampi_i + ampi_l;                                             \
                 (to)[i] = value;                                                              \
             }                                                                                 \
+        }                                                                                     \
     } while (0)
   #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")    /* before a loop over AMPI_LANES sums in double */
 #else
@@ -5621,16 +5628,16 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
     return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
 }
 
-/* n rounded up to whole groups of lanes; number of tiles of n elements; elements in tile i. */
+/* n rounded up to whole groups of lanes; elements of a tile that begins at `start`. */
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
-AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
-/* Rows that fit a tile are taken as many at a time as it holds, at most AMPI_ROWS; of a longer row, a tile at a time.
-   Kernels read and write whole groups of lanes. So a tile has room for one group behind the last row, and what a row
-   writes behind its end is overwritten by the next row. */
-enum { AMPI_ROWS = 64, AMPI_ROWS_TILE = AMPI_TILE + AMPI_LANES };
-AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_TILE ? ampi_min_size(AMPI_TILE / d, AMPI_ROWS) : 1; }
+/* A tile of rows holds as many whole rows as fit, at most AMPI_ROWS, or a part of a longer one. Kernels read and write
+   whole groups of lanes. So a tile has room for one group behind the last row, and what a row writes behind its end is
+   overwritten by the next row. */
+enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
+AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1; }
+AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d - start, AMPI_PART); }
 
 /* Where the operands of a call stand in its list: what it reads, its result (dx of a gradient), what it reads besides,
    and the others of norms. */
@@ -6379,6 +6386,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
                                   const ampi_norm_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
+    const size_t ahead = ampi_ahead(n);
     ampi_norm_lanes gamma;
     size_t r, i, l;
     for (r = 0; r < rows; r++, y += n, x += n) {
@@ -6391,6 +6399,8 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         if (terms == AMPI_DOT) ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
         for (i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
+            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);
+            if (terms == AMPI_PRODUCTS || terms == AMPI_DOT) AMPI_FETCH(y + i, ahead);
             if (n - i >= AMPI_LANES) ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, NULL);
             else ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, ampi_lanes_in(n - i));
         }
@@ -6424,18 +6434,22 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
                                      const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
                                      const ampi_norm_args* q, size_t rows, size_t n) {
+    const size_t ahead = ampi_ahead(n);
     ampi_norm_lanes mean, scale;
     size_t r, ampi_i, ampi_l;
     for (r = 0; r < rows; r++, y += n, x += n) {
         ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
         ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
-        for (ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES)
+        for (ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES) {
+            AMPI_FETCH(x + ampi_i, ahead);
+            if (terms == AMPI_DOT) AMPI_FETCH(y + ampi_i, ahead);
             AMPI_IN_REGISTERS for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {
                 const size_t i = ampi_i + ampi_l;
                 const ampi_term t = ampi_term_of(terms, y[i], x[i], AMPI_LANE_OF(mean), AMPI_LANE_OF(scale), 0.0);
                 sum[i] += (double)t.sum;
                 dot[i] = ampi_add_product(hw, t.g, t.d, dot[i]);
             }
+        }
     }
 }
 AMPI_INLINE void ampi_sum_columns_body(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
@@ -6471,7 +6485,7 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
 AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
                               size_t d) {
     size_t i, n;
-    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n) {
+    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
         const float* v = ampi_read(x, at + i, rows * n, n);
         ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), v, NULL, rows, n, i > 0);
     }
@@ -6498,7 +6512,7 @@ AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x,
                              const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     size_t i, n;
-    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n, at += n) {
+    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
         const float* v = ampi_read(x, at, rows * n, n);
         float* to = add ? tile : ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
@@ -6515,7 +6529,7 @@ AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x,
    pixels is summed by lanes, a tile at a time: as many planes of it as fit, or a part of one plane. A plane of 128
    pixels or more, in whole groups of lanes, is a tile of its own: its pixels are on the same lanes then, and it is read
    in place. Channels of one pixel are columns, whose sums go from image to image. */
-enum { AMPI_BN_WIDE = 256 };
+enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
@@ -6842,7 +6856,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     for (; row < past; row += rows) {
         ampi_norm_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1 };
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
-        for (i = 0; (n = ampi_tile_size(width, i)) > 0; i += n) {
+        for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
             const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
             if (sums) ampi_sum_columns(AMPI_DOT, sums + ampi_padded(width) + i, sums + i, g, v, &q, rows, n);
@@ -6944,6 +6958,7 @@ AMPI_INLINE void ampi_rows_max_body(int hw, float* max, const float* x, size_t r
         for (l = 0; l < AMPI_LANES; l++) m[l] = max[r];
         for (i = 0; i < n; i += AMPI_LANES) {
             const uint32_t* in = ampi_lanes_in(n - i);
+            AMPI_FETCH(x + i, ampi_ahead(n));
             for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_select(in[l], x[i + l], m[l]), m[l]);
         }
         for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
@@ -6998,9 +7013,9 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
                                   float* e) {
     size_t i, n;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
-    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n)
+    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
-    for (i = 0; (n = ampi_tile_size(d, i)) > 0; i += n) {
+    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
         ampi_rows_exp(e, ampi_read(x, at + i, rows * n, n), max, rows, n);
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
@@ -7015,12 +7030,12 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     size_t i, n;
     ampi_reader_open(&x, f->list, AMPI_ARG_X);
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
-    for (i = 0; (n = ampi_tile_size(f->d, i)) > 0; i += n) {
+    for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const int32_t* labels = f->labels ? f->labels + row : NULL;
         const size_t at = row * f->d + i;
         float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         int32_t label = 0;
-        if (f->d > AMPI_TILE) {
+        if (f->d > AMPI_PART) {
             ampi_rows_exp(e, ampi_read(&x, at, n, n), max, 1, n);
             if (labels) label = *labels - (int32_t)i;
             if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
@@ -7049,7 +7064,7 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
     ampi_reader_open(&y, f->list, AMPI_ARG_X);
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
-    for (i = 0; (n = ampi_tile_size(f->d, i)) > 0; i += n) {
+    for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->d + i;
         float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         ampi_rows_dx(dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), s.dot, rows, n);
@@ -7209,7 +7224,7 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
     for (r = 0; r < rows; r++) {
         const size_t label = (size_t)f->labels[row + r];
-        if (f->d > AMPI_TILE) ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
+        if (f->d > AMPI_PART) ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
         else z[r] = x.floats[r * f->d + label];
         z[r] -= max[r];
         max[r] = f->smoothing > 0.0f ? (float)(s.sum[r] / (double)f->d - (double)max[r]) : 0.0f;

@@ -652,7 +652,7 @@ static void test_short_rows(void) {
 }
 /* Longer rows too give, many of them together, what each gives alone. */
 static void test_long_rows(void) {
-    static const size_t widths[] = { 18, 33, 100, 768, 1024, 1025, 1057, 4096 };
+    static const size_t widths[] = { 18, 33, 100, 768, 1024, 1025, 1057, 2048, 2051, 4096 };
     size_t i, rows;
     int t;
     for (t = 0; t < 3; t++)
