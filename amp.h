@@ -1343,31 +1343,30 @@ typedef struct amp_file_desc {
     const amp_logger* logger;
 } amp_file_desc;
 
-/* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the whole
-   new one, whoever else saves or loads there. POSIX: the old file's mode is kept; a symbolic link is replaced; a
-   device, pipe or directory is AMP_ERR_IO and stays. Windows: a file that another program holds open is waited for, a
-   second or two. Paths are what fopen takes; names (each once), keys and values are UTF-8. Tensors with larger elements
-   come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_IO, also where a directory fails to flush, with the
-   new file in place; AMP_ERR_MEMORY. */
+/* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the new
+   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. A device,
+   pipe or directory is AMP_ERR_IO. Windows: a file held open elsewhere is waited for, a second or two. Paths are what
+   fopen takes; names (each once), keys and values are UTF-8. Larger elements come first. Text "amp.crc32.<name>" is a
+   tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also where a directory fails to flush, with the new file in place. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name, each once, into the given memory, if type, rank, shape and the CRC-32, where there is one, are
-   the file's. Tensors that are not asked for may have any type. A hostile file costs at most an error and memory of six
-   times its header (100 MB at most). AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
+/* Reads tensors by name, each once; type, rank, shape and CRC-32, where there is one, must be the file's. Others may
+   have any type. A hostile file costs an error and memory of six times its header (100 MB at most), no more.
+   AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
 /* Copies a metadata text with its final 0. AMP_ERR_FORMAT, also if there is no such key, or the text does not fit. */
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
-/* A file as amp_file_save writes it: masters (or the 16-bit weights without masters) under the names of the parameters,
-   moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
-   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between the micro-batches
-   of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
+/* A file as amp_file_save writes it: masters (or 16-bit weights without masters) under the parameters' names, moments
+   "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
+   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between micro-batches;
+   AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
    Loading needs a model made the same way: names, shapes, level, types (grad_dtype too), seed, accumulate, kind of
    optimizer (and maximize), groups and scaler rule must agree, but not batch. Otherwise, or where anything is damaged,
-   AMP_ERR_FORMAT with the first difference. Learning rates are loaded; other settings of the optimizer stay, and the
-   logger hears, with AMP_OK, of each that differs. Saving takes little memory, loading as much as the file. */
+   AMP_ERR_FORMAT with the first difference. Rates are loaded; the optimizer's other settings stay, and the logger
+   hears, with AMP_OK, of each that differs. Saving takes little memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -1378,10 +1377,9 @@ AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
-   (NULL = there is no scaler), and `count` tensors more, such as running statistics or the place in the data. Each
-   parameter needs a name of its own, of at most 77 bytes. Loading writes the 16-bit copies too; what must agree and
-   what is kept: as in amp_checkpoint_load. Memory of the host only. Errors: as amp_checkpoint_save and _load,
-   amp_file_save and amp_optimizer_init; AMP_ERR_STATE inside a window of s, or if s was never initialised. */
+   (NULL = there is no scaler), and `count` tensors more, such as the place in the data. Memory of the host only. Each
+   parameter needs its own name of at most 77 bytes. Loading writes 16-bit copies too. The rest is as with models;
+   AMP_ERR_STATE inside a window of s, or if s was never initialised. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
     int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1407,8 +1405,8 @@ typedef struct amp_stats {
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements; target is the type they would be cast to (0 = AMP_F16; not F64). What lies beyond the
-   histogram counts in its end bins. Adds to *out if `add`, otherwise starts anew. */
+/* Statistics of n elements of any type; target is what they would be cast to (0 = AMP_F16; not F64). What lies beyond
+   the histogram counts in its end bins. Adds to *out if `add`, otherwise starts anew. */
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
     int add);
 
@@ -1418,9 +1416,8 @@ typedef struct amp_layer_stats {
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
 } amp_layer_stats;
-/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count. The
-   model stays as it is. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. After an error
-   of an operator some may be filled. */
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error, some); capacity is at
+   least amp_model_layer_count. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
 
 #if !defined(AMP_NO_STDIO)
