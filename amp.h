@@ -4274,8 +4274,8 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks of a wave may
-   run in parallel, their results are combined in order. Neither size depends on the machine. */
+/* Work is done on chunks of one tensor each, in waves that fit the stack. The chunks of a wave may run in parallel,
+   their results are combined in order. Neither size depends on the machine. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
@@ -4298,13 +4298,11 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     while (tensor < t->count) {
         for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
             const size_t left = t->at(t->list, tensor).count - offset;
+            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0, 0 };
             if (left == 0) { tensor++; offset = 0; continue; }
-            memset(&wave[n], 0, sizeof wave[n]);
-            wave[n].tensor = tensor;
-            wave[n].offset = offset;
-            wave[n].n = ampi_min_size(left, AMPI_CHUNK);
-            offset += wave[n].n;
-            elements += wave[n++].n;
+            wave[n++] = chunk;
+            offset += chunk.n;
+            elements += chunk.n;
         }
         AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context, &wave[i]));
         for (int64_t i = 0; combine && i < n; i++) combine(context, &wave[i]);
@@ -4324,7 +4322,7 @@ AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
 
 /* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
 AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
-    double product = (double)x * (double)inverse;
+    const double product = (double)x * inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
     if (to == AMP_F16) return (float)product >= 65520.0f;
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
@@ -4347,11 +4345,8 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
                             ampi_chunk* c) {
     for (; i < end; i++) {
-        uint32_t u;
-        uint16_t low;
-        if (t == AMP_F32) memcpy(&u, (const float*)data + i, sizeof u);
-        else { memcpy(&low, (const uint16_t*)data + i, sizeof low); u = low; }
-        u &= t == AMP_F32 ? 0x7fffffffu : 0x7fffu;
+        const uint32_t u = t == AMP_F32 ? ampi_bits_at((const float*)data + i) & 0x7fffffffu
+                                        : ((const uint16_t*)data)[i] & 0x7fffu;
         if (u <= last) continue;
         if (c->inf + c->nan == 0) c->first = base + i;
         if (u > ampi_inf_bits(t)) c->nan++;
@@ -4459,7 +4454,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
     feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
     ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : (double)inverse);
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : inverse);
 }
 
 AMPI_COMPILE_QUICKLY
@@ -7707,7 +7702,7 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
 /* The inverse is formed in double: one rounding. */
 AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->scale_in_use = state->scale;
-    state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
+    state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / state->scale) : 0.0f;
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
@@ -7749,20 +7744,20 @@ AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* rule, amp_scaler_st
 
 AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
     const double grown = ampi_scaler_exact(rule, state) * rule->growth;
-    const int too_much = rule->max > 0.0f && grown > (double)rule->max;
+    const int too_much = rule->max > 0.0f && grown > rule->max;
     state->applied++;
     state->consecutive_skips = 0;
     if (rule->refill != AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
     if (state->tracker < INT32_MAX) state->tracker++;
     if (rule->interval == 0 || state->tracker < rule->interval) return;
     if (too_much || grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE)
-        ampi_scaler_keep(rule, state, too_much ? (double)rule->max : grown);
+        ampi_scaler_keep(rule, state, too_much ? rule->max : grown);
     state->tracker = 0;
     state->hysteresis_left = rule->hysteresis;
 }
 
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    double scale = ampi_scaler_exact(rule, state), min = (double)rule->min;
+    double scale = ampi_scaler_exact(rule, state), min = rule->min;
     int hit = 0;
     state->skipped++;
     if (state->consecutive_skips < INT32_MAX) state->consecutive_skips++;
@@ -7980,7 +7975,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells too */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
-                      "skipped", place, (double)s->state.scale_in_use);
+                      "skipped", place, s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;
@@ -8061,7 +8056,7 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 /* What amp_scaler_advance returned, as a result. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const amp_logger* logger = &s->logger;
-    const double scale = (double)s->state.scale;
+    const double scale = s->state.scale;
     const char* what = NULL;
     if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
                                                                : s->rule.at_min == AMP_LIMIT_ERROR))
@@ -8092,7 +8087,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128", (double)scale);
+                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
     s->state.scale = scale;
     s->state.exact_scale = (double)scale;
     ampi_scaler_use_scale(&s->state);
@@ -8163,7 +8158,7 @@ AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
 
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     const amp_scaler_rule* r = &s->rule;
-    const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
+    const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / growth);
     ampi_saved saved = { s->rule, s->state };
     memcpy(p, "AMPS", 4);
     ampi_put(p + 4, 4, AMPI_SCALER_VERSION);
@@ -8285,10 +8280,10 @@ AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
-    const double floor_factor = (double)s->floor, above = 1.0 - floor_factor;
+    const double floor_factor = s->floor, above = 1.0 - floor_factor;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
-        return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma,
+        return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : s->gamma,
                             s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return floor_factor;
@@ -8297,7 +8292,7 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
 }
 
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
-    return s ? (float)ampi_mul64((double)base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
+    return s ? (float)ampi_mul64(base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
 }
 
 /* --- validation --- */
@@ -8354,9 +8349,8 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     for (size_t i = 0; i < sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields; i++)
         AMPI_TRY(ampi_check_field(d, &ampi_optimizer_fields[i], "optimizer", logger));
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f), "optimizer: nesterov needs momentum "
-                     "> 0 and no dampening, not %g and %g", (double)d->momentum, (double)d->dampening);
-    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
-                     (long long)s->warmup_steps);
+                     "> 0 and no dampening, not %g and %g", d->momentum, d->dampening);
+    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps is negative");
     AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps, "optimizer: schedule.total_steps %lld must be greater "
                      "than warmup_steps %lld", (long long)s->total_steps, (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
@@ -8574,7 +8568,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
-        u->step = (float)ampi_mul64((double)rate, ratio);
+        u->step = (float)ampi_mul64(rate, ratio);
         step->kind = AMPI_UPDATE_LAMB;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         u->step = rate;
@@ -8587,17 +8581,17 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
    double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    const double correction1 = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
-    const double correction2 = 1.0 - ampi_pow_int((double)d->beta2, t + 1);
+    const double correction1 = 1.0 - ampi_pow_int(d->beta1, t + 1);
+    const double correction2 = 1.0 - ampi_pow_int(d->beta2, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
-    u->c1 = (float)(1.0 - (double)d->beta1);
-    u->c2 = (float)(1.0 - (double)d->beta2);
+    u->c1 = (float)(1.0 - d->beta1);
+    u->c2 = (float)(1.0 - d->beta2);
     u->r1 = (float)(1.0 / correction1);
     u->r2 = (float)(1.0 / sqrt(correction2));
     u->eps = d->eps;
-    if (d->kind != AMP_LAMB) u->step = (float)(-(double)lr / correction1);
-    if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * (double)wd);
+    if (d->kind != AMP_LAMB) u->step = (float)(-lr / correction1);
+    if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * wd);
     if (d->kind == AMP_LAMB) u->wd = wd;
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
 }
@@ -8619,7 +8613,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->step = -lr;
     if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
     u->b1 = first ? 0.0f : d->momentum;
-    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
+    u->c1 = first ? 1.0f : (float)(1.0 - d->dampening);
     u->buf = d->nesterov ? d->momentum : 1.0f;
     u->raw = d->nesterov ? 1.0f : 0.0f;
 }
@@ -8643,7 +8637,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
                                               const char* place) {
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
-                     "%s: state.lr %g must be finite and not negative", place, (double)s->lr);
+                     "%s: state.lr %g must be finite and not negative", place, s->lr);
     AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
                      (long long)s->step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
@@ -8701,7 +8695,7 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
 }
 
 AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm) {
-    double coefficient = o->desc.clip_norm > 0.0f ? (double)o->desc.clip_norm / (norm + 1e-6) : 1.0;
+    double coefficient = o->desc.clip_norm > 0.0f ? o->desc.clip_norm / (norm + 1e-6) : 1.0;
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
@@ -8718,7 +8712,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     report.grad_norm = report.overflow.norm;
     const double coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
-    if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient), &report);
+    if (report.applied) ampi_optimizer_apply(o, (float)(factor * coefficient), &report);
     if (s) {
         ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
@@ -8753,7 +8747,7 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     if (!ampi_lr_is_valid(&lr, 0))
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative",
-                         (double)lr);
+                         lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
         ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
