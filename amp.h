@@ -513,11 +513,11 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>policy   Autocast: which operator runs in which type. Rules are data. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
-   O1, O2: the class under these levels in the style of PyTorch. At O0 all are FP32, at O3 all but the losses are LOW.
-   kind: MATRIX and NORM have parameters, LOSS is FP32 always and ends its path, DATA has no arithmetic.
+   O1, O2: the rule at these levels in the style of PyTorch. At O0 all are FP32, at O3 all but the losses are LOW.
+   kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
    reads: what of the forward pass the backward pass reads again.
-   shares: where nobody else needs the input, the output may take its memory and the input's gradient that of the
-   output's (BOTH), or only the gradient may (GRAD). */
+   shares: whether the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone),
+   where nobody else needs it. */
 #define AMP_OP_LIST(X)                                                                       \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
     X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
@@ -548,15 +548,15 @@ typedef AMPI_ENUM(amp_rule) {
     AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,    /* the type of the first input */
-    AMP_RULE_GRAY = 4,      /* LOW between LOW neighbours, else FP32: an input is in 16 bits, and the result goes to a
-                               LOW operator, or to an end of the graph, by GRAY and FOLLOW ones alone */
+    AMP_RULE_GRAY = 4,      /* LOW if an input is in 16 bits and the result goes to a LOW operator or an end of the
+                               graph, through GRAY and FOLLOW ones alone; else FP32 */
 } amp_rule;
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
-/* Whose lists a policy has: X(NAME, "name", its levels, cast_back, scaler at O1, at O2). Levels: a bit for each.
+/* Whose lists a policy has: X(NAME, "name", a bit for each level, cast_back, scaler at O1, at O2).
    cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: the preset of a model whose desc has
-   none, where it is dynamic (MindSpore sets none at O1). Sources: torch.amp; MindSpore 2.10; the final version of
+   none, where it is dynamic. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final version of
    apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass. */
 #define AMP_STYLE_LIST(X)                                                 \
     X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                  \
@@ -619,26 +619,24 @@ typedef struct amp_policy {
     amp_level  level;
     amp_dtype  low_dtype;
     amp_style  style;
-    int        cast_back;              /* results of LOW ops are seen as FP32 by what follows */
-    int        master_weights;         /* 0: parameters of LOW ops exist in half only */
+    int        cast_back;              /* 1 = results of LOW operators are cast back to FP32 */
+    int        master_weights;         /* 0 = parameters of LOW operators exist in 16 bits only */
     amp_rule   rules[AMP_OP_COUNT];
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* AMP_ERR_POLICY for an illegal combination: an unknown level or operator, both lists at once, a loss on the white
-   list, a level that the style or an override that the level does not have. */
+/* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list, a level that the style
+   does not have, or an override that the level does not. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
-/* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, a loss that is not FP32, or an operator without
-   arithmetic of its own (input, flatten). */
+/* Replaces one rule. AMP_ERR_POLICY: an unknown operator or rule, a loss that is not FP32, input or flatten. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
-/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL; returns how many there
-   are. */
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL; returns how many. */
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
-/* "conv2d" and so on; "?" if out of range. From a name: 1 and *op, or 0. */
-AMP_DEF const char* amp_op_name(amp_op op);
+/* 1 and *op, or 0 if no operator has this name. */
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op);
-/* "LOW", "FP32", ...; "O1"; "mindspore"; "level list", "white list", "pinned", ...; "?" if out of range. */
+/* "conv2d"; "LOW"; "O1"; "mindspore"; "level list", "white list", "pinned", ...; "?" if out of range. */
+AMP_DEF const char* amp_op_name(amp_op op);
 AMP_DEF const char* amp_rule_name(amp_rule rule);
 AMP_DEF const char* amp_level_name(amp_level level);
 AMP_DEF const char* amp_style_name(amp_style style);
@@ -787,7 +785,7 @@ typedef struct amp_scaler_list {
     uint32_t    done;
 } amp_scaler_list;
 
-/* A loss scaler is a plain struct: have as many as you like. It owns nothing and may be copied between windows. */
+/* A plain struct: have as many as you like. It owns nothing and may be copied between windows. */
 struct amp_scaler {
     amp_scaler_rule   rule;
     amp_scaler_state  state;
@@ -796,7 +794,7 @@ struct amp_scaler {
     int             (*on_limit)(const amp_scaler* s, void* user_data);
     void*             user_data;
     int               scaled;   /* 1 once the loss of this window was scaled */
-    int               recorded; /* 1 once this window has a check, an unscale or a report */
+    int               recorded; /* 1 once it has a check, an unscale or a report */
     int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
     uint64_t          spans[AMP_SCALER_MAX_SPANS][2];  /* memory, from and to, of lists that were unscaled or stepped */
@@ -806,8 +804,8 @@ struct amp_scaler {
 /* Starts a scaler; NULL: PyTorch's. After an error *s is as before. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
-/* loss * scale in FP32; the scale cannot change before update. 1.0f gives the factor itself, to seed a backward pass by
-   hand; then call it once more with the loss: one that is inf or NaN makes the window unsound. NaN if s is NULL or not
+/* loss * scale in FP32; the scale cannot change before update. A loss that is inf or NaN makes the window unsound. 1.0f
+   gives the factor itself, to seed a backward pass by hand; then call it with the loss, too. NaN if s is NULL or not
    initialised: the other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
@@ -841,8 +839,8 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
-   AMP_ERR_OVERFLOW, after the end of the window: at_min, max_skips or max_unsound, or a scale of 2^-128 or less, or
-   infinite, with which all steps will be skipped until amp_scaler_set_scale. */
+   AMP_ERR_OVERFLOW, after the end of the window: at_min, max_skips, max_unsound, or a scale that is infinite or 2^-128
+   and less, with which all steps will be skipped until amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
 /* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
@@ -7916,12 +7914,11 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
 /* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of the list was unscaled, 0 if
    none. All was if the list's key is the sum of the keys of the unscaled lists that share memory with it. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
-    const char* place = t->place;
-    const amp_logger* logger = s ? &s->logger : NULL;
     uint64_t sum = 0;
     uint32_t done = 0;
     if (!s) return AMP_ERR_ARGUMENT;
-    AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
+    const amp_logger* logger = &s->logger;
+    AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", t->place);
     AMPI_TRY(ampi_tensors_validate(t, logger));
     const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
@@ -7930,24 +7927,22 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
         if (s->lists[k].done & AMPI_UNSCALED) sum += s->lists[k].key;
     }
     *unscaled = (done & AMPI_UNSCALED) != 0;
-    AMPI_REFUSE_CALL(what != AMPI_CHECKED && done & AMPI_STEPPED, AMP_ERR_STATE,
-                     "%s: these gradients were stepped already; call amp_scaler_update first", place);
-    AMPI_REFUSE_CALL(what == AMPI_UNSCALED && *unscaled, AMP_ERR_STATE,
-                     "%s: these gradients were unscaled already in this window", place);
-    AMPI_REFUSE_CALL(*unscaled && sum != key, AMP_ERR_STATE, "%s: some of these gradients were unscaled in this "
-                     "window, but not all, or together with others", place);
-    AMPI_REFUSE_CALL(what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key),
-                     AMP_ERR_STATE, "%s: more than %d lists of gradients in one window; put the tensors in one list",
-                     place, AMP_SCALER_MAX_LISTS);
+    const char* wrong = NULL;
+    if (what != AMPI_CHECKED && done & AMPI_STEPPED) wrong = "were stepped already; call amp_scaler_update first";
+    else if (what == AMPI_UNSCALED && *unscaled) wrong = "were unscaled already in this window";
+    else if (*unscaled && sum != key) wrong = "were unscaled in this window in part, or together with others";
+    else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key))
+        wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one list";
+    AMPI_REFUSE_CALL(wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
 /* May src be unscaled into dst? */
 AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
-    const amp_logger* logger = s ? &s->logger : NULL;
     int src_unscaled, dst_unscaled;
     AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
     AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, &dst_unscaled));
+    const amp_logger* logger = &s->logger;
     AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", src->place);
     for (int i = 0; i < src->count; i++) {
         const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
@@ -8048,8 +8043,7 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
 
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     if (s && !s->recorded)
-        ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_may_step: nothing was checked, unscaled or stepped since the "
-                  "last update; no step may be made");
+        ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_may_step: nothing was checked, unscaled or stepped");
     return s && s->recorded && !s->state.found_inf;
 }
 
@@ -8076,8 +8070,7 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
-                     "the last update");
+    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -8191,8 +8184,7 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_save"));
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "amp_scaler_save: %llu bytes are not enough, or NULL",
-                         (ampi_ull)size);
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "amp_scaler_save: a state has %d bytes", AMP_SCALER_STATE_BYTES);
     ampi_scaler_write(s, (unsigned char*)bytes);
     return AMP_OK;
 }
@@ -8207,10 +8199,10 @@ AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const amp_scale
 
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
-    const amp_logger* logger = s ? &s->logger : NULL;
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
-    AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
-                     AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
+    const amp_logger* logger = &s->logger;
+    AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes",
+                     AMP_SCALER_STATE_BYTES);
     memcpy(theirs, bytes, size);
     ampi_scaler_write(s, ours);
     const uint32_t version = ampi_get32(theirs + 4);
@@ -8228,8 +8220,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_REFUSE_CALL(!ampi_scaler_state_is_sound(&s->rule, &saved.state), AMP_ERR_FORMAT,
                      "amp_scaler_load: the state holds a scale or a count that no scaler has");
     s->state = saved.state;
-    ampi_scaler_keep(&s->rule, &s->state, version > 1 && s->rule.is_double ? saved.state.exact_scale
-                                                                           : (double)saved.state.scale);
+    ampi_scaler_keep(&s->rule, &s->state, version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : s->state.scale);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
     return AMP_OK;
