@@ -7930,7 +7930,7 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     const char* wrong = NULL;
     if (what != AMPI_CHECKED && done & AMPI_STEPPED) wrong = "were stepped already; call amp_scaler_update first";
     else if (what == AMPI_UNSCALED && *unscaled) wrong = "were unscaled already in this window";
-    else if (*unscaled && sum != key) wrong = "were unscaled in this window in part, or together with others";
+    else if (*unscaled && sum != key) wrong = "were unscaled in this window, but not all, or together with others";
     else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key))
         wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one list";
     AMPI_REFUSE_CALL(wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
