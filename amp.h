@@ -11132,8 +11132,8 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
                  "__metadata__": {"key": "text", ...}   (optional)
      the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
    A file may come from anywhere: nothing recurses, and the work is at most n log n in the size of the header. */
-#define AMPI_MAX_HEADER 100000000u         /* the limit of the format's own library */
-#define AMPI_CHUNK_BYTES ((size_t)1 << 18)       /* bytes that are written at once */
+#define AMPI_MAX_HEADER 100000000u          /* the limit of the format's own library */
+#define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
 /* All types of the format, ours first, in the order of amp_dtype. The number in a name is an element's bits. */
@@ -11503,11 +11503,10 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
     AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
     if (text_count < 0 || (text_count > 0 && !texts))
         return AMPI_BAD_CALL(&f, "%d texts at %s", text_count, texts ? "a pointer" : "NULL");
-    for (int i = 0; i < text_count; i++)                                    /* JSON is UTF-8 */
-        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
-            return AMPI_BAD_CALL(&f, "text %d has no key or value in UTF-8", i);
-        else if (strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)
-            return AMPI_BAD_CALL(&f, "text %d: keys with " AMPI_CRC_KEY " are reserved", i);
+    for (int i = 0; i < text_count; i++)
+        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value)
+            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)
+            return AMPI_BAD_CALL(&f, "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
     return ampi_file_close(&f, ampi_file_save(&f, path, texts, text_count));
 }
 
@@ -11760,9 +11759,8 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
             return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name,
                                  e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type],
                                  amp_dtype_name(dtype), f->owner);
-        ampi_show_shape(e->rank, e->shape, theirs);
         ampi_show_shape((size_t)t->rank, t->shape, ours);
-        if (strcmp(theirs, ours) != 0)
+        if (strcmp(ampi_show_shape(e->rank, e->shape, theirs), ours) != 0)
             return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours,
                                  f->owner);
         e->wanted = &t->tensor;

@@ -496,7 +496,7 @@ TABLE = [
     ("checkpoint", "        if (!e) continue;\n        e->crc = t->value;",
      "        if (!e) break;\n        e->crc = t->value;"),
     ("checkpoint", "if (!ampi_read_number(e->crc, 1, &crc))", "if (!ampi_read_number(e->crc, 1, &crc) && 0)"),
-    ("checkpoint", "else if (strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)\n", "else if (0)\n"),
+    ("checkpoint", "            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)\n", "            )\n"),
     ("checkpoint", "if (!crc_text || strcmp(crc_text,", "if (1 || strcmp(crc_text,"),
     ("optim", "!ampi_lr_is_valid(value, 1), code", "!ampi_lr_is_valid(value, i % 2), code"),
     ("optim", "for (int i = 0; i < 2 * count; i++) {\n        const float* value", "for (int i = 0; i < 2 * count; i += 2) {\n        const float* value"),
