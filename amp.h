@@ -2466,6 +2466,10 @@ typedef struct ampi_unfold {
 } ampi_unfold;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+/* Element i of an array, or NULL. */
+AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
+    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
+}
 /* Pixels x, x + step, ... of a row of `width` pixels, `count` of them: first `left` that lie before the row, then
    `inside` from pixel `first` on, then those behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
@@ -2645,8 +2649,7 @@ typedef struct ampi_kernels {
     size_t mr, nr, nc;
     void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
                     float* scratch);
-    void (*depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch);
-    void (*depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch);
+    void (*depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images, float* scratch);
     void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
                  const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
@@ -2720,29 +2723,33 @@ AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
 /* at[i]: where row first + i of the unfolded image begins in a padded copy whose planes are `step` floats apart. */
 AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, size_t rows, uint32_t* at) {
     const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
-    size_t i;
+    size_t i, plane = 0, h = first % g->taps / g->w.taps, w = first % g->w.taps;
     for (i = 0; i < ampi_min_size(rows, g->taps); i++) {
-        const size_t tap = (first + i) % g->taps, plane = first % g->taps + i < g->taps ? 0 : g->h.phases;
-        const uint32_t y = (uint32_t)(g->h.first + (int)(tap / g->w.taps) * g->h.next - g->h.low);
-        const uint32_t x = (uint32_t)(g->w.first + (int)(tap % g->w.taps) * g->w.next - g->w.low);
+        const uint32_t y = (uint32_t)(g->h.first + (int)h * g->h.next - g->h.low);
+        const uint32_t x = (uint32_t)(g->w.first + (int)w * g->w.next - g->w.low);
         at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded + x / sw);
+        if (++w < g->w.taps) continue;
+        w = 0;
+        if (++h < g->h.taps) continue;
+        h = 0;
+        plane = g->h.phases;
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-/* Scratch memory for sixteen channels of a depthwise convolution, which lie side by side. It begins with the place of
-   each kernel position in `stage`; then weights or sums for them, the pixels of y or dy, the stage, which is an image
-   with margins of zeros, and planes of y. */
+/* Scratch memory for sixteen channels of a depthwise convolution, which lie side by side. It begins with offsets in the
+   stage, of kernel positions and of pixels of a grid row; then weights or sums for them, the pixels of y or dy, the
+   stage, which is an image with margins of zeros, and planes of the result. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
     d.pitch = ((g->w.count - 1) * (size_t)g->w.step + g->w.span + 1) * AMPI_LANES;
-    d.weights = taps;
+    d.weights = ampi_round_up(g->taps + g->w.count, AMPI_LANES);
     d.pixels = d.weights + taps * AMPI_LANES;
     d.stage = d.pixels + pixels * AMPI_LANES;
     d.planes = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
-    d.floats = d.planes + AMPI_LANES * (pixels + AMPI_PAD);
+    d.floats = d.planes + AMPI_LANES * (ampi_max_size(taps, pixels) + AMPI_PAD);
     return d;
 }
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
@@ -2751,6 +2758,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
         for (w = 0; w < g->w.taps; w++)
             *at++ = (uint32_t)((size_t)(g->h.first + (int)h * g->h.next - g->h.low) * d->pitch
                                + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
+    for (w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
 }
 
 /* An element of data that is FP32 or low, widened. */
@@ -3285,24 +3293,23 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
     }
     AMPI_K(margin)(dst + behind, row->count - behind);
 }
-/* Places [from, from + count) of the padded planes of some channels, planes `step` floats apart. Up to 15 floats behind
-   each are written. */
-AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, size_t step, const ampi_operand* v, size_t channel, size_t channels,
-                                size_t from, size_t count) {
+/* Places [from, from + count) of a padded plane, which is phase (h, w) of a channel. Up to 15 floats behind them are
+   written. */
+AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
+                                size_t count) {
     const ampi_unfold* g = &v->image;
-    const size_t high = g->h.phases, wide = g->w.phases;
-    size_t p, here, c, h, w, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
+    const int64_t left = (int64_t)w + g->w.low;
+    const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
+    size_t p, here, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
     size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
     for (p = 0; p < count; p += here, x = 0) {
-        const int64_t y = plane < g->elements ? (int64_t)row * g->h.step + g->h.low : g->h.size;
+        const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low : g->h.size;
         here = ampi_min_size(g->w.padded - x, count - p);
-        for (w = 0; w < wide; w++) {
-            const ampi_row_pixels pixels =
-                ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step + w) + g->w.low, g->w.step, here);
-            for (c = 0; c < channels; c++)
-                for (h = 0; h < high; h++)
-                    AMPI_K(source_row)(dst + ((c * high + h) * wide + w) * step + p, v, plane + c * g->plane,
-                                       y + (int64_t)h, &pixels);
+        if (here == g->w.padded) AMPI_K(source_row)(dst + p, v, plane, y, &whole);
+        else {
+            const ampi_row_pixels part =
+                ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, here);
+            AMPI_K(source_row)(dst + p, v, plane, y, &part);
         }
         if (++row < g->h.padded) continue;
         row = 0;
@@ -3315,9 +3322,12 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     const ampi_unfold* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
-    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES, channel = first / g->taps;
+    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;      /* from plane to plane */
+    size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
-    AMPI_K(pad)(dst, step, v, channel, (first + rows - 1) / g->taps + 1 - channel, from, places);
+    for (channel = first / g->taps; channel <= (first + rows - 1) / g->taps; channel++)
+        for (h = 0; h < g->h.phases; h++)
+            for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, places);
 }
 /* Columns [column, column + count) of a row of an unfolded image, all in one row of the grid. */
 AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
@@ -3382,15 +3392,15 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
 /* --- packing --- */
 
 /* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
-   whole vectors. */
+   whole vectors, with any floats, as far as the last row has `readable` elements, or else with zeros. */
 AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
-                                 size_t k) {
+                                 size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
     size_t p, i;
     for (p = 0; p < k; p += AMPI_LANES) {
         const char* from = (const char*)src + p * size;
-        if (rows == AMPI_LANES && k - p >= AMPI_LANES) {
+        if (rows == AMPI_LANES && readable - p >= AMPI_LANES) {
             AMPI_K(transpose)(dst + p * ldd, ldd, from, step, t);
             continue;
         }
@@ -3421,10 +3431,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
         if (b->is_image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
-        if (b->is_image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k);
+        if (b->is_image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
         else
             AMPI_K(turn)(to, AMPI_K(nr), (const char*)b->data + ((j0 + j) * b->ld + k0) * size, b->ld * size, b->dtype,
-                         here, k);
+                         here, k, k);
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
@@ -3487,55 +3497,77 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 /* --- the epilogue --- */
 
 /* alpha * sum + beta * C + bias for `count` neighbouring columns of C from column j on, the first of which is element
-   `at`. Whole vectors without beta and a bias of columns come first. */
+   `at`. */
 AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
-                                      AMPI_V16 bias) {
-    const size_t size = ampi_type_size(c->dtype), step = c->column;
-    const size_t plain = step == 1 && c->beta == 0.0f && (!c->bias || c->bias_per_row) ? count / AMPI_LANES : 0;
-    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha);
-    float old[AMPI_LANES] = { 0 };
+                                      float row_bias) {
+    const amp_dtype t = c->dtype;
+    const size_t size = ampi_type_size(t), step = c->column;
+    const int add = c->beta != 0.0f, bias_of_columns = c->bias && !c->bias_per_row;
+    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha), beta = AMPI_K(set1)(c->beta);
     char* to = (char*)c->data + at * size;
+    AMPI_V16 bias = AMPI_K(set1)(row_bias);
+    float lanes[AMPI_LANES] = { 0 };
     size_t i, l, here;
-    for (i = 0; i < plain * AMPI_LANES; i += AMPI_LANES)
-        AMPI_K(store_typed)(to + i * size, c->dtype,
-                            AMPI_K(clean)(AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias)));
-    for (; i < count; i += here) {
+    for (i = 0; i < count; i += here) {
         AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + i));
         here = ampi_min_size(count - i, AMPI_LANES);
-        to = (char*)c->data + (at + i * step) * size;
-        if (c->beta != 0.0f) {
-            for (l = 0; l < here; l++) old[l] = ampi_element_f32(to, c->dtype, l * step);
-            x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
+        if (add) {
+            for (l = 0; l < here; l++) lanes[l] = ampi_element_f32(to, t, (i + l) * step);
+            x = AMPI_K(fma)(0, beta, AMPI_K(load)(lanes), x);
         }
-        if (c->bias && !c->bias_per_row)
-            bias = AMPI_K(load_any)((const char*)c->bias + (j + i) * ampi_type_size(c->bias_dtype), c->bias_dtype,
-                                    here);
+        if (bias_of_columns)
+            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + i), c->bias_dtype, here);
         x = AMPI_K(clean)(AMPI_K(add)(x, bias));
-        if (step == 1) { AMPI_K(store_part)(to, c->dtype, x, here); continue; }
-        AMPI_K(store_typed)(old, c->dtype, x);
-        if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &old[l], 4);
-        else for (l = 0; l < here; l++) memcpy(to + 2 * l * step, (const char*)old + 2 * l, 2);
+        if (step == 1) AMPI_K(store_any)(to + i * size, t, x, here);
+        else {
+            AMPI_K(store_typed)(lanes, t, x);
+            if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * (i + l) * step, &lanes[l], 4);
+            else for (l = 0; l < here; l++) memcpy(to + 2 * (i + l) * step, (const char*)lanes + 2 * l, 2);
+        }
     }
 }
 /* The bias of row i. Without one -0 is added, which changes nothing. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(row_bias)(const ampi_result* c, size_t i) {
-    return AMPI_K(set1)(c->bias && c->bias_per_row ? ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f);
+AMPI_LANES_FN float AMPI_K(row_bias)(const ampi_result* c, size_t i) {
+    return c->bias && c->bias_per_row ? ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f;
+}
+/* A macro-tile of sums for rows [i0, i0 + m), columns [j0, j0 + n) of a weight gradient, whose columns lie in memory as
+   rows of other matrices do. */
+AMPI_KERNEL_FN void AMPI_K(store_transposed)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
+                                             const float* sums, size_t ld) {
+    float block[AMPI_LANES][AMPI_LANES];
+    ampi_result row = *c;
+    size_t i, j, l;
+    row.column = 1;
+    for (i = 0; i < m; i += AMPI_LANES)
+        for (j = 0; j < n; j += AMPI_LANES) {
+            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * ld + j, ld * sizeof(float), AMP_F32);
+            for (l = 0; l < ampi_min_size(n - j, AMPI_LANES); l++)
+                AMPI_K(store_run)(&row, (j0 + j + l) * c->column + i0 + i, 0, block[l],
+                                  ampi_min_size(m - i, AMPI_LANES), -0.0f);
+        }
 }
 /* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
 AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
                                        const float* sums, size_t ld) {
-    size_t i, j, here, count;
-    for (j = j0; j < j0 + n; j += here, sums += here) {
-        size_t at = j * c->column;
-        count = here = j0 + n - j;
-        if (c->part) {
-            const size_t pixel = j % c->part, x = pixel % c->pitch;
-            at = j / c->part * c->image + pixel / c->pitch * c->next_row + x * c->column;
-            here = ampi_min_size(here, c->pitch - x);
-            count = pixel < c->used && x < c->cols ? ampi_min_size(here, c->cols - x) : 0;
+    const size_t part = c->part ? c->part : SIZE_MAX, pitch = c->part ? c->pitch : SIZE_MAX;
+    const size_t first = j0 / part * c->image, pixel = j0 % part, x0 = pixel % pitch;
+    size_t i, j, here, x;
+    if (c->row == 1 && c->column > 1) { AMPI_K(store_transposed)(c, i0, m, j0, n, sums, ld); return; }
+    for (i = i0; i < i0 + m; i++, sums += ld) {
+        const float bias = AMPI_K(row_bias)(c, i);
+        size_t row = pixel - x0, at = i * c->row + first + row / pitch * c->next_row, image = 0;
+        for (j = 0, x = x0; j < n; j += here, x = 0) {
+            here = ampi_min_size(pitch - x, n - j);
+            if (c->part == 0) AMPI_K(store_run)(c, at + x * c->column, j0 + j, sums + j, here, bias);
+            else if (row + x < c->used && x < c->cols)
+                AMPI_K(store_run)(c, at + image + x * c->column, j0 + j, sums + j, ampi_min_size(here, c->cols - x),
+                                  bias);
+            row += pitch;
+            at += c->next_row;
+            if (row < part) continue;
+            image += c->image;
+            row = 0; at = i * c->row + first;
         }
-        for (i = 0; i < m && count > 0; i++)
-            AMPI_K(store_run)(c, (i0 + i) * c->row + at, j, sums + i * ld, count, AMPI_K(row_bias)(c, i0 + i));
     }
 }
 
@@ -3656,99 +3688,79 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, 
     size_t i;
     for (i = 0; i < d->rows; i++, stage += d->pitch) {
         const int64_t y = (int64_t)i + g->h.low;
+        const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
         if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
         AMPI_K(clear)(stage, left);
-        AMPI_K(turn)(stage + left, AMPI_LANES,
-                     (const char*)v->data + (plane + (size_t)y * (size_t)g->w.size + row.first) * size, g->plane * size,
-                     v->dtype, channels, row.inside);
+        AMPI_K(turn)(stage + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype, channels,
+                     row.inside, g->elements - (from + (channels - 1) * g->plane));
         AMPI_K(clear)(stage + end, d->pitch - end);
     }
 }
-/* y[pixel] = sum over the kernel positions of w[tap] * x[pixel + at[tap]], each lane a channel; `pixels` is a constant
-   where it is called. */
-AMPI_LANES_FN void AMPI_K(depthwise_tile)(int pixels, const float* x, size_t step, const float* w, const uint32_t* at,
-                                           size_t taps, float* y) {
+/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel; `count` is
+   a constant where it is called. */
+AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x, const uint32_t* at,
+                                          const uint32_t* step, size_t k, int first, float* sums) {
     AMPI_V16 acc[AMPI_PASS_MR];
-    size_t t;
-    int i;
-    AMPI_UNROLL for (i = 0; i < pixels; i++) acc[i] = AMPI_K(zero)();
-    for (t = 0; t < taps; t++) {
-        const AMPI_V16 weight = AMPI_K(load)(w + t * AMPI_LANES);
-        AMPI_UNROLL for (i = 0; i < pixels; i++)
-            acc[i] = AMPI_K(fma)(0, weight, AMPI_K(load)(x + at[t] + (size_t)i * step), acc[i]);
-    }
-    AMPI_UNROLL for (i = 0; i < pixels; i++) AMPI_K(store)(y + AMPI_LANES * i, acc[i]);
-}
-/* One image of up to 16 channels from `channel` on: weights are FP32 rows of all channels, b the channels' planes. */
-AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, float* scratch) {
-    enum { most = AMPI_PASS_MR > 8 ? 8 : 4 };
-    const ampi_unfold* g = &s->b.image;
-    const ampi_channels d = ampi_channels_of(g);
-    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->w.step * AMPI_LANES;
-    const size_t ld = ampi_round_up(g->pixels, AMPI_LANES) + AMPI_PAD;
-    uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const w = scratch + d.weights, *const y = scratch + d.pixels, *const stage = scratch + d.stage;
-    float* const planes = scratch + d.planes;
-    size_t i, j, here;
-    ampi_channels_table(g, &d, at);
-    AMPI_K(turn)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32, channels,
-                 g->taps);
-    AMPI_K(stage_channels)(stage, &s->b, &d, image * g->image + channel * g->plane, channels);
-    for (i = 0; i < g->h.count; i++)
-        for (j = 0; j < g->w.count; j += here) {
-            const float* x = stage + i * (size_t)g->h.step * d.pitch + j * step;
-            float* to = y + (i * g->w.count + j) * AMPI_LANES;
-            here = g->w.count - j >= most ? most : 1;
-            if (here == most) AMPI_K(depthwise_tile)(most, x, step, w, at, g->taps, to);
-            else AMPI_K(depthwise_tile)(1, x, step, w, at, g->taps, to);
-        }
-    for (i = 0; i < g->pixels; i += AMPI_LANES)
-        AMPI_K(transpose)(planes + i, ld, y + i * AMPI_LANES, AMPI_LANES * sizeof(float), AMP_F32);
-    AMPI_K(store_tile)(&s->c, channel, channels, image * g->pixels, g->pixels, planes, ld);
-}
-/* sums[tap] += dy[pixel] * x[pixel + at[tap]], pixel after pixel. taps is a constant where it is called. */
-AMPI_LANES_FN void AMPI_K(depthwise_taps)(int taps, const float* dy, size_t pixels, const float* x, size_t step,
-                                           const uint32_t* at, float* sums) {
-    AMPI_V16 acc[AMPI_PASS_MR];
+    const float* from[AMPI_PASS_MR];
     size_t p;
     int i;
-    AMPI_UNROLL for (i = 0; i < taps; i++) acc[i] = AMPI_K(load)(sums + AMPI_LANES * i);
-    for (p = 0; p < pixels; p++, dy += AMPI_LANES, x += step) {
-        const AMPI_V16 one = AMPI_K(load)(dy);
-        AMPI_UNROLL for (i = 0; i < taps; i++) acc[i] = AMPI_K(fma)(0, one, AMPI_K(load)(x + at[i]), acc[i]);
+    AMPI_UNROLL for (i = 0; i < count; i++) {
+        from[i] = x + at[i];
+        acc[i] = first ? AMPI_K(zero)() : AMPI_K(load)(sums + AMPI_LANES * i);
     }
-    AMPI_UNROLL for (i = 0; i < taps; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
+    for (p = 0; p < k; p++) {
+        const AMPI_V16 factor = AMPI_K(load)(f + p * AMPI_LANES);
+        AMPI_UNROLL for (i = 0; i < count; i++)
+            acc[i] = AMPI_K(fma)(0, factor, AMPI_K(load)(from[i] + step[p]), acc[i]);
+    }
+    AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
-/* The weight gradient of up to 16 channels of a depthwise convolution from `channel` on: a is dy, b is x. */
-AMPI_KERNEL_FN void AMPI_K(depthwise_dw)(const ampi_product* s, size_t channel, size_t images, float* scratch) {
-    enum { most = AMPI_PASS_MR > 8 ? 9 : AMPI_PASS_MR > 4 ? 5 : 3 };
-    const ampi_unfold *g = &s->b.image, *out = &s->a.image;
-    const ampi_channels d = ampi_channels_of(g);
-    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), step = (size_t)g->w.step * AMPI_LANES;
-    const size_t size = ampi_type_size(s->a.dtype);
-    uint32_t* const at = (uint32_t*)(void*)scratch;
-    float *const sums = scratch + d.weights, *const dy = scratch + d.pixels, *const stage = scratch + d.stage;
-    float weights[AMPI_LANES][AMPI_LANES];
-    size_t n, y, t, c, here;
-    ampi_channels_table(g, &d, at);
-    AMPI_K(clear)(sums, g->taps * AMPI_LANES);
-    for (n = 0; n < images; n++) {
-        AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
-        AMPI_K(turn)(dy, AMPI_LANES, (const char*)s->a.data + (n * out->image + channel * out->plane) * size,
-                     out->plane * size, s->a.dtype, channels, out->pixels);
-        for (y = 0; y < g->h.count; y++)
-            for (t = 0; t < g->taps; t += here) {
-                const float *x = stage + y * (size_t)g->h.step * d.pitch, *row = dy + y * g->w.count * AMPI_LANES;
-                here = g->taps - t >= most ? most : 1;
-                if (here == most) AMPI_K(depthwise_taps)(most, row, g->w.count, x, step, at + t, sums + t * AMPI_LANES);
-                else AMPI_K(depthwise_taps)(1, row, g->w.count, x, step, at + t, sums + t * AMPI_LANES);
-            }
+/* A grid row's sums: for y those of its pixels, over the kernel positions; for dw what it adds to those of the kernel
+   positions, over its pixels. */
+AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
+                                          const uint32_t* step, size_t k, int first, float* sums) {
+    enum { most = AMPI_PASS_MR > 8 ? 9 : AMPI_PASS_MR > 4 ? 5 : 4 };
+    size_t i, here;
+    for (i = 0; i < count; i += here, at += here, sums += here * AMPI_LANES) {
+        here = count - i >= most ? most : count - i >= 3 ? 3 : 1;
+        if (here == most) AMPI_K(depthwise_tile)(most, f, x, at, step, k, first, sums);
+        else if (here == 3) AMPI_K(depthwise_tile)(3, f, x, at, step, k, first, sums);
+        else AMPI_K(depthwise_tile)(1, f, x, at, step, k, first, sums);
     }
-    for (t = 0; t < g->taps; t += AMPI_LANES) {
-        AMPI_K(transpose)(weights[0], AMPI_LANES, sums + t * AMPI_LANES, sizeof weights[0], AMP_F32);
-        for (c = 0; c < channels; c++)
-            AMPI_K(store_run)(&s->c, (channel + c) * g->taps + t, t, weights[c],
-                              ampi_min_size(g->taps - t, AMPI_LANES), AMPI_K(set1)(-0.0f));
+}
+/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a holds FP32 rows of weights
+   and b is x, or the sum of dw over them, where a is dy. */
+AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
+                                      float* scratch) {
+    const int dw = s->a.is_image;
+    const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
+    const ampi_channels d = ampi_channels_of(g);
+    const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
+    const size_t results = dw ? g->taps : g->pixels, ld = ampi_round_up(results, AMPI_LANES) + AMPI_PAD;
+    uint32_t *const taps_at = (uint32_t*)(void*)scratch, *const pixels_at = taps_at + g->taps;
+    float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const stage = scratch + d.stage;
+    float *const planes = scratch + d.planes, *const sums = dw ? w : pixels;
+    size_t n, y, i;
+    ampi_channels_table(g, &d, taps_at);
+    if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
+    else AMPI_K(turn)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
+                      channels, g->taps, g->taps);
+    for (n = image; n < image + images; n++) {
+        AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
+        if (dw) AMPI_K(turn)(pixels, AMPI_LANES,
+                             ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
+                             dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
+                             dy->pixels);
+        for (y = 0; y < g->h.count; y++) {
+            const float* x = stage + y * (size_t)g->h.step * d.pitch;
+            float* const row = pixels + y * cols * AMPI_LANES;
+            if (dw) AMPI_K(depthwise_row)(g->taps, row, x, taps_at, pixels_at, cols, 0, w);
+            else AMPI_K(depthwise_row)(cols, w, x, pixels_at, taps_at, g->taps, 1, row);
+        }
+        if (dw && n + 1 < image + images) continue;
+        for (i = 0; i < results; i += AMPI_LANES)
+            AMPI_K(transpose)(planes + i, ld, sums + i * AMPI_LANES, AMPI_LANES * sizeof(float), AMP_F32);
+        AMPI_K(store_tile)(&s->c, channel, channels, dw ? 0 : n * g->pixels, results, planes, ld);
     }
 }
 
@@ -3913,7 +3925,7 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
 
 /* tile[i][l] = element i of row l, for n elements of up to 16 rows that are `step` bytes apart; other lanes are 0. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n) {
-    AMPI_K(turn)(tile, AMPI_LANES, x, step, t, rows, n);
+    AMPI_K(turn)(tile, AMPI_LANES, x, step, t, rows, n, n);
 }
 /* And back, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
@@ -3928,7 +3940,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
 }
 
 static const ampi_kernels AMPI_K(kernels) = {
-    AMPI_PASS_MR, AMPI_K(nr), AMPI_PASS_NC, AMPI_K(product), AMPI_K(depthwise), AMPI_K(depthwise_dw),
+    AMPI_PASS_MR, AMPI_K(nr), AMPI_PASS_NC, AMPI_K(product), AMPI_K(depthwise),
     AMPI_K(rows), AMPI_K(column_sums), AMPI_K(lane_sums),
 #ifdef AMPI_PASS_PAIRS
     AMPI_K(least_exponent),
@@ -4793,9 +4805,6 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
     return AMP_OK;
 }
 
-AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
-    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
-}
 /* Does a call add to dx, and to the parameters' gradients? */
 AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
 AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
@@ -5216,8 +5225,7 @@ AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution*
     const size_t blocks = ampi_div_up(v->groups, AMPI_LANES), tasks = ampi_depthwise_tasks(v);
     size_t i;
     for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++)
-        if (v->s.a.is_image) g->depthwise_dw(&v->s, i * AMPI_LANES, v->images, scratch);
-        else g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, scratch);
+        g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, v->s.a.is_image ? v->images : 1, scratch);
     ampi_kernels_end();
 }
 /* Returns 0 if it is another kind of convolution, or the workspace is too small. */
@@ -5278,8 +5286,8 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
 /* dw is transposed unless that takes more vectors of sums. */
 AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t weights = c->cg * c->taps, outputs = c->og;
-    ampi_conv2d_dw(v, c, t, outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
-                                               <= outputs * ampi_div_up(weights, AMPI_LANES));
+    ampi_conv2d_dw(v, c, t, c->taps > 1 && outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
+                                                              <= outputs * ampi_div_up(weights, AMPI_LANES));
 }
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
