@@ -3696,8 +3696,8 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, 
         AMPI_K(clear)(stage + end, d->pitch - end);
     }
 }
-/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel; `count` is
-   a constant where it is called. */
+/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel. `count`
+   is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x, const uint32_t* at,
                                           const uint32_t* step, size_t k, int first, float* sums) {
     AMPI_V16 acc[AMPI_PASS_MR];
