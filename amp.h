@@ -1594,27 +1594,25 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #include <omp.h>
 #endif
 
-/* Private functions are not always all used (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are
-   on the stack only while it runs, not in its caller's frame. */
-#if defined(__GNUC__) || defined(__clang__)
+/* FN: a private function; not all are always used (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays
+   are on the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has
+   defined `inline` away. FETCH asks for a cache line, which may lie outside of all arrays. ALIGNED: for arrays on the
+   stack that are read as vectors, which are slow across two cache lines. FORGET makes the compiler forget what it knows
+   of the memory at p: -ffast-math would take computed values for finite and drop the test of their bits. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_GNU 1
   #define AMPI_FN static __attribute__((unused))
   #define AMPI_APART static __attribute__((noinline, unused))
-#else
-  #define AMPI_FN static
-  #define AMPI_APART static
-#endif
-
-/* INLINE goes into every instruction set's copy of a kernel; hosts may have defined `inline` away, so the attribute
-   decides. VECTOR does likewise for functions of vectors, but a build without optimisation calls them: inlined, every
-   copy would have room of its own on the stack (over 1 MB in one function). FETCH asks for the cache line `byte` bytes
-   on, which may lie outside of all that is there. ALIGNED is for arrays on the stack that vectors are read from as soon
-   as they are written: a vector that lies across two cache lines would come late. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
   #define AMPI_ALIGNED __attribute__((aligned(64)))
+  #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+  #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
 #else
+  #define AMPI_GNU 0
+  #define AMPI_FN static
+  #define AMPI_APART static
   #if defined(_MSC_VER)
     #define AMPI_INLINE static __forceinline
     #define AMPI_RESTRICT __restrict
@@ -1624,25 +1622,32 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #endif
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
   #define AMPI_ALIGNED
+  #define AMPI_LOAD_RELAXED(p) (*(volatile int*)(p))
+  #define AMPI_STORE_RELAXED(p, v) (*(volatile int*)(p) = (v))
+#endif
+#if AMPI_GNU && !defined(__CUDA_ARCH__)
+  #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
+#else
+  #define AMPI_FORGET(p) ((void)(p))
+#endif
+/* Functions of vectors: calls where nothing is optimised, since each inlined copy would take stack of its own. */
+#if AMPI_GNU && !defined(__OPTIMIZE__)
+  #define AMPI_VECTOR AMPI_FN
+#else
+  #define AMPI_VECTOR AMPI_INLINE
 #endif
 /* Around rooms without a loop that counts for speed: gcc takes two thirds of the time for them. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#if AMPI_GNU && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
   #define AMPI_COMPILE_QUICKLY _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
   #define AMPI_COMPILE_WELL _Pragma("GCC pop_options")
 #else
   #define AMPI_COMPILE_QUICKLY
   #define AMPI_COMPILE_WELL
 #endif
-#if defined(__GNUC__) && !defined(__TINYC__) && !defined(__OPTIMIZE__)
-  #define AMPI_VECTOR AMPI_FN
-#else
-  #define AMPI_VECTOR AMPI_INLINE
-#endif
 
-/* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not depend on
-   the number of threads. The second argument of AMPI_PARALLEL_FOR is a whole `for` over an int64_t: it stands in the
-   text twice, since a region costs 240 ns even where its `if` is false. AMPI_PARALLEL_TURNS takes a loop's head, its
-   work, which threads share, and what they then do one after the other, in the order of the loop. */
+/* Loops run over chunks of a fixed size, so the bits do not depend on the number of threads. PARALLEL_FOR takes a whole
+   `for` over an int64_t, and has it twice, since a region costs 240 ns even where its `if` is false. PARALLEL_TURNS:
+   threads share the work of a loop; the rest they do in turn, in the order of the loop. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #define AMPI_PRAGMA(x) _Pragma(#x)
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
@@ -1676,15 +1681,9 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
-/* Bytes of an element that operators, conversions or statistics take; 0 for another, whole numbers among them. */
+/* Bytes of an element of floating point; 0 for another type. */
 AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
-    switch (t) {
-        case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
-        case AMP_F16: case AMP_BF16: return 2;
-        case AMP_F64: return 8;
-        case AMP_U8: case AMP_I32: case AMP_I64: break;
-    }
-    return 0;
+    return t == AMP_F16 || t == AMP_BF16 ? 2 : t == AMP_F32 || t == AMP_DTYPE_DEFAULT ? 4 : t == AMP_F64 ? 8 : 0;
 }
 AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
@@ -1698,6 +1697,10 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
     return ampi_name_among("f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0", (unsigned)t);
 }
+/* The type that a field means: 0 is F32. */
+AMPI_HD AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
+/* A type that operators compute on. */
+AMPI_FN int ampi_is_compute_dtype(amp_dtype t) { return ampi_type_size(t) == 2 || ampi_type_size(t) == 4; }
 
 #if !defined(AMP_NO_STDIO)
 AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data) {
@@ -1706,13 +1709,12 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 }
 #endif
 
-/* What "%llu" prints: sizes and counts, for which a long can be too short and a double too coarse. */
-typedef unsigned long long ampi_ull;
+typedef unsigned long long ampi_ull;     /* sizes and counts for "%llu" */
 /* A size of the caller's for "%lld": one that was negative before it became a size_t is so again. */
 AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 
-/* Formats a sentence for the logger and hands the code back: `return ampi_fail(log, code, "...", ...)`. */
-#if defined(__GNUC__) || defined(__clang__)
+/* Formats a sentence for the logger and hands the code back. */
+#if AMPI_GNU
 __attribute__((format(printf, 3, 4), unused))
 #endif
 static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
@@ -1726,25 +1728,15 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     logger->log(code, sentence, logger->user_data);
     return code;
 }
-
-/* Two macros return from the function: REFUSE_CALL with a sentence for `logger`, a variable there, where its condition
-   holds, TRY with the result of a call that failed. */
+/* A sentence beside a call that went well. */
+#define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
+/* Two macros return from the function: REFUSE_CALL where its condition holds, with a sentence for `logger`, a variable
+   there; TRY with the result of a call that failed. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
-/* A sentence beside a call that went well. */
-#define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
-
-/* The type that a field means: 0 is F32. */
-AMPI_HD AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
-/* A type that operators compute on. */
-AMPI_FN int ampi_is_compute_dtype(amp_dtype t) {
-    t = ampi_dtype(t);
-    return t == AMP_F32 || t == AMP_F16 || t == AMP_BF16;
-}
 
 /* Bits of a float and back; memcpy is the only punning that every compiler honours. */
 AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
@@ -1753,49 +1745,29 @@ AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, 
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
 #define AMPI_INF64 0x7ff0000000000000u   /* of an infinite double; those of a NaN are more */
 
-/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
-   surrogate, above U+10FFFF or cut off. */
-AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
-    const unsigned char* s = (const unsigned char*)text;
-    unsigned low = 0x80, high = 0xbf;
-    size_t n, i;
-    if (available == 0) return 0;
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
-    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
-    if (n > available) return 0;
-    if (s[0] == 0xe0) low = 0xa0;
-    if (s[0] == 0xed) high = 0x9f;
-    if (s[0] == 0xf0) low = 0x90;
-    if (s[0] == 0xf4) high = 0x8f;
-    if (s[1] < low || s[1] > high) return 0;
-    for (i = 2; i < n; i++)
-        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
-    return n;
-}
-
-/* 1 if the whole of a C string is valid UTF-8. */
-AMPI_FN int ampi_is_utf8(const char* s) {
-    size_t left = strlen(s), n;
-    for (; left > 0; s += n, left -= n)
-        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
+/* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above U+10FFFF are not. */
+AMPI_FN int ampi_is_utf8(const char* text) {
+    static const uint32_t least[] = { 0, 0x80, 0x800, 0x10000 };
+    const unsigned char* s;
+    for (s = (const unsigned char*)text; *s; s++) {
+        int more = *s < 0x80 ? 0 : *s < 0xe0 ? 1 : *s < 0xf0 ? 2 : 3, i;
+        uint32_t code = more ? *s & (0x3fu >> more) : *s;
+        if ((*s & 0xc0) == 0x80 || *s >= 0xf8) return 0;
+        for (i = 0; i < more; i++) {
+            if ((*++s & 0xc0) != 0x80) return 0;
+            code = code << 6 | (*s & 0x3fu);
+        }
+        if (code < least[more] || code >> 11 == 0xd800 >> 11 || code > 0x10ffff) return 0;
+    }
     return 1;
 }
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
-/* *out = a * b; returns 0 when the product does not fit a size_t. */
-AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
-    if (b != 0 && a > SIZE_MAX / b) return 0;
-    *out = a * b;
-    return 1;
-}
-AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
-    if (a > SIZE_MAX - b) return 0;
-    *out = a + b;
-    return 1;
-}
+/* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
+AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) { *out = a * b; return b == 0 || a <= SIZE_MAX / b; }
+AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) { *out = a + b; return a <= SIZE_MAX - b; }
 
 /* An operand of a call: `rows` rows of `cols` elements, `ld` elements from one to the next. It is read (IN) or written
    (OUT), two that are SAME may be one, it may be NULL, or this call does not look at it (UNUSED). */
@@ -1809,24 +1781,30 @@ typedef struct ampi_argument {
 } ampi_argument;
 #define AMPI_FLAT(n) 1, (n), (n)     /* a vector or a packed tensor of n elements */
 
+/* The bytes of an operand: rows `pitch` apart; packed ones are one long row. */
+typedef struct ampi_extent { int64_t count, width, pitch; } ampi_extent;
+AMPI_FN ampi_extent ampi_extent_of(const ampi_argument* a) {
+    const int64_t size = (int64_t)ampi_type_size(a->dtype);
+    ampi_extent r;
+    r.count = (int64_t)a->rows; r.width = (int64_t)a->cols * size; r.pitch = (int64_t)a->ld * size;
+    if (r.pitch == r.width) { r.width *= r.count; r.count = 1; }
+    return r;
+}
 /* Do two operands share a byte? Row j of b begins d + (j - i) * pitch bytes behind row i of a, and meets it if that is
-   more than minus its own width and less than the width of a. Matrices with different pitches count as apart unless
-   one of them is packed, a single long row. */
-AMPI_FN int ampi_arguments_meet(const ampi_argument* a, const ampi_argument* b) {
-    const int64_t a_size = (int64_t)ampi_type_size(a->dtype), b_size = (int64_t)ampi_type_size(b->dtype);
-    const int64_t d = (int64_t)((uint64_t)(uintptr_t)b->data - (uint64_t)(uintptr_t)a->data);
-    int64_t a_rows = (int64_t)a->rows, a_width, a_pitch, b_rows = (int64_t)b->rows, b_width, b_pitch, pitch, t;
-    if (a->rows == 0 || b->rows == 0 || a->cols == 0 || b->cols == 0) return 0;
-    if (a->ld > SIZE_MAX / 16 / a->rows || b->ld > SIZE_MAX / 16 / b->rows) return 0;      /* there is no such memory */
-    a_width = (int64_t)a->cols * a_size; a_pitch = (int64_t)a->ld * a_size;
-    b_width = (int64_t)b->cols * b_size; b_pitch = (int64_t)b->ld * b_size;
-    if (a_pitch == a_width) { a_width *= a_rows; a_rows = 1; }
-    if (b_pitch == b_width) { b_width *= b_rows; b_rows = 1; }
-    if (a_rows > 1 && b_rows > 1 && a_pitch != b_pitch) return 0;
-    pitch = a_rows > 1 ? a_pitch : b_pitch;
-    t = 1 - a_rows;                                                  /* the first j - i that is far enough behind */
-    if (d + t * pitch <= -b_width) t += (-b_width - (d + t * pitch)) / pitch + 1;
-    return t < b_rows && d + t * pitch < a_width;
+   more than minus its own width and less than the width of a. Different pitches count as apart. */
+AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
+    const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
+    ampi_extent a, b;
+    int64_t pitch, t;
+    if (p->rows == 0 || q->rows == 0 || p->cols == 0 || q->cols == 0) return 0;
+    if (p->ld > SIZE_MAX / 16 / p->rows || q->ld > SIZE_MAX / 16 / q->rows) return 0;      /* there is no such memory */
+    a = ampi_extent_of(p);
+    b = ampi_extent_of(q);
+    if (a.count > 1 && b.count > 1 && a.pitch != b.pitch) return 0;
+    pitch = a.count > 1 ? a.pitch : b.pitch;
+    t = 1 - a.count;                                                 /* the first j - i that is far enough behind */
+    if (d + t * pitch <= -b.width) t += (-b.width - (d + t * pitch)) / pitch + 1;
+    return t < b.count && d + t * pitch < a.width;
 }
 
 /* Refuses a call that would write over an operand that it still needs. */
@@ -1836,10 +1814,10 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
     for (i = 0; i < count; i++)
         for (k = 0; k < count; k++) {
             const ampi_argument *w = &list[i], *o = &list[k];
-            if (i == k || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED) || !w->data || !o->data) continue;
-            if ((w->use & o->use & AMPI_SAME) && w->data == o->data && ampi_dtype(w->dtype) == ampi_dtype(o->dtype))
-                continue;
-            if (ampi_arguments_meet(w, o))
+            const int one = (w->use & o->use & AMPI_SAME) && w->data == o->data
+                            && ampi_dtype(w->dtype) == ampi_dtype(o->dtype);
+            if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED)) continue;
+            if (w->data && o->data && ampi_arguments_meet(w, o))
                 return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s would be written over %s: their memory overlaps",
                                  call, w->name, o->name);
         }
@@ -1860,45 +1838,27 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
 /* Where an array begins, and its number, which decides between equals. */
 typedef struct ampi_place { uint64_t from; size_t id; } ampi_place;
 AMPI_FN int ampi_place_before(ampi_place a, ampi_place b) {
-    return (a.from < b.from) | ((a.from == b.from) & (a.id < b.id));       /* no branch, which would be a guess */
+    return a.from < b.from || (a.from == b.from && a.id < b.id);
 }
-/* Puts p into a heap of n places, in which none is before its children 2i+1 and 2i+2, instead of the last one, [0]. */
-AMPI_FN void ampi_place_sift(ampi_place* heap, size_t n, ampi_place p) {
-    size_t i, child;
-    for (i = 0; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n) child += (size_t)ampi_place_before(heap[child], heap[child + 1]);
-        if (!ampi_place_before(p, heap[child])) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = p;
-}
-
-/* The next `room` places after `last`, in order; returns how many there are. */
+/* The next `room` places after `last`, sorted as they are found; returns how many there are. */
 AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_fn at, size_t count, ampi_place* place,
                                  size_t room) {
-    size_t i;
-    for (i = 0; i < room; i++) { place[i].from = ~(uint64_t)0; place[i].id = SIZE_MAX; }
+    size_t i, k, n = 0;
     for (i = 0; i < count; i++) {
-        ampi_array s = at(list, i);
+        const ampi_array s = at(list, i);
         ampi_place p;
-        p.from = s.from;
-        p.id = i;
-        if (s.from < s.to && ampi_place_before(last, p) && ampi_place_before(p, place[0]))
-            ampi_place_sift(place, room, p);
+        p.from = s.from; p.id = i;
+        if (s.from == s.to || !ampi_place_before(last, p)) continue;
+        if (n == room && !ampi_place_before(p, place[n - 1])) continue;
+        if (n < room) n++;
+        for (k = n - 1; k > 0 && ampi_place_before(p, place[k - 1]); k--) place[k] = place[k - 1];
+        place[k] = p;
     }
-    for (i = room; i-- > 1;) {
-        ampi_place greatest = place[0];
-        ampi_place_sift(place, i, place[i]);
-        place[i] = greatest;
-    }
-    while (room > 0 && place[room - 1].id == SIZE_MAX) room--;
-    return room;
+    return n;
 }
-
 /* Do two arrays share a byte, one of them being written? *a and *b are then such two. In the order of their addresses
    an array meets an earlier one if it begins before the furthest end so far, of all [0] if it is written and of the
-   written ones [1] if not. Nothing is allocated: up to AMPI_PLACES arrays take one pass over the list and a sort, and
-   each AMPI_PLACES more another pass. 50,000 arrays take 8 to 14 ms. */
+   written ones [1] if not. Nothing is allocated: each AMPI_PLACES arrays take a pass over the list. */
 #define AMPI_PLACES 2048
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
     ampi_place place[AMPI_PLACES], last = { 0, 0 };
@@ -1906,9 +1866,9 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     size_t owner[2] = { 0, 0 }, i, n;
     int k;
     do {
-        n = ampi_places_after(last, list, at, count, place, ampi_min_size(count, AMPI_PLACES));
+        n = ampi_places_after(last, list, at, count, place, AMPI_PLACES);
         for (i = 0; i < n; i++) {
-            ampi_array s = at(list, place[i].id);
+            const ampi_array s = at(list, place[i].id);
             *a = owner[!s.written];
             *b = place[i].id;
             if (s.from < end[!s.written]) return 1;
@@ -1930,14 +1890,6 @@ AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
     else free(p);
 }
 
-/* Makes the compiler forget what it knows about the memory at p. Without it -ffast-math would conclude that
-   computed values are finite and drop the test of their bits. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__) && !defined(__CUDA_ARCH__)
-  #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
-#else
-  #define AMPI_FORGET(p) ((void)(p))
-#endif
-
 /* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
 AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     uint32_t u;
@@ -1945,19 +1897,17 @@ AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     memcpy(&u, p, sizeof u);
     return u;
 }
-AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
-AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
 AMPI_FN uint64_t ampi_bits64_at(const double* p) {
     uint64_t u;
     AMPI_FORGET(p);
     memcpy(&u, p, sizeof u);
     return u;
 }
+AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return ampi_bits_at(p) << 1 == 0; }
+AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
 AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
 AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
 AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
-
-/* low <= *p <= high, on a value whose bits are finite. */
 AMPI_FN int ampi_in_range(const float* p, float low, float high) {
     return ampi_is_finite(p) && *p >= low && *p <= high;
 }
@@ -1970,9 +1920,8 @@ AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
 }
 AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
 
-/* a*b + c rounded once. `hw` is a compile-time constant: 1 inside kernels built for a processor with the
-   instruction. Without it the sum is formed in double (the product of two floats is exact there) and rounded
-   to odd before it is rounded to float, which gives the correctly rounded result (Boldo & Melquiond 2008). */
+/* a*b + c rounded once, where the processor has no instruction for it: the sum is formed in double, where a product of
+   floats is exact, and rounded to odd before it is rounded to float (Boldo & Melquiond 2008). */
 AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
     volatile double p = (double)a * (double)b, s = p + (double)c;
     double t = s - p, sum = s;
@@ -1982,13 +1931,7 @@ AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
         u = ((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u;
     return (float)ampi_double(u);
 }
-#if defined(__FP_FAST_FMAF) || defined(__aarch64__) || (defined(__FMA__) && defined(__GNUC__))
-  #define AMPI_FMA_NATIVE 1     /* the whole file is compiled for a processor with fma */
-#else
-  #define AMPI_FMA_NATIVE 0
-#endif
-/* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal
-   floats. */
+/* Rounding the double sum errs only if it lies exactly between two floats, or below the normal floats. */
 AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
     uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
@@ -1997,14 +1940,20 @@ AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
     return ampi_fma_soft(a, b, c);
 }
 AMPI_HD AMPI_APART float ampi_fma_plain(float a, float b, float c) { return ampi_fma_emulated(a, b, c); }
+/* Is the whole file compiled for a processor with fma? */
+#if defined(__FP_FAST_FMAF) || defined(__aarch64__) || (defined(__FMA__) && defined(__GNUC__))
+  #define AMPI_FMA_NATIVE 1
+#else
+  #define AMPI_FMA_NATIVE 0
+#endif
+/* a*b + c rounded once. hw, a constant: 1 in kernels that are built for a processor with the instruction. */
 AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
     (void)hw;
+#if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);
-#elif (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+#elif AMPI_GNU
     return hw || AMPI_FMA_NATIVE ? __builtin_fmaf(a, b, c) : ampi_fma_plain(a, b, c);
 #else
-    (void)hw;
     return ampi_fma_plain(a, b, c);
 #endif
 }
@@ -2025,13 +1974,11 @@ AMPI_HD AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4
     }
     out[0] = x0; out[1] = x1; out[2] = x2; out[3] = x3;
 }
-
 AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
     uint32_t r[4];
     ampi_philox(seed, index >> 2, r);
     return r[index & 3u];
 }
-
 AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
@@ -2045,8 +1992,11 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #define AMPI_X86 1
   #include <immintrin.h>
   #include <cpuid.h>
-  #define AMPI_TARGET_AVX2   __attribute__((target("avx2,fma,f16c")))
-  #define AMPI_TARGET_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+  #define AMPI_TARGET(more) __attribute__((target("avx2,fma,f16c" more)))
+  #define AMPI_TARGET_AVX2   AMPI_TARGET("")
+  #define AMPI_TARGET_AVX512 AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl")
+  #define AMPI_TARGET_PAIRS  AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+  #define AMPI_TARGET_AMX    AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")
   #define AMPI_ALL16 ((__mmask16)0xffffu)
 #else
   #define AMPI_X86 0
@@ -2058,22 +2008,25 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #endif
 #if AMPI_AVX512 && (defined(__clang__) || __GNUC__ >= 10)
   #define AMPI_PAIRS 1
-  #define AMPI_TARGET_PAIRS \
-      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #else
   #define AMPI_PAIRS 0
 #endif
 #if AMPI_AVX512 && defined(__x86_64__) && defined(__linux__) \
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
-  #define AMPI_TARGET_AMX \
-      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 #else
   #define AMPI_AMX 0
 #endif
+#if !defined(AMP_NO_SIMD) && defined(__aarch64__) && AMPI_GNU && defined(__ARM_NEON)
+  #define AMPI_NEON 1
+  #include <arm_neon.h>
+#else
+  #define AMPI_NEON 0
+#endif
+
 /* gcc clears the upper halves of the vector registers behind code with AVX (vzeroupper) only from -O2 on. Left in use,
-   they make what mixes SSE with AVX later on, as a loop over libm's fmaf does, up to 40 times slower (measured on
-   Sapphire Rapids with glibc). So each kernel with AVX, or the call of it, ends with this. */
+   they make code that mixes SSE with AVX later on up to 40 times slower. So each kernel with AVX, or the call of it,
+   ends with this. */
 #if AMPI_X86 && !defined(__clang__)
 AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
   #if defined(__x86_64__)
@@ -2086,20 +2039,12 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
 #else
 AMPI_FN void ampi_clear_upper(void) {}
 #endif
-#if !defined(AMP_NO_SIMD) && defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) \
-    && defined(__ARM_NEON) && !defined(__TINYC__)
-  #define AMPI_NEON 1
-  #include <arm_neon.h>
-#else
-  #define AMPI_NEON 0
-#endif
 
 /* One body, one copy per instruction set, one dispatcher. Write
        AMPI_INLINE void ampi_foo_body(int hw, float* y, size_t n) { ... ampi_fma(hw, a, b, c) ... }
        AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n)
    and call ampi_foo(y, n). The body is plain C, in loops over a constant number of lanes that every compiler
-   vectorises; `hw` is 1 where the copy may use hardware fma. Because each operation in it is an IEEE
-   operation (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
+   vectorises. All copies give the same bits, since ampi_fma leaves no a*b + c that a compiler may contract. */
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...)                                                                   \
     AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
@@ -2116,68 +2061,63 @@ AMPI_FN void ampi_clear_upper(void) {}
 #endif
 
 #if AMPI_X86
-/* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
+enum { AMPI_EAX, AMPI_EBX, AMPI_ECX, AMPI_EDX };
+/* Does cpuid tell of all these bits? */
+AMPI_FN int ampi_cpu_has(unsigned leaf, unsigned subleaf, int which, unsigned bits) {
+    unsigned r[4];
+    return __get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3]) && (r[which] & bits) == bits;
+}
+/* Does the operating system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for AMX. */
+AMPI_FN int ampi_system_saves(unsigned state) {
+    unsigned low;
+    if (!ampi_cpu_has(1, 0, AMPI_ECX, 1u << 27)) return 0;       /* OSXSAVE */
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    return (low & state) == state;
+}
 AMPI_FN amp_isa ampi_widest_isa(void) {
-    unsigned a, b, c, d, xcr0_low, c1;
-    if (!__get_cpuid(1, &a, &b, &c1, &d)) return AMP_ISA_SCALAR;
-    if (!(c1 & (1u << 27)) || !(c1 & (1u << 28)) || !(c1 & (1u << 12)) || !(c1 & (1u << 29)))
-        return AMP_ISA_SCALAR;                                   /* OSXSAVE, AVX, FMA, F16C */
-    __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
-    if ((xcr0_low & 0x6u) != 0x6u || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5)))
-        return AMP_ISA_SCALAR;                                   /* AVX2 */
-    if (AMPI_AVX512 && (xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30))
-        && (b & (1u << 31)))
-        return AMP_ISA_AVX512;                                   /* F, DQ, BW, VL */
-    return AMP_ISA_AVX2;
+    const unsigned avx_fma_f16c = 1u << 28 | 1u << 12 | 1u << 29;
+    const unsigned f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+    if (!ampi_system_saves(0x6u) || !ampi_cpu_has(1, 0, AMPI_ECX, avx_fma_f16c)
+        || !ampi_cpu_has(7, 0, AMPI_EBX, 1u << 5)) return AMP_ISA_SCALAR;
+    return AMPI_AVX512 && ampi_system_saves(0xe6u) && ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl) ? AMP_ISA_AVX512
+                                                                                               : AMP_ISA_AVX2;
 }
 AMPI_FN int ampi_has_pairs(void) {
-    unsigned a, b, c, d;
-    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && __get_cpuid_count(7, 1, &a, &b, &c, &d)
-           && (a & (1u << 5)) != 0;                              /* AVX512_BF16 */
+    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
 }
 AMPI_FN int ampi_is_amd(void) {
-    unsigned a = 0, b = 0, c = 0, d = 0;
+    unsigned a, b, c, d;
     return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
 }
+#else
+AMPI_FN amp_isa ampi_widest_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
+AMPI_FN int ampi_has_pairs(void) { return 0; }
+AMPI_FN int ampi_is_amd(void) { return 0; }
+#endif
 AMPI_FN amp_isa ampi_best_isa(void) {
     return ampi_is_amd() && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
 }
-#else
-AMPI_FN int ampi_has_pairs(void) { return 0; }
-AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
-#endif
+/* Scalar code runs anywhere, AVX2 wherever AVX-512 does. */
+AMPI_FN int ampi_isa_available(amp_isa isa) {
+    const amp_isa widest = ampi_widest_isa();
+    if (isa == AMP_ISA_AVX512_BF16) return ampi_has_pairs();
+    return isa == AMP_ISA_SCALAR || isa == widest || (isa == AMP_ISA_AVX2 && widest == AMP_ISA_AVX512);
+}
 
 AMP_DEF const char* amp_isa_name(amp_isa isa) {
     return ampi_name_among("auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0", (unsigned)isa);
 }
-
-/* Scalar code runs anywhere, AVX2 wherever AVX-512 does, AVX-512 wherever more of it does. */
-AMPI_FN int ampi_isa_available(amp_isa isa) {
-    amp_isa best = ampi_best_isa();
-    if (isa == AMP_ISA_AVX512_BF16) return ampi_has_pairs();
-    return isa == AMP_ISA_SCALAR || isa == best || (isa == AMP_ISA_AVX2 && best >= AMP_ISA_AVX512)
-           || (isa == AMP_ISA_AVX512 && best == AMP_ISA_AVX512_BF16);
-}
-
 AMPI_FN amp_isa ampi_initial_isa(void) {
     const char* wanted = getenv("AMP_ISA");
     int i;
     for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
-        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i))
-            return (amp_isa)i;
+        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) return (amp_isa)i;
     return ampi_best_isa();
 }
 
 /* This and ampi_amx_cache are the only variables of the library: caches of what cpuid and the system say (0 = not
    asked yet). Threads that race here write the same value. */
 static int ampi_isa_cache;
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
-  #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-  #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
-#else
-  #define AMPI_LOAD_RELAXED(p) (*(volatile int*)(p))
-  #define AMPI_STORE_RELAXED(p, v) (*(volatile int*)(p) = (v))
-#endif
 
 AMP_DEF amp_isa amp_cpu_isa(void) {
     int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
@@ -2186,18 +2126,6 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     AMPI_STORE_RELAXED(&ampi_isa_cache, known);
     return (amp_isa)known;
 }
-
-/* The instruction set for all that is not a product of bfloat16. */
-AMPI_FN amp_isa ampi_simd(void) {
-    amp_isa isa = amp_cpu_isa();
-    return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
-}
-
-/* Is AVX-512 in use, and are its products of pairs? A constant 0 where they are left out: what is called only behind it
-   is not compiled then. */
-#define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
-#define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
-
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
     if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
@@ -2205,16 +2133,21 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     return AMP_OK;
 }
 
+/* The instruction set for all that is not a product of bfloat16. */
+AMPI_FN amp_isa ampi_simd(void) {
+    amp_isa isa = amp_cpu_isa();
+    return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
+}
+/* Is AVX-512 in use, and are its products of pairs? A constant 0 where they are left out: what is called only behind it
+   is not compiled then. */
+#define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
+#define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
+
 #if AMPI_AMX
 static int ampi_amx_cache;
-/* Is there a matrix unit (AMX-TILE, AMX-BF16; and AVX512-BF16), its state enabled in XCR0 bits 17 and 18? */
+/* Is there a matrix unit (AMX-BF16, AMX-TILE, and AVX512-BF16)? */
 AMPI_FN int ampi_amx_found(void) {
-    unsigned a, b, c, d, xcr0_low;
-    if (ampi_widest_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
-        || !(d & (1u << 24)) || !(d & (1u << 22)) || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5)))
-        return 0;
-    __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
-    return (xcr0_low & 0x60000u) == 0x60000u;
+    return ampi_has_pairs() && ampi_system_saves(0x60000u) && ampi_cpu_has(7, 0, AMPI_EDX, 1u << 22 | 1u << 24);
 }
 /* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18),
    see its Documentation/arch/x86/xstate.rst. */
@@ -2308,34 +2241,20 @@ AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uin
     return (uint32_t)(r | (u >> 63) << (fraction_bits == 23u ? 31 : 15));
 }
 
-/* The public functions for one value. */
-AMP_DEF amp_half amp_half_from_float(float f) {
-    amp_half h;
-    h.bits = ampi_half_bits(ampi_bits(f));
-    return h;
-}
+AMP_DEF amp_half amp_half_from_float(float f) { amp_half h = { ampi_half_bits(ampi_bits(f)) }; return h; }
 AMP_DEF amp_half amp_half_from_double(double d) {
-    amp_half h;
-    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_F16_FORM);
+    amp_half h = { (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_F16_FORM) };
     return h;
 }
-AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) {
-    amp_bfloat16 h;
-    h.bits = ampi_bf16_bits(ampi_bits(f));
-    return h;
-}
+AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) { amp_bfloat16 h = { ampi_bf16_bits(ampi_bits(f)) }; return h; }
 AMP_DEF amp_bfloat16 amp_bfloat16_from_double(double d) {
-    amp_bfloat16 h;
-    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_BF16_FORM);
+    amp_bfloat16 h = { (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_BF16_FORM) };
     return h;
 }
-
 AMP_DEF float amp_half_to_float(amp_half h) { return ampi_float(ampi_half_widen(h.bits)); }
 AMP_DEF double amp_half_to_double(amp_half h) { return ampi_double(ampi_f32_widen(ampi_half_widen(h.bits))); }
 AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
-AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) {
-    return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits)));
-}
+AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) { return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits))); }
 
 /* The bits of an element, or 0 if it has another type. They are copied as an integer, since a compiler may change a
    float or assume it finite. */
@@ -3988,35 +3907,9 @@ AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
     }
 }
 
-/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4: ampi_philox in sixteen
-   lanes. */
+/* bits[i] = amp_random_bits(seed, index + i); n and index are multiples of 4. */
 AMPI_FN void ampi_random_fill(uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
-    uint32_t x0[16], x1[16], x2[16], x3[16], k0, k1;
-    int l, round;
-    for (; n > 0; n -= 64, index += 64) {
-        k0 = (uint32_t)seed;
-        k1 = (uint32_t)(seed >> 32);
-        for (l = 0; l < 16; l++) {
-            const uint64_t counter = (index + 4u * (unsigned)l) >> 2;
-            x0[l] = (uint32_t)counter;
-            x1[l] = (uint32_t)(counter >> 32);
-            x2[l] = x3[l] = 0;
-        }
-        for (round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
-            for (l = 0; l < 16; l++) {
-                const uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;
-                x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ k0;
-                x1[l] = (uint32_t)b;
-                x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ k1;
-                x3[l] = (uint32_t)a;
-            }
-        for (l = 0; l < 16; l++) {
-            *bits++ = x0[l];
-            *bits++ = x1[l];
-            *bits++ = x2[l];
-            *bits++ = x3[l];
-        }
-    }
+    for (; n > 0; n -= 4, index += 4, bits += 4) ampi_philox(seed, index >> 2, bits);
 }
 
 /* Doubles to type t, to nearest or, given a random word for each, stochastically. */
@@ -4063,14 +3956,24 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 #define AMPI_CONVERT_BLOCK 16384   /* elements in a block that does not: one thread's unit of work */
 #define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
 
-/* Everything a block of the conversion needs to know. */
+/* One row of a conversion. */
 typedef struct ampi_convert_job {
-    unsigned char* dst;
-    const unsigned char* src;
+    char* dst;
+    const char* src;
     amp_dtype dst_dtype, src_dtype;
+    size_t to, from;             /* bytes of an element */
     size_t n, block;             /* elements in all, and in one block */
     amp_convert_desc desc;
 } ampi_convert_job;
+AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                             const amp_convert_desc* desc) {
+    ampi_convert_job job;
+    memset(&job, 0, sizeof job);
+    job.dst = (char*)dst; job.dst_dtype = ampi_dtype(dst_dtype); job.to = ampi_type_size(dst_dtype);
+    job.src = (const char*)src; job.src_dtype = ampi_dtype(src_dtype); job.from = ampi_type_size(src_dtype);
+    if (desc) job.desc = *desc;
+    return job;
+}
 
 /* n elements, one step through FP32: exact where both types are of 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
@@ -4088,18 +3991,17 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* sr
 
 /* n elements from the job's element `first` on by way of double, from which they are rounded once. */
 AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
-    const size_t to = ampi_type_size(job->dst_dtype), from = ampi_type_size(job->src_dtype);
     const int random = job->desc.rounding == AMP_ROUND_STOCHASTIC;
-    uint32_t bits[AMPI_F64_BLOCK + 64];
+    uint32_t bits[AMPI_F64_BLOCK + 4];
     double wide[AMPI_F64_BLOCK];
     size_t i, m, skip = 0;
     for (i = 0; i < n; i += m) {
         const uint64_t position = job->desc.offset + first + i;
         m = ampi_min_size(n - i, AMPI_F64_BLOCK);
-        ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * from, job->src_dtype, m);
+        ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * job->from, job->src_dtype, m);
         if (random) skip = (size_t)(position & 3u);
-        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m, 64));
-        ampi_f64_narrow((char*)dst + i * to, job->dst_dtype, wide, m, random ? bits + skip : NULL);
+        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m, 4));
+        ampi_f64_narrow((char*)dst + i * job->to, job->dst_dtype, wide, m, random ? bits + skip : NULL);
     }
 }
 
@@ -4124,24 +4026,22 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
-    const size_t src_size = ampi_type_size(job->src_dtype);
-    unsigned char* dst = job->dst + first * ampi_type_size(job->dst_dtype);
-    const void* src = job->src + first * src_size;
-    if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
-    if (job->dst_dtype != job->src_dtype && ampi_type_size(job->dst_dtype) == 2
-        && (job->src_dtype == AMP_F64 || job->desc.rounding == AMP_ROUND_STOCHASTIC))
+    const int stochastic = job->desc.rounding == AMP_ROUND_STOCHASTIC;
+    char* dst = job->dst + first * job->to;
+    const void* src = job->src + first * job->from;
+    if (job->dst == job->src) src = memcpy(copy, src, n * job->from);
+    if (job->dst_dtype != job->src_dtype && job->to == 2 && (job->from == 8 || stochastic))
         ampi_convert_by_double(job, dst, src, first, n);
     else
         ampi_convert_nearest(dst, job->dst_dtype, src, job->src_dtype, n);
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks. In place one after the other, from the end if elements grow: no block then overwrites source
-   elements that another one still needs. One after the other also with saturate: only this thread's exceptions are
-   masked. */
+/* All blocks. In place one after the other, from the end if elements grow, so that none overwrites elements that
+   another one still reads. One after the other also with saturate: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
-    const int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
+    const int backwards = in_place && job->to > job->from;
     const int64_t blocks = (int64_t)ampi_div_up(job->n, job->block);
     size_t clamped = 0;
     int64_t i;
@@ -4152,68 +4052,49 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     return 0;
 }
 
-/* What can be refused without looking at the pointers, then the pointers; both before anything is written. */
-AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype, const amp_convert_desc* desc) {
-    const amp_logger* log = desc->logger;
-    if (ampi_type_size(dst_dtype) == 0)
-        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
-    if (ampi_type_size(src_dtype) == 0)
-        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)src_dtype);
-    if (desc->rounding != AMP_ROUND_NEAREST && desc->rounding != AMP_ROUND_STOCHASTIC)
-        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
-                         (int)desc->rounding);
-    if (desc->rounding == AMP_ROUND_STOCHASTIC && ampi_type_size(dst_dtype) != 2)
-        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
-                         amp_dtype_name(dst_dtype));
-    return AMP_OK;
-}
-
-AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, size_t dst_n, const void* src,
-                                             size_t src_size, size_t src_n, const amp_logger* log) {
-    const size_t largest = dst_size > src_size ? dst_size : src_size, n = dst_n > src_n ? dst_n : src_n;
-    uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
-    if (!dst || !src)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
-                         dst ? "src" : "dst", ampi_shown(n));
-    if (n > (SIZE_MAX >> 1) / largest)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lld elements of %lld bytes",
-                         ampi_shown(n), ampi_shown(largest));
-    if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
-                         "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
+AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
+                                      size_t cols) {
+    const amp_logger* logger = job->desc.logger;
+    const size_t to = job->to, from = job->from, most = SIZE_MAX / 16, largest = to > from ? to : from;
+    const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
+    const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
+    AMPI_REFUSE_CALL(to == 0, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)job->dst_dtype);
+    AMPI_REFUSE_CALL(from == 0, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)job->src_dtype);
+    AMPI_REFUSE_CALL(job->desc.rounding != AMP_ROUND_NEAREST && job->desc.rounding != AMP_ROUND_STOCHASTIC,
+                     AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
+                     (int)job->desc.rounding);
+    AMPI_REFUSE_CALL(job->desc.rounding == AMP_ROUND_STOCHASTIC && to != 2, AMP_ERR_DESC,
+                     "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
+    if (rows == 0 || cols == 0) return AMP_OK;
+    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > most / rows), AMP_ERR_ARGUMENT,
+                     "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of %llu",
+                     (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
+    AMPI_REFUSE_CALL(!d || !s, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
+                     d ? "src" : "dst", ampi_shown(n));
+    AMPI_REFUSE_CALL(n > (SIZE_MAX >> 1) / largest, AMP_ERR_ARGUMENT,
+                     "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n), ampi_shown(largest));
+    AMPI_REFUSE_CALL(d != s && d < s + ((rows - 1) * src_ld + cols) * from && s < d + ((rows - 1) * dst_ld + cols) * to,
+                     AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
+                     (ampi_ull)(d < s ? s - d : d - s));
+    AMPI_REFUSE_CALL(d == s && rows > 1 && dst_ld * to != src_ld * from, AMP_ERR_ARGUMENT,
+                     "amp_convert_rows: dst and src are the same, but their rows are %llu and %llu bytes apart",
+                     (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
                                     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
-    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
-    ampi_convert_job job;
+    ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
     fenv_t floats;
-    amp_result r;
     size_t i, clamped = 0;
-    memset(&job, 0, sizeof job);
-    if (desc) job.desc = *desc;
-    r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
-    if (r != AMP_OK || rows == 0 || cols == 0) return r;
-    if (dst_ld < cols || src_ld < cols || (rows > 1 && (dst_ld > most / rows || src_ld > most / rows)))
-        return ampi_fail(job.desc.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a "
-                         "dst_ld of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
-                         (ampi_ull)src_ld);
-    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
-                                  job.desc.logger);
-    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
-        r = ampi_fail(job.desc.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows "
-                      "are %llu and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
-    if (r != AMP_OK) return r;
-    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
-    job.dst_dtype = ampi_dtype(dst_dtype);
-    job.src_dtype = ampi_dtype(src_dtype);
+    AMPI_TRY(ampi_convert_check(&job, dst_ld, src_ld, rows, cols));
+    if (cols > 0 && dst_ld == cols && src_ld == cols) { cols *= rows; rows = rows > 0; }
     job.n = cols;
     job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
     if (job.desc.saturate) feholdexcept(&floats);
-    for (i = 0; i < rows; i++, job.desc.offset += cols) {
-        job.dst = (unsigned char*)dst + i * dst_ld * to;
-        job.src = (const unsigned char*)src + i * src_ld * from;
+    for (i = 0; cols > 0 && i < rows; i++, job.desc.offset += cols) {
+        job.dst = (char*)dst + i * dst_ld * job.to;
+        job.src = (const char*)src + i * src_ld * job.from;
         clamped += ampi_convert_blocks(&job);
     }
     if (job.desc.saturate) fesetenv(&floats);
@@ -7106,10 +6987,10 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
                      "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        uint32_t bits[AMPI_TILE + 64];
+        uint32_t bits[AMPI_TILE + 4];
         const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
         float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
-        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 64));
+        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 4));
         ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
                   ampi_padded(count));
         ampi_store(&list[AMPI_ARG_Y], start, v, count);

@@ -1392,11 +1392,10 @@ AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const
     const ampi_argument list[] = { { "dst", dst, dst_dtype, AMPI_NULL, AMPI_FLAT(n) },
                                    { "src", src, src_dtype, AMPI_NULL, AMPI_FLAT(n) },
                                    { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL, AMPI_FLAT(2) } };
-    size_t dst_size = amp_dtype_size(dst_dtype), src_size = amp_dtype_size(src_dtype);
-    amp_result r = ampi_convert_check_types(dst_dtype, src_dtype, d);
-    if (r == AMP_OK && n > 0) r = ampi_convert_check_memory(dst, dst_size, n, src, src_size, n, d->logger);
+    const ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, d);
+    amp_result r = ampi_convert_check(&job, n, n, 1, n);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
-    if (dst == src && dst_size != src_size && n > 0)
+    if (dst == src && job.to != job.from && n > 0)
         return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: in place from %s to %s: the sizes differ", op,
                          amp_dtype_name(src_dtype), amp_dtype_name(dst_dtype));
     return AMP_OK;

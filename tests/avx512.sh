@@ -8,13 +8,12 @@ echo '#include <simde/x86/avx512.h>' | $CC -E - > /dev/null 2>&1 || { echo "SIMD
 rm -rf $out; mkdir -p $out
 
 # amp.h but for what C cannot stand in for: targets, cpuid, the code for the matrix unit, assembly.
-sed -e 's/"avx2,fma,f16c,avx512f[^"]*"/"avx2,fma,f16c"/' \
+sed -e 's/AMPI_TARGET(",avx512f[^"]*")/AMPI_TARGET("")/' \
     -e 's/^#if AMPI_AVX512 && defined(__x86_64__) && defined(__linux__) \\$/#if 0 \\/' \
     -e 's/^AMPI_FN amp_isa ampi_widest_isa(void) {$/& if (AMPI_AVX512) return AMP_ISA_AVX512;/' \
-    -e 's/^    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && .*/    a = b = c = d = 0;/' \
-    -e 's/^           && (a & (1u << 5)) != 0; .*/    return AMPI_PAIRS + (int)(a + b + c + d);/' amp.h > $out/amp.h
+    -e 's/^    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && .*/    return AMPI_PAIRS;/' amp.h > $out/amp.h
 changed=$(diff amp.h $out/amp.h | grep -c '^<')
-[ "$changed" -eq 7 ] || { echo "FAILED: $changed lines of amp.h changed, not 7"; exit 1; }
+[ "$changed" -eq 6 ] || { echo "FAILED: $changed lines of amp.h changed, not 6"; exit 1; }
 
 # Not optimised: gcc takes minutes over the intrinsics otherwise, and then has NaNs of other signs.
 $CC -std=gnu99 -w -Wno-psabi -O0 -mavx2 -mfma -mf16c -I$out -c tests/impl_avx512.c -o $out/impl.o || exit 1

@@ -250,7 +250,7 @@ static amp_result try_batched(void) {
     a = in((batch - 1) * as + reach(ar, ac, lda), at);
     b = in((batch - 1) * bs + reach(br, bc, ldb), bt);
     c = take((batch - 1) * cs + reach(m, n, ldc), ct, EXACT, 1)->now;
-    return amp_gemm(BATCH(ta, tb, m, n, k, lda, ldb, ldc, batch, as, bs, cs), alpha, a, at, b, bt, beta, c, ct,
+    return amp_gemm(PRODUCTS(ta, tb, m, n, k, lda, ldb, ldc, batch, as, bs, cs), alpha, a, at, b, bt, beta, c, ct,
                     some_exec(amp_gemm_workspace(m, n, k)));
 }
 /* What a backward function adds to. */

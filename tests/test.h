@@ -78,8 +78,8 @@ static inline int test_due(void) {
 }
 
 /* The shape of a matrix product, and that of many; after <amp.h>. */
-#define PRODUCT(ta, tb, m, n, k, lda, ldb, ldc) BATCH(ta, tb, m, n, k, lda, ldb, ldc, 0, 0, 0, 0)
-#define BATCH(ta, tb, m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step) \
+#define PRODUCT(ta, tb, m, n, k, lda, ldb, ldc) PRODUCTS(ta, tb, m, n, k, lda, ldb, ldc, 0, 0, 0, 0)
+#define PRODUCTS(ta, tb, m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step) \
     (&(amp_gemm_shape){ (amp_transpose)(ta), (amp_transpose)(tb), m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step })
 
 /* A repeatable stream of numbers for test data. */

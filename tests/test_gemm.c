@@ -453,12 +453,12 @@ static void test_shape_defaults(void) {
                        AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
         CHECK(memcmp(c, full, sizeof c / 2) == 0);
         for (i = 0; i < sizeof c / 2; i++) CHECK(((unsigned char*)(c + 35))[i] == FILL);
-        CHECK(amp_gemm(BATCH(ta, tb, 5, 7, 3, 0, 0, 0, 2, 0, 0, 35), 1, a, AMP_F32, b, AMP_F32, 0, c, AMP_F32,
+        CHECK(amp_gemm(PRODUCTS(ta, tb, 5, 7, 3, 0, 0, 0, 2, 0, 0, 35), 1, a, AMP_F32, b, AMP_F32, 0, c, AMP_F32,
                        NULL) == AMP_OK);
         CHECK(memcmp(c, full, sizeof c) == 0);
     }
     memset(c, 0, sizeof c);
-    CHECK(amp_gemm(BATCH(0, 0, 5, 7, 0, 0, 0, 0, 2, 15, 21, 35), 1, NULL, AMP_F32, NULL, AMP_F32, 0, full, AMP_F32,
+    CHECK(amp_gemm(PRODUCTS(0, 0, 5, 7, 0, 0, 0, 0, 2, 15, 21, 35), 1, NULL, AMP_F32, NULL, AMP_F32, 0, full, AMP_F32,
                    NULL) == AMP_OK);
     CHECK(memcmp(c, full, sizeof c) == 0);
 }
@@ -755,7 +755,7 @@ static void check_batch(size_t m, size_t n, size_t k, size_t batch, int layout, 
                        series_at(&b, i), bt, 0.25f, series_at(&c, i), ct, NULL) == AMP_OK);
     memcpy(expected, c.all.data, bytes);
     memcpy(c.all.data, before, bytes);
-    CHECK(amp_gemm(BATCH(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld, batch, a.stride, b.stride, c.stride), 0.5f,
+    CHECK(amp_gemm(PRODUCTS(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld, batch, a.stride, b.stride, c.stride), 0.5f,
                    matrix_at(&a.all), at, matrix_at(&b.all), bt, 0.25f, matrix_at(&c.all), ct, &exec) == AMP_OK);
     CHECK_MSG(memcmp(expected, c.all.data, bytes) == 0, "%lu of %lux%lux%lu, layout %d, trans %d, types %d, room %lu",
               (unsigned long)batch, (unsigned long)m, (unsigned long)n, (unsigned long)k, layout, trans, types,
@@ -830,7 +830,7 @@ static amp_result batch_in(float* x, size_t a, size_t a_stride, size_t c, size_t
     amp_exec e;
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
-    return amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 4, 3, ldc, batch, a_stride, 0, c_stride), 1, x + a,
+    return amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 4, 3, ldc, batch, a_stride, 0, c_stride), 1, x + a,
                     AMP_F32, x + 88, AMP_F32, 0, x + c, AMP_F32, &e);
 }
 static void test_batch_refusals(void) {

@@ -479,7 +479,7 @@ static void null_operands(void) {
         REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2), 1, N(0, x), T,
                                                    N(1, y), T, 0, N(2, z), T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm shape", amp_gemm(NULL, 1, x, T, y, T, 0, z, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 3, 4, 4, 4),
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 3, 4, 4, 4),
                                                            1, N(0, x), T, N(1, y), T, 0, N(2, z), T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, 2, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 50, T, z + 100, T, 0, 2, 2, 2, &quiet));
@@ -707,9 +707,9 @@ static void huge_sizes(void) {
                                                      T, 0, F, T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, n, n, 2), 1, F, T, F, T,
                                                      0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, n, 4, 0, 4),
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, n, 4, 0, 4),
                                                          1, F, T, F, T, 0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 2, n, 0, 4),
+        REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 2, n, 0, 4),
                                                           1, F, T, F, T, 0, F, T, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, n, 2, 2), 1, F, T, F,
                                                       T, 0, F, T, &quiet));
@@ -960,7 +960,7 @@ static void batches_over_operands(void) {
         refused = series_meet(c, cs, c, cs, batch, 1) || series_meet(a, as, c, cs, batch, 0)
                 || series_meet(b, bs, c, cs, batch, 0);
         prepare();
-        r = amp_gemm(BATCH(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs), 1.0f,
+        r = amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs), 1.0f,
                      memory + a.at, T, memory + b.at, T, 0.0f, memory + c.at, T, &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %d of %dx%dx%d %s", (int)i, (int)batch, (int)m, (int)n,
                   (int)k, last);

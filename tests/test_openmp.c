@@ -205,7 +205,7 @@ static uint64_t multiplied(size_t batch, size_t side) {
     memset((char*)exec.workspace + exec.workspace_size, 7, GUARD);
     for (i = 0; i < 2 * all; i++) source[i] = amp_random_normal(14, i);
     CHECK(amp_convert(low, AMP_F16, source, AMP_F32, 2 * all) == AMP_OK);
-    CHECK(amp_gemm(BATCH(AMP_NO_TRANS, AMP_TRANS, side, side, side, side, side, side * batch, batch, each, each, side),
+    CHECK(amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_TRANS, side, side, side, side, side, side * batch, batch, each, each, side),
                    1.0f, low, AMP_F16, low + 2 * all, AMP_F16, 0.0f, source, AMP_F32, &exec) == AMP_OK);
     for (i = 0; i < GUARD; i++) if (((char*)exec.workspace)[exec.workspace_size + i] != 7) break;
     CHECK(i == GUARD);
