@@ -4719,16 +4719,16 @@ AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, 
                                     const ampi_layer_sizes* z, int backward) {
     const int b = t->b.data ? 0 : AMPI_UNUSED, dx = t->dx.data ? 0 : AMPI_UNUSED;
     const int dw = t->dw.data ? 0 : AMPI_UNUSED, db = t->db.data ? 0 : AMPI_UNUSED;
-    const ampi_argument forward[] = { ampi_layer_argument("x", &t->x, AMPI_IN, z->x),
-                                      ampi_layer_argument("w", &t->w, AMPI_IN, z->w),
-                                      ampi_layer_argument("b", &t->b, AMPI_IN | b, z->b),
-                                      ampi_layer_argument("y", &t->y, AMPI_OUT, z->y) };
-    const ampi_argument gradients[] = { ampi_layer_argument("dy", &t->y, AMPI_IN, z->y),
-                                        ampi_layer_argument("x", &t->x, AMPI_IN | dw, z->x),
-                                        ampi_layer_argument("dw", &t->dw, AMPI_OUT | dw, z->w),
-                                        ampi_layer_argument("w", &t->w, AMPI_IN | dx, z->w),
-                                        ampi_layer_argument("dx", &t->dx, AMPI_OUT | dx, z->x),
-                                        ampi_layer_argument("db", &t->db, AMPI_OUT | db, z->b) };
+    const ampi_argument forward[4] = { ampi_layer_argument("x", &t->x, AMPI_IN, z->x),
+                                       ampi_layer_argument("w", &t->w, AMPI_IN, z->w),
+                                       ampi_layer_argument("b", &t->b, AMPI_IN | b, z->b),
+                                       ampi_layer_argument("y", &t->y, AMPI_OUT, z->y) };
+    const ampi_argument gradients[6] = { ampi_layer_argument("dy", &t->y, AMPI_IN, z->y),
+                                         ampi_layer_argument("x", &t->x, AMPI_IN | dw, z->x),
+                                         ampi_layer_argument("dw", &t->dw, AMPI_OUT | dw, z->w),
+                                         ampi_layer_argument("w", &t->w, AMPI_IN | dx, z->w),
+                                         ampi_layer_argument("dx", &t->dx, AMPI_OUT | dx, z->x),
+                                         ampi_layer_argument("db", &t->db, AMPI_OUT | db, z->b) };
     return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger, call, forward);
 }
 
@@ -6099,7 +6099,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
                                               const amp_exec* exec) {
     enum { values = 65536 };
-    ampi_argument both[] = { list[AMPI_ARG_X], list[AMPI_ARG_Y] };
+    ampi_argument both[2] = { list[AMPI_ARG_X], list[AMPI_ARG_Y] };
     uint16_t* table;
     size_t i;
     if (f == AMP_RELU || ampi_type_size(both[0].dtype) != 2 || ampi_type_size(both[1].dtype) != 2 || n < 4 * values
