@@ -8658,8 +8658,8 @@ AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+    const amp_exec* exec) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = ampi_exec_logger(exec);
@@ -8676,7 +8676,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
 }
 
 AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                                 int from_host, const amp_reading* how, const amp_exec* exec) {
+    int from_host, const amp_reading* how, const amp_exec* exec) {
     enum { TILE = 1024 };
     float x[TILE];
     size_t run, count;
@@ -8701,13 +8701,11 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src
 }
 
 AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-                                    uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride,
-                                    const amp_exec* exec) {
+    uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
     return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
-
 AMPI_FN amp_result ampi_cpu_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-                                 const amp_exec* exec) {
+    const amp_exec* exec) {
     (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
@@ -8725,7 +8723,7 @@ AMPI_FN amp_result ampi_cpu_losses(amp_training* t, const float* losses, int cou
     return AMP_OK;
 }
 AMPI_FN amp_result ampi_cpu_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
-                                  const amp_exec* exec) {
+    const amp_exec* exec) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     (void)exec;
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
@@ -8780,16 +8778,14 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A stretch of the arena that is in use from time `first` to `last`. Node i in the order of execution runs forward at
-   time i, backward at time 2*nodes-1-i. */
+/* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i, backward at 2*nodes-1-i. */
 typedef struct ampi_lease {
     size_t bytes, offset;
     int first, last;
     struct ampi_lease* next;      /* while planning */
 } ampi_lease;
 
-/* Of a node: its value, the gradient of it, and its contributions to the gradients of its inputs; one that is not the
-   first there is formed apart and then added. */
+/* Of a node: its value, the gradient of it, and its contributions to those of its inputs where it is not the first. */
 enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
 
 /* A layer, or a cast that finalize has placed. */
@@ -8814,6 +8810,7 @@ typedef struct ampi_node {
     amp_batch_norm_shape norm;    /* of a layer norm: eps */
     float p, loss_weight, smoothing;
     float *running, *stats;       /* norms: running mean and variance, and those of the batch */
+    void* target;                 /* of a loss */
     amp_reading reading;          /* inputs; its constants lie in the backend's memory, and here on the host */
     float* constants;
     /* what finalize finds */
@@ -8874,7 +8871,6 @@ struct amp_model {
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
-    void* targets[AMP_MAX_LOSSES];
     float* loss_values;           /* behind them are two flags: a gradient is not finite, and the loss is not */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
@@ -8889,6 +8885,8 @@ struct amp_model {
     char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
 };
 
+/* For each node in the order of execution. */
+#define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
 /* Calls function f of the model's backend. */
 #define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
 
@@ -8908,7 +8906,6 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
-/* Most calls need a model that is finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     if (!m) return AMP_ERR_ARGUMENT;
     return m->finalized ? AMP_OK : ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
@@ -8924,7 +8921,7 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
     const ampi_node* n = &m->draft;
     if (n->input_count == 0) ampi_build_fail(m, code, "%s: %s", n->row->name, sentence);
     else ampi_build_fail(m, code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on" : "after",
-                         n->layer.name, sentence);
+        n->layer.name, sentence);
 }
 
 /* What is returned for a layer with a mistake. What is built on it is silently nothing. */
@@ -8943,15 +8940,13 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     b->at = 0;
     if (b->bytes == 0) return AMP_OK;
     AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not "
-                "fit memory", (ampi_ull)b->bytes);
+        "fit memory", (ampi_ull)b->bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
     return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(m, zero, b->base, b->bytes);
 }
-
-/* The next `bytes` of a block; NULL as long as sizes are only counted. A sum that does not fit stays at SIZE_MAX, which
-   no allocation can give. */
+/* The next `bytes` of a block; NULL as long as sizes are only counted. No allocation gives SIZE_MAX bytes. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
     ampi_allocation* b = &m->blocks[which];
     void* p = b->base ? b->base + b->at : NULL;
@@ -8980,19 +8975,19 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const int groups = d->optimizer.group_count;
     AMPI_REFUSE(d->batch < 1, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, "
-                "f16 or bf16", amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
+        "f16 or bf16", amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
     AMPI_REFUSE(d->accumulate < 0 || d->max_replays < 0, AMP_ERR_DESC, "model: accumulate is %d and max_replays %d, "
-                "none may be below 0", d->accumulate, d->max_replays);
+        "none may be below 0", d->accumulate, d->max_replays);
     AMPI_REFUSE(d->max_replays > 0 && d->accumulate > 1, AMP_ERR_DESC, "model: max_replays needs accumulate = 1, whose "
-                "batch is still there");
-    AMPI_REFUSE(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST, AMP_ERR_DESC, "model: sums is %d, not "
-                "AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
+        "batch is still there");
+    AMPI_REFUSE(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST, AMP_ERR_DESC,
+        "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
     AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC, "model: backend lacks its name, or a function that "
-                "the CPU's has");
+        "the CPU's has");
     AMPI_REFUSE(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size), AMP_ERR_DESC,
-                "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+        "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
     AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups), AMP_ERR_DESC,
-                "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups, AMP_MAX_GROUPS);
+        "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups, AMP_MAX_GROUPS);
     return AMP_OK;
 }
 
@@ -9001,8 +8996,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
     AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
-    AMPI_REFUSE_CALL(!desc->allocator.alloc != !desc->allocator.free, AMP_ERR_DESC,
-                     "model: allocator needs both alloc and free, or neither");
+    AMPI_REFUSE_CALL(!desc->allocator.alloc != !desc->allocator.free, AMP_ERR_DESC, "model: allocator needs both alloc "
+        "and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
     AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     memset(m, 0, sizeof *m);
@@ -9048,7 +9043,6 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
         ampi_free(&m->desc.allocator, n);
     }
 }
-
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
     ampi_unfinalize(m);
@@ -9064,20 +9058,23 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building --- */
 
-/* A value is the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
-   from. So a value of another model shows, unless all that leads to it is the same there. */
+/* A value is the number of its node, counted from 1, and the node's tag: 32 bits of a hash (FNV-1a) of what leads to
+   it. So a value of another model shows. */
 #define AMPI_HASH_START 14695981039346656037u
-AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
-    for (size_t i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
+AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, (const char*)words + 4 * i, 4);
+        h = (h ^ word) * 1099511628211u;
+    }
     return h;
 }
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
-    uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
-                          (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
-    for (int i = 0; i < n->input_count; i++) words[4 + i] = n->inputs[i]->tag;
-    return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
+    const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
+    uint32_t inputs[] = { 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
+    for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
+    return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
-
 /* Layer i; NULL if there is none. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     ampi_node* n = i < 0 ? NULL : m->first;
@@ -9096,7 +9093,6 @@ AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
-
 /* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
@@ -9104,7 +9100,6 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!n) ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
     return n;
 }
-
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 AMPI_FN int ampi_is_flatten(const ampi_node* n) { return n->layer.op == AMP_OP_FLATTEN; }
@@ -9140,8 +9135,8 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
 /* A setting of the draft must lie in [0, most]. */
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
-        ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)" : "%s %g must be finite and "
-                  "not negative", what, (double)*x);
+        ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
+            : "%s %g must be finite and not negative", what, (double)*x);
 }
 
 /* The draft as a node of its own; NULL if there is no memory. */
@@ -9169,28 +9164,26 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     for (int i = 0; i < n->input_count; i++)
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE, "nothing can be built on a loss");
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE,
-                      "its output %dx%dx%d is too large", l->channels, l->height, l->width);
+        "its output %dx%dx%d is too large", l->channels, l->height, l->width);
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
-    for (const ampi_node* o = m->first; o; o = o->next) same += o->layer.op == l->op;
+    ampi_each(m, o) same += o->layer.op == l->op;
     snprintf(l->name, sizeof l->name, "%.21s%d", n->row->name, same);
     n->number = m->layer_count;
     n->prev = m->last;
     n = ampi_node_new(m);
-    if (!n) m->build_result = AMP_ERR_MEMORY;
-    if (!n) return ampi_no_value();
+    if (!n) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
     *(m->last ? &m->last->next : &m->first) = n;
     m->last = n;
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
-
 /* The same for a layer with weights and, if wanted, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
-                      (int)init);
+        (int)init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
     n->init = init;
@@ -9209,8 +9202,8 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     for (int c = 0; c < d->channels; c++)
         AMPI_REFUSE_LAYER((d->mean && !amp_is_finite(&d->mean[c], AMP_F32)) || (d->std && (d->std[c] == 0.0f
-                          || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC,
-                          "mean and std of channel %d must be finite, and std above 0", c);
+            || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
+            "finite, and std above 0", c);
     const size_t count = (size_t)d->channels;
     ampi_set_shape(n, d->channels, d->height, d->width);
     n->reading.channels = count;
@@ -9252,7 +9245,6 @@ AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     n->p = p;
     return ampi_layer_add(m);
 }
-
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     ampi_node* n = ampi_draft_on(m, AMP_OP_FLATTEN, x, m);
     if (!n) return ampi_no_value();
@@ -9264,7 +9256,7 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     ampi_node* n = ampi_draft_on(m, AMP_OP_LINEAR, x, d);
     if (!n) return ampi_no_value();
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
-                      "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
+        "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
     ampi_set_shape(n, d->out, 1, 1);
     return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out);
 }
@@ -9291,7 +9283,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
     n->layer.channels = s.out_channels;
     const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;
     return ampi_layer_add_params(m, d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
-                                 (size_t)(s.out_channels / s.groups) * area);
+        (size_t)(s.out_channels / s.groups) * area);
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
@@ -9307,7 +9299,6 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     const amp_result r = amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
     return r == AMP_OK ? ampi_layer_add(m) : ampi_no_value();
 }
-
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
     const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d(m, x, &d);
@@ -9331,17 +9322,10 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
                                      d->momentum, d->frozen != 0 };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-                      "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
+        "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
-AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
-    return ampi_norm(m, AMP_OP_BATCH_NORM, x, desc);
-}
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
-    return ampi_norm(m, AMP_OP_LAYER_NORM, x, desc);
-}
-
 /* Two inputs of equal height and width, whose channels are equal or follow each other. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     ampi_node *n = ampi_draft_on(m, op, x, m), *second = ampi_node_of(m, y, amp_op_name(op));
@@ -9349,8 +9333,8 @@ AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     amp_layer *a = &n->layer, *b = &second->layer;
     const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff - b->channels;
     AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
-                      "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
-                      b->height, b->width, b->name);
+        "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels, b->height, b->width,
+        b->name);
     if (op == AMP_OP_CONCAT) a->channels += b->channels;
     n->inputs[n->input_count++] = second;
     return ampi_layer_add(m);
@@ -9366,10 +9350,10 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     const amp_layer* l = &n->layer;
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "a model has at most %d losses", AMP_MAX_LOSSES);
     AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE, "%dx%dx%d has more than one pixel "
-                      "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
+        "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "smoothing %g is for softmax_cross_entropy "
-                      "only", (double)d->smoothing);
+        "only", (double)d->smoothing);
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
     ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
@@ -9379,15 +9363,13 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (v.id) m->losses[m->loss_count++] = m->last;
     return v;
 }
-AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
-    return ampi_loss_add(m, AMP_OP_SOFTMAX_CROSS_ENTROPY, logits, desc);
-}
-AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc) {
-    return ampi_loss_add(m, AMP_OP_MSE, x, desc);
-}
-AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc) {
-    return ampi_loss_add(m, AMP_OP_BCE_WITH_LOGITS, x, desc);
-}
+#define AMPI_LAYER_WITH(name, add, OP, type) \
+    AMP_DEF amp_value name(amp_model* m, amp_value x, const type* desc) { return add(m, AMP_OP_##OP, x, desc); }
+AMPI_LAYER_WITH(amp_batch_norm, ampi_norm, BATCH_NORM, amp_norm_desc)
+AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
+AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)
+AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
+AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
 
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
@@ -9407,7 +9389,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m) {
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     ampi_node* n = ampi_node_of(m, v, "pin");
     if (!n) return;
-    if (dtype == AMP_DTYPE_DEFAULT || !ampi_is_compute_dtype(dtype))
+    if (!dtype || !ampi_is_compute_dtype(dtype))
         ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
     else if (n->row->kind == AMPI_KIND_DATA)
         ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
@@ -9428,7 +9410,7 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     if (!n) return;
     if (!name || !*name || strlen(name) >= sizeof n->layer.name)
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
-                        (int)sizeof n->layer.name - 1);
+            (int)sizeof n->layer.name - 1);
     else if (!ampi_is_utf8(name))
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
     else if (ampi_namesake(m, n, name))
@@ -9460,19 +9442,18 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->rule = m->policy.rules[l->op];
     l->reason = m->policy.reasons[l->op];
     l->compute_dtype = m->policy.low_dtype;
-    if (forced != AMP_DTYPE_DEFAULT) l->reason = AMP_REASON_PIN;
-    else if (n->region_dtype != AMP_DTYPE_DEFAULT && n->row->kind != AMPI_KIND_DATA && !ampi_is_loss(n)) {
+    if (forced) l->reason = AMP_REASON_PIN;
+    else if (n->region_dtype && n->row->kind != AMPI_KIND_DATA && !ampi_is_loss(n)) {
         forced = n->region_dtype;
         l->reason = AMP_REASON_REGION;
     }
-    if (forced == AMP_DTYPE_DEFAULT) return;
+    if (!forced) return;
     l->rule = forced == AMP_F32 ? AMP_RULE_FP32 : AMP_RULE_LOW;
     l->compute_dtype = forced;
 }
-
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    for (ampi_node* n = m->first; n; n = n->next) n->leads = AMPI_NONE;                 /* an end, so far */
+    ampi_each(m, n) n->leads = AMPI_NONE;                 /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
@@ -9482,9 +9463,9 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
 }
 
 AMPI_FN void ampi_resolve_types(amp_model* m) {
-    for (ampi_node* n = m->first; n; n = n->next) ampi_resolve_rule(m, n);
+    ampi_each(m, n) ampi_resolve_rule(m, n);
     ampi_resolve_leads(m);
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         const amp_rule rule = n->layer.rule;
         amp_dtype* t = &n->layer.compute_dtype;
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
@@ -9498,20 +9479,20 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     }
 }
 
-/* A value that every reader wants in the same 16-bit type is written in it at once: the bits are those of an FP32
-   result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
+/* A value that every reader wants in the same 16-bit type is written in it at once, with the bits of a cast from FP32.
+   Widening is never a copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    for (const ampi_node* user = m->first; user; user = user->next)
+    ampi_each(m, user)
         for (int j = 0; j < user->input_count && !ampi_is_flatten(user); j++) {
             ampi_node* n = ampi_source(user->inputs[j]);
-            const int agree = n->wanted == AMP_DTYPE_DEFAULT || n->wanted == user->layer.compute_dtype;
-            n->wanted = agree ? user->layer.compute_dtype : AMP_F32;
+            const amp_dtype t = user->layer.compute_dtype;
+            n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
         }
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
         if (ampi_is_flatten(n)) *t = n->inputs[0]->layer.storage_dtype;
-        else if (*t == AMP_F32 && n->wanted != AMP_DTYPE_DEFAULT) *t = n->wanted;
+        else if (*t == AMP_F32 && n->wanted) *t = n->wanted;
     }
 }
 
@@ -9533,10 +9514,9 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
     return cast;
 }
 
-/* Finds whose memory each node reads, with casts before the first node that needs them, and what has parameters behind
-   it. */
+/* Finds whose memory each node reads, placing casts before their first reader, and what has parameters behind it. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
         n->needs_grad = n->weight != AMPI_NONE;
@@ -9571,9 +9551,9 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
         AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
-                    "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
+            "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
         if (n->layer.in_place || ampi_is_flatten(n)) n->data_root = n->reads[0]->data_root;
@@ -9583,26 +9563,19 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
 
 AMPI_FN ampi_lease* ampi_lease_data(const ampi_node* n) { return &n->data_root->leases[AMPI_LEASE_DATA]; }
 AMPI_FN ampi_lease* ampi_lease_grad(const ampi_node* n) { return &n->grad_root->leases[AMPI_LEASE_GRAD]; }
-
 AMPI_FN void ampi_lease_use(ampi_lease* l, int time, size_t bytes) {
     if (!l->bytes || l->first > time) l->first = time;
     if (!l->bytes || l->last < time) l->last = time;
     l->bytes = bytes;
 }
-
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
     return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
-}
-
-/* Whether the backward pass hands a gradient from n to its input j. */
-AMPI_FN int ampi_gives_gradient(const ampi_node* n, int j) {
-    return n->on_loss_path && !ampi_is_flatten(n) && n->reads[j]->needs_grad;
 }
 
 /* Finds how large each lease is, and when it is in use. Values that share memory have one size. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         memset(n->leases, 0, sizeof n->leases);
         n->grad_written = 0;
     }
@@ -9618,7 +9591,7 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_lease_use(ampi_lease_data(in), n->time, bytes);
             if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(in), back, bytes);
-            if (!ampi_gives_gradient(n, j)) continue;
+            if (!n->on_loss_path || !in->needs_grad) continue;      /* the backward pass hands it no gradient */
             ampi_lease_use(ampi_lease_grad(in), back, bytes);
             ampi_lease_use(ampi_lease_grad(in), end - in->time, bytes);
             if (in->grad_written) ampi_lease_use(&n->leases[AMPI_LEASE_PART + j], back, bytes);
@@ -9633,7 +9606,6 @@ AMPI_FN void ampi_lease_insert(ampi_lease** list, ampi_lease* l) {
     l->next = *list;
     *list = l;
 }
-
 /* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
 AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
     size_t offset = 0;
@@ -9650,7 +9622,7 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
     ampi_lease *l, *waiting = NULL, *placed = NULL;
     size_t total = 0;
     ampi_lease_times(m);
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
             n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;      /* the order of the list */
@@ -9706,8 +9678,7 @@ AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed
     return u / sqrtf((float)n->fan_in);
 }
 
-/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so that near
-   seeds are far apart). */
+/* The seed of a stream of random numbers: near seeds of the model, and near streams, become far apart. */
 AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     uint64_t x = m->desc.seed + 0x9E3779B97F4A7C15u * (uint64_t)(number + 1);
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
@@ -9741,8 +9712,8 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     if (n->layer.op == AMP_OP_CONV2D) return f->conv2d_workspace(&n->conv);
     if (n->layer.op == AMP_OP_LAYER_NORM) return f->layer_norm_workspace(batch, n->features);
     if (n->layer.op != AMP_OP_LINEAR) return 0;
-    return ampi_max_size(f->gemm_workspace(batch, out, in),
-                         ampi_max_size(f->gemm_workspace(batch, in, out), f->gemm_workspace(out, in, batch)));
+    return ampi_max_size(f->gemm_workspace(batch, out, in), ampi_max_size(f->gemm_workspace(batch, in, out),
+        f->gemm_workspace(out, in, batch)));
 }
 
 AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
@@ -9750,18 +9721,17 @@ AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AM
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
 }
-
 /* Rows of `classes` logits that evaluation brings to the host at a time. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Gives everything but what is in the arena its place; before there are blocks, their bytes are counted. Matrix layers
-   read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
+/* Gives everything outside the arena its place; before there are blocks, their bytes are counted. Norms read weights in
+   FP32, unless there are no masters at all. */
 AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         const int is_batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
@@ -9776,9 +9746,10 @@ AMPI_FN void ampi_place_all(amp_model* m) {
         if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
     }
     for (int i = 0; i < m->loss_count; i++) {
-        const size_t classes = m->losses[i]->reads[0]->features;
-        m->targets[i] = ampi_floats_take(m, AMPI_BLOCK_STEP, ampi_target_size(m->losses[i]) * batch);
-        if (ampi_has_labels(m->losses[i])) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
+        ampi_node* n = m->losses[i];
+        const size_t classes = n->reads[0]->features;
+        n->target = ampi_floats_take(m, AMPI_BLOCK_STEP, ampi_target_size(n) * batch);
+        if (ampi_has_labels(n)) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
     }
     m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
     m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
@@ -9790,7 +9761,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
 AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         n->data = arena + ampi_lease_data(n)->offset;
         n->grad = arena + ampi_lease_grad(n)->offset;
         for (int j = 0; j < 2; j++) {
@@ -9827,11 +9798,11 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 /* Everything that finalize does; on failure the caller takes it all back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
-                m->region_count > 1 ? "s are" : " is");
+        m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
-    for (const ampi_node* n = m->first; n; n = n->next)
+    ampi_each(m, n)
         AMPI_REFUSE(ampi_namesake(m, n, n->layer.name), AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
-                    n->layer.name);
+            n->layer.name);
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
     if (m->moments < 0) return AMP_ERR_DESC;
     ampi_resolve_types(m);
@@ -9850,27 +9821,22 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     return AMP_OK;
 }
 
-/* Tells what is allowed and rarely meant. */
-AMPI_FN void ampi_tell_doubts(amp_model* m) {
-    const amp_optimizer_desc* o = &m->desc.optimizer;
-    for (int i = 0; i < m->loss_count; i++) {
-        const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
-        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
-            ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
-                        loss->layer.name, x->layer.name);
-    }
-    if (o->kind != AMP_SGD && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
-}
-
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     if (!m) return AMP_ERR_ARGUMENT;
+    const amp_optimizer_desc* o = &m->desc.optimizer;
     AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
     if (m->build_result != AMP_OK) return m->build_result;
     const amp_result r = ampi_finalize(m);
     if (r != AMP_OK) { ampi_unfinalize(m); return r; }
     m->finalized = 1;
-    ampi_tell_doubts(m);
+    for (int i = 0; i < m->loss_count; i++) {      /* what is allowed and rarely meant */
+        const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
+        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
+            ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
+                loss->layer.name, x->layer.name);
+    }
+    if (o->kind != AMP_SGD && o->momentum != 0.0f)
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
     return AMP_OK;
 }
 
@@ -9895,7 +9861,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
                                sizeof *m };
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
-    for (const ampi_node* n = m->first; n; n = n->next)
+    ampi_each(m, n)
         out->total_bytes += sizeof *n + (n->constants ? 2 * n->reading.channels * sizeof *n->constants : 0);
     return AMP_OK;
 }
@@ -9916,7 +9882,6 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
     for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
-
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
     return p->master ? ampi_run(m, copy_out, out, p->master, p->count * sizeof *out)
@@ -9937,13 +9902,11 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     }
     return AMP_OK;
 }
-
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
     if (p->master) AMPI_TRY(ampi_run(m, copy_in, p->master, values, p->count * sizeof *values));
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
-
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
     for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
@@ -9971,29 +9934,26 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 
 /* --- what a checkpoint needs --- */
 
-/* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
-   types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
+/* A hash of what decides the arithmetic of a pass, weights and batch size aside: operators, wiring, types, settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
-    for (const ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         const amp_layer* l = &n->layer;
+        const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype, (int)l->param_dtype,
+            l->channels, l->height, l->width, n->group, n->inputs[0] ? n->inputs[0]->number : AMPI_NONE,
+            n->inputs[1] ? n->inputs[1]->number : AMPI_NONE };
+        const float settings[] = { n->p, n->norm.eps, n->norm.momentum, n->loss_weight, n->smoothing };
         amp_conv2d_shape conv = n->conv;
         amp_pool2d_shape pool = n->pool;      /* both are ints only */
-        const uint32_t words[] = {
-            (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
-            (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
-            (uint32_t)(n->inputs[0] ? n->inputs[0]->number : AMPI_NONE),
-            (uint32_t)(n->inputs[1] ? n->inputs[1]->number : AMPI_NONE), ampi_bits(n->p), ampi_bits(n->norm.eps),
-            ampi_bits(n->norm.momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->norm.frozen
-        };
-        if (l->op == AMPI_OP_CAST) continue;
         conv.n = pool.n = 0;
-        h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->norm.frozen);  /* 0 did not always exist */
-        h = ampi_hash_words(h, (const uint32_t*)(const void*)&conv, sizeof conv / 4);
-        h = ampi_hash_words(h, (const uint32_t*)(const void*)&pool, sizeof pool / 4);
-        if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
-        for (size_t k = 0; n->constants && k < 2 * n->reading.channels; k++)
-            h = (h ^ ampi_bits(n->constants[k])) * 1099511628211u;
+        if (l->op == AMPI_OP_CAST) continue;
+        h = ampi_hash_words(h, numbers, sizeof numbers / 4);
+        h = ampi_hash_words(h, settings, sizeof settings / 4);
+        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);      /* a younger setting; so is scale */
+        h = ampi_hash_words(h, &conv, sizeof conv / 4);
+        h = ampi_hash_words(h, &pool, sizeof pool / 4);
+        if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
+        if (n->constants) h = ampi_hash_words(h, n->constants, 2 * n->reading.channels);
     }
     return h;
 }
@@ -10024,7 +9984,7 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
     m->pass = p;
-    for (ampi_node* n = m->first; n; n = n->next) n->conv.n = n->pool.n = n->norm.n = b->n;
+    ampi_each(m, n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
 /* The weights as a layer reads them. */
@@ -10040,10 +10000,10 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
     return n->stats + (n->running ? n->layer.channels : m->desc.batch);
 }
 
-/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k
-   micro-batches, or k ranks, draw what one batch of k times the size would draw. */
+/* Each layer has a stream of its own, whose position counts elements over all passes and ranks: k micro-batches, or k
+   ranks, draw what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt, void* y,
-                                    amp_dtype yt) {
+    amp_dtype yt) {
     const amp_training* t = &m->training;
     const size_t count = m->pass.rows * n->features;
     const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch, seed = ampi_stream(m, -2 - n->number);
@@ -10053,7 +10013,6 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
         return ampi_run(m, dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
     return x == y ? AMP_OK : ampi_run(m, convert, y, yt, x, xt, count);
 }
-
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     return op == AMP_OP_GELU ? AMP_GELU : op == AMP_OP_TANH ? AMP_TANH : op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
@@ -10069,9 +10028,10 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. Logits
-   may give their memory to later layers, so this comes right after the loss. */
-AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* logits, const void* target) {
+/* Counts rows with their largest logit, the first of equal ones, at the label. Later layers may overwrite logits, so
+   this comes right after the loss. */
+AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
+    const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
     const amp_dtype t = logits->layer.storage_dtype;
     int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
@@ -10079,8 +10039,8 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* logits, con
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
         AMPI_TRY(ampi_run(m, download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
-                          n * classes));
-        AMPI_TRY(ampi_run(m, copy_out, labels, (const int32_t*)target + i, n * sizeof *labels));
+            n * classes));
+        AMPI_TRY(ampi_run(m, copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels));
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
@@ -10101,7 +10061,6 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
     const size_t rows = m->pass.rows, count = rows * n->features;
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
-    const void* target = m->targets[n->index];
     amp_batch_norm_shape norm = n->norm;
     void* y = n->data;
     switch ((int)n->layer.op) {
@@ -10110,15 +10069,15 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b, wt, y, yt, e);
         case AMP_OP_LINEAR:
             return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, wt, y, yt, rows, in->features,
-                                                                       n->features, e);
+                n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt, y, yt, e);
         case AMP_OP_BATCH_NORM:
             if (m->pass.looking) norm.momentum = AMP_ZERO;
             return f->batch_norm_forward(&norm, m->pass.training, x, xt, w, b, wt, running, running + norm.channels,
-                                         mean, ampi_variance(m, n), y, yt, e);
+                mean, ampi_variance(m, n), y, yt, e);
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y, yt, rows, n->features,
-                                         e);
+                e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
             return f->activation_forward(ampi_activation_of(n->layer.op), x, xt, y, yt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
@@ -10127,14 +10086,14 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_CONCAT:
             AMPI_TRY(f->concat_forward(x, xt, in->features, y, yt, n->features, 0, rows, e));
             return f->concat_forward(second->data, second->layer.storage_dtype, second->features, y, yt, n->features,
-                                     in->features, rows, e);
+                in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)target, n->smoothing, loss, rows,
-                                                      in->features, e));
-            return m->pass.correct ? ampi_count_correct(m, in, target) : AMP_OK;
-        case AMP_OP_MSE: return f->mse_forward(x, xt, target, AMP_F32, loss, rows * in->features, e);
+            AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
+                in->features, e));
+            return m->pass.correct ? ampi_count_correct(m, n) : AMP_OK;
+        case AMP_OP_MSE: return f->mse_forward(x, xt, n->target, AMP_F32, loss, rows * in->features, e);
         case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_forward(x, xt, target, AMP_F32, loss, rows * in->features, e);
+            return f->bce_with_logits_forward(x, xt, n->target, AMP_F32, loss, rows * in->features, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -10145,9 +10104,8 @@ AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradien
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad : n->data,
-                        n->layer.storage_dtype, m->pass.rows * n->features);
+        n->layer.storage_dtype, m->pass.rows * n->features);
 }
-
 /* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
 AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->pass.observed; }
 
@@ -10175,7 +10133,6 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
     const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype(m->desc.grad_dtype);
     const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n, n->weight);
-    const void* target = m->targets[n->index];
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor, *mean = n->stats;
     void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
@@ -10185,28 +10142,28 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, e);
         case AMP_OP_LINEAR:
             return f->linear_backward(dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, rows, in->features,
-                                      n->features, e);
+                n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_backward(&n->pool, dy, yt, from_input ? saved : NULL, xt, dx, xt, e);
         case AMP_OP_BATCH_NORM:
             return f->batch_norm_backward(&n->norm, dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db,
-                                          gt, add, e);
+                gt, add, e);
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db, gt, add,
-                                          rows, n->features, e);
+                rows, n->features, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
             return f->activation_backward(ampi_activation_of(n->layer.op), dy, yt, saved, st, dx, xt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);
         case AMP_OP_CONCAT:
             return f->concat_backward(dy, yt, n->features, j ? n->features - in->features : 0, dx, xt, in->features,
-                                      rows, 0, e);
+                rows, 0, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)target, n->smoothing, scale, weight, dx,
-                                                     xt, rows, in->features, e);
-        case AMP_OP_MSE: return f->mse_backward(saved, st, target, AMP_F32, scale, weight, dx, xt, count, e);
+            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)n->target, n->smoothing, scale, weight,
+                dx, xt, rows, in->features, e);
+        case AMP_OP_MSE: return f->mse_backward(saved, st, n->target, AMP_F32, scale, weight, dx, xt, count, e);
         case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_backward(saved, st, target, AMP_F32, scale, weight, dx, xt, count, e);
+            return f->bce_with_logits_backward(saved, st, n->target, AMP_F32, scale, weight, dx, xt, count, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -10233,8 +10190,10 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
 /* An array of a batch, or of a data set, is known by a number: inputs come first, then targets. */
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
 #define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
-AMPI_FN int ampi_has_array(const amp_model* m, int i) {
-    return i < AMP_MAX_INPUTS ? i < m->input_count : i - AMP_MAX_INPUTS < m->loss_count;
+AMPI_FN const char* ampi_array_name(int i) { return i < AMP_MAX_INPUTS ? "inputs" : "targets"; }
+/* The input, or loss, that reads array i; NULL if there is none. */
+AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
+    return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
 }
 
 /* Labels on an asynchronous backend are looked at by nobody: that would wait. */
@@ -10251,7 +10210,7 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
-                        "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
+                "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
         }
     }
     return AMP_OK;
@@ -10262,21 +10221,19 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     const amp_dtype x = b->input_dtype, label = b->label_dtype;
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what,
-                b->n, m->desc.batch);
+        b->n, m->desc.batch);
     AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, "
-                "f64 or u8", what, amp_dtype_name(x), (int)x);
-    AMPI_REFUSE(with_targets && label != AMP_DTYPE_DEFAULT && label != AMP_I32 && label != AMP_I64 && label != AMP_U8,
-                AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label),
-                (int)label);
+        "f64 or u8", what, amp_dtype_name(x), (int)x);
+    AMPI_REFUSE(with_targets && label && label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
+        "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label), (int)label);
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
-        const int loss = i - AMP_MAX_INPUTS;
-        const char* array = loss < 0 ? "inputs" : "targets";
-        if (!ampi_has_array(m, i)) continue;
+        const ampi_node* n = ampi_array_node(m, i);
+        if (!n) continue;
         const void* data = AMPI_ARRAY(b, i);
-        AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, array, i % AMP_MAX_INPUTS);
+        AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, ampi_array_name(i), n->index);
         AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data), AMP_ERR_ARGUMENT,
-                    "%s: %s[%d] is not memory of the backend '%s'", what, array, i % AMP_MAX_INPUTS, m->backend->name);
-        if (loss >= 0 && ampi_has_labels(m->losses[loss])) AMPI_TRY(ampi_batch_labels(m, b, m->losses[loss]));
+            "%s: %s[%d] is not memory of the backend '%s'", what, ampi_array_name(i), n->index, m->backend->name);
+        if (ampi_has_labels(n)) AMPI_TRY(ampi_batch_labels(m, b, n));
     }
     return AMP_OK;
 }
@@ -10296,17 +10253,17 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     }
     return AMP_OK;
 }
-
 AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     AMPI_TRY(ampi_load_inputs(m));
     for (int i = 0; i < m->loss_count; i++) {
-        const size_t bytes = m->pass.rows * ampi_target_size(m->losses[i]) * 4;
-        if (ampi_has_labels(m->losses[i]) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
-            AMPI_TRY(ampi_run(m, load, m->targets[i], AMP_I32, b->targets[i], b->label_dtype, m->pass.rows,
-                              !b->on_device, NULL));
-        else if (b->on_device) AMPI_TRY(ampi_run(m, copy, m->targets[i], b->targets[i], bytes));
-        else AMPI_TRY(ampi_run(m, copy_in, m->targets[i], b->targets[i], bytes));
+        const ampi_node* n = m->losses[i];
+        const void* from = b->targets[i];
+        const size_t rows = m->pass.rows, bytes = rows * ampi_target_size(n) * 4;
+        if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
+            AMPI_TRY(ampi_run(m, load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL));
+        else if (b->on_device) AMPI_TRY(ampi_run(m, copy, n->target, from, bytes));
+        else AMPI_TRY(ampi_run(m, copy_in, n->target, from, bytes));
     }
     return AMP_OK;
 }
@@ -10328,8 +10285,7 @@ AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
 }
 
-/* Before the first backward pass of a step: what is frozen, and which values lead from other parameters to a loss. A
-   frozen parameter has no gradient as long as others have one. */
+/* At the begin of a step: which parameters have a gradient, and which values need one for that. */
 AMPI_FN void ampi_freeze(amp_model* m) {
     int frozen = 0;
     for (int i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
@@ -10339,7 +10295,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
@@ -10371,34 +10327,32 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     }
     return count;
 }
-
 /* Where inf or NaN began: the sentence is kept for amp_step_info, and the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
     return n->blamed = 1;
 }
 
-/* Runs the forward pass once more, looking at each value as it is made, and says in m->trouble where inf or NaN began.
-   Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward values
-   afterwards. */
+/* Runs the forward pass once more, looks at each value as it is made, and says in m->trouble where inf or NaN began.
+   Returns 0 if they begin nowhere: then the loss scale is to blame. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return 0;
-    for (ampi_node* n = m->first; n; n = n->next) {
+    ampi_each(m, n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, n->data, n->layer.storage_dtype, count, &what);
         if (bad == count) continue;
         AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does "
-                 "not help", what, n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, (ampi_ull)bad);
+            "not help", what, n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, (ampi_ull)bad);
         return ampi_blame(m, n);
     }
     for (int i = 0; i < m->loss_count; i++) {
         if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
         AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets",
-                 m->losses[i]->layer.name, what);
+            m->losses[i]->layer.name, what);
         return ampi_blame(m, m->losses[i]);
     }
     return 0;
@@ -10412,18 +10366,17 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const double scale = (double)info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
         AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
-                 "max_scale keep it in range", scale);
+            "max_scale keep it in range", scale);
     else if (o->unsound)
         AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
-                 "not help", alone ? "" : ", here or on another rank");
+            "not help", alone ? "" : ", here or on another rank");
     else if (!counted && alone) AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
     else if (!counted) AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g", scale);
     else
-        AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; "
-                 "loss scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
-                 (ampi_ull)o->inf_count, (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "",
-                 spread ? o->last_name : "", scale,
-                 rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
+        AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss "
+            "scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index, (ampi_ull)o->inf_count,
+            (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", scale,
+            rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 
 /* --- ranks --- */
@@ -10433,7 +10386,6 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
     if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
 }
-
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
@@ -10444,7 +10396,6 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     *flag = found != 0.0f;
     return AMP_OK;
 }
-
 /* Sums gradients over the ranks, in one call for neighbours that are not frozen. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
@@ -10459,9 +10410,8 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     return AMP_OK;
 }
 
-/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. Where the look is no wait
-   the model may be to blame for what was found: the scale has not moved yet. On an asynchronous backend without other
-   ranks the step itself looks. */
+/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. An asynchronous backend
+   without other ranks looks in training_step. Others ask at once whether the model is to blame. */
 AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
@@ -10478,8 +10428,8 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 
 /* --- the step --- */
 
-/* Says why a step was skipped. Where the model was not looked at before the scale moved it is now; then the ranks agree
-   once more, so that they repeat the batch together or not at all. */
+/* Says why a step was skipped. An asynchronous backend looks at the model only now; then the ranks agree, so that they
+   repeat the batch together or not at all. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
     int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
@@ -10495,10 +10445,13 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* What the last step, or micro-batch, did, from the training state as read. */
-AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* info) {
+/* What the last step, or micro-batch, did, as the backend has it. */
+AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
+    AMPI_TRY(ampi_total_loss(m, &info->loss));
+    AMPI_FORGET(&info->loss);      /* its bits will be tested */
+    AMPI_TRY(ampi_refresh(m));
     const char* name = last->update_name[0] ? last->update_name : "?";
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
@@ -10506,7 +10459,7 @@ AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* inf
     info->scale_after = t->scaler.state.scale;
     info->outcome = AMP_STEP_ACCUMULATED;
     ampi_overflow_clear(&info->overflow);
-    if (!is_whole) return;
+    if (!is_whole) return AMP_OK;
     info->lr = last->lr;
     info->overflow = last->overflow;
     info->grad_norm = last->applied ? last->grad_norm : ampi_double(AMPI_INF64);
@@ -10519,15 +10472,15 @@ AMPI_FN void ampi_tell_step(const amp_model* m, int is_whole, amp_step_info* inf
     if (!last->applied) ampi_describe_overflow(m, info);
     else if (last->update_overflows > 0)
         AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
-                 "%s is element %llu of '%s'", (ampi_ull)last->update_overflows,
-                 last->saturated ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
+            "%s is element %llu of '%s'", (ampi_ull)last->update_overflows, last->saturated
+            ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
     else if (last->saturated > 0)
         AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
-                 "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
+            "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
+    return AMP_OK;
 }
 
-/* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
-   statistics, the random numbers, and the scaler's window if it is still open. */
+/* Takes a failed step back, with its earlier micro-batches: running statistics, random numbers, the scaler's window. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
@@ -10536,8 +10489,7 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     return why;
 }
 
-/* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the window:
-   all-reduce, check, step or skip, move the scale. */
+/* The work that is the same for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (m->backend->training_pass) AMPI_TRY(ampi_run(m, training_pass, &m->training));
@@ -10550,7 +10502,6 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     AMPI_TRY(ampi_agree(m));
     return ampi_run(m, training_step, &m->training, now->base, saved->base, saved->bytes);
 }
-
 /* The work of a step, or a replay of its record. What differs between calls is in the key. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
@@ -10563,18 +10514,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
-
-/* What the last step or micro-batch did, as the backend has it. */
-AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
-    AMPI_TRY(ampi_total_loss(m, &info->loss));
-    AMPI_FORGET(&info->loss);      /* its bits will be tested */
-    AMPI_TRY(ampi_refresh(m));
-    ampi_tell_step(m, is_whole, info);
-    return AMP_OK;
-}
-
-/* The same, and of a skipped step, why. The logger hears once of weights that stay as they were, and once of saturated
-   copies. */
+/* And why it was skipped. The logger hears once of weights that stay as they were, once of saturated copies. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
@@ -10618,18 +10558,16 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     return refused ? ampi_model_fail(m, AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
-/* What must hold for a training pass beyond what evaluation needs. A step without the gradients of some micro-batches
-   would go the wrong way. */
+/* What must hold for a training pass beyond what evaluation needs. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
-    for (const ampi_node* n = m->first; n; n = n->next)
+    ampi_each(m, n)
         AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1, AMP_ERR_ARGUMENT,
-                    "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what,
-                    n->layer.name);
+            "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what, n->layer.name);
     for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
         AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE, "%s: '%s' was frozen when this step began; "
-                    "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
+            "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
     return AMP_OK;
 }
 
@@ -10643,7 +10581,6 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     AMPI_TRY(ampi_agree_on_batch(m, r));
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
-    ampi_tell_step(m, 0, &told);
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
@@ -10654,7 +10591,6 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;     /* a limit comes after a step */
     return r;
 }
-
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
     AMPI_TRY(ampi_check_finalized(m, "train read"));
@@ -10669,38 +10605,38 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 
 /* --- evaluation --- */
 
-AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
-    amp_eval_info told = { 0.0f, 0 };
+/* A pass in evaluation mode: the losses into *told or, if that is NULL, the value of `last` into out. */
+AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_node* last, amp_eval_info* told,
+    float* out) {
     fenv_t floats;
-    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
-    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
-    ampi_start_pass(m, batch, 0);
-    m->pass.correct = &told.correct;
+    ampi_start_pass(m, b, 0);
+    if (told) m->pass.correct = &told->correct;
     feholdexcept(&floats);
-    amp_result r = ampi_load_batch(m);
-    if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
-    if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
+    amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
+    if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
+    if (r == AMP_OK)
+        r = told ? ampi_total_loss(m, &told->loss)
+                 : ampi_run(m, download, out, AMP_F32, last->data, last->layer.storage_dtype,
+                     m->pass.rows * last->features);
     fesetenv(&floats);
-    if (r == AMP_OK) *info = told;
     return r;
 }
 
+AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
+    amp_eval_info told = { 0.0f, 0 };
+    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
+    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
+    AMPI_TRY(ampi_evaluate(m, batch, m->last, &told, NULL));
+    *info = told;
+    return AMP_OK;
+}
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
-    fenv_t floats;
     AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
     ampi_node* n = ampi_find(m, v);
     AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    n = ampi_source(n);      /* before a layer that works in place has been there */
-    ampi_start_pass(m, batch, 0);
-    feholdexcept(&floats);
-    amp_result r = ampi_load_inputs(m);
-    if (r == AMP_OK) r = ampi_forward(m, n, 0);
-    if (r == AMP_OK)
-        r = ampi_run(m, download, out, AMP_F32, n->data, n->layer.storage_dtype, m->pass.rows * n->features);
-    fesetenv(&floats);
-    return r;
+    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);    /* before a layer that works in place was there */
 }
 
 /* --- data sets --- */
@@ -10730,22 +10666,22 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     f->what = what;
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
-                "%s: data is NULL, or its count is not a number of samples", what);
+        "%s: data is NULL, or its count is not a number of samples", what);
     f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
     int missing = !f->order;
     for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
-        const int loss = i - AMP_MAX_INPUTS;
-        if (!ampi_has_array(m, i)) continue;
+        const ampi_node* n = ampi_array_node(m, i);
+        if (!n) continue;
         AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
-                    loss < 0 ? "inputs" : "targets", i % AMP_MAX_INPUTS);
-        f->bytes[i] = loss < 0 ? m->inputs[i]->features * amp_dtype_size(data->input_dtype)
-                      : ampi_has_labels(m->losses[loss]) ? amp_dtype_size(data->label_dtype)
-                                                         : ampi_target_size(m->losses[loss]) * 4;
+            ampi_array_name(i), n->index);
+        f->bytes[i] = !ampi_is_loss(n)     ? n->features * amp_dtype_size(data->input_dtype)
+                      : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
+                                           : ampi_target_size(n) * 4;
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
         missing |= f->bytes[i] && !f->buffers[i];
     }
     AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
-                (long long)data->count);
+        (long long)data->count);
     return AMP_OK;
 }
 
@@ -10771,7 +10707,7 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
         const amp_result r = d->read(b, f->order + at, d->user_data);
         b->n = n;
         return r == AMP_OK ? r : ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from "
-                                                 "place %lld on", f->what, amp_result_string(r), n, (long long)at);
+            "place %lld on", f->what, amp_result_string(r), n, (long long)at);
     }
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
@@ -10846,19 +10782,18 @@ AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
     char text[160];
     if (!f->d.print || !f->d.terminal || (int)(100 * from / count) == percent) return;
     AMPI_SAY(text, "\repoch %d/%d [%.*s%*s] %3d %%  loss %-10.4g", f->now.epoch, f->d.epochs, cells,
-             "==============================", CELLS - cells, "", percent,
-             f->samples ? f->loss_sum / (double)f->samples : 0.0);
+        "==============================", CELLS - cells, "", percent, f->samples ? f->loss_sum / (double)f->samples
+        : 0.0);
     f->d.print(text, f->d.user_data);
 }
-
 AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[80] = "";
     if (!f->d.print) return;
     if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g, %.2f %%", (double)e->eval_loss, 100.0 * e->accuracy);
     AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n", f->d.terminal ? "\r" : "",
-             e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps, (long long)e->skipped,
-             (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+        e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps, (long long)e->skipped, (double)e->scale,
+        e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
 
@@ -10941,10 +10876,10 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
     AMPI_REFUSE(d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0
-                || d->max_steps < 0, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld "
-                "is out of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
+        || d->max_steps < 0, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is out "
+        "of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
     AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT, "fit: patience needs evaluation "
-                "data: each rank has its own loss");
+        "data: each rank has its own loss");
     AMPI_REFUSE(m->micro, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
 #if defined(AMP_NO_STDIO)
     AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
@@ -10952,7 +10887,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
     AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches "
-                "on %d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+        "on %d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
     return AMP_OK;
 }
 
