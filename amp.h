@@ -5457,6 +5457,8 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     }
     return n > 0 ? ampi_check_apart(logger, op, list, count) : AMP_OK;
 }
+/* An operand of n elements in a list. */
+#define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
 /* How many bytes ahead loops over rows of n floats ask for memory. */
@@ -5966,8 +5968,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(y_n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
     AMPI_TRY(AMPI_CHECK(exec, "pool2d", n, list));
     ampi_pool_all(&p, list, ampi_pool_forward_planes);
     return AMP_OK;
@@ -5978,9 +5979,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { { "x", x, xt, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(y_n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
+                                   AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
     AMPI_TRY(AMPI_CHECK(exec, "pool2d backward", n, list));
     if (dx) ampi_pool_all(&p, list, ampi_pool_backward_planes);
     return AMP_OK;
@@ -6120,8 +6120,7 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                                           size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     const uint16_t* table;
     int64_t i;
     AMPI_TRY(ampi_check_activation(exec, f));
@@ -6134,9 +6133,9 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
                                            amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dyt, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "saved", saved, st, AMPI_IN, AMPI_FLAT(n) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
+        AMPI_ARG(saved, st, AMPI_IN, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_TRY(AMPI_CHECK(exec, "activation backward", n, list));
     ampi_elements(AMPI_SLOPE | (int)f, 0.0f, list, n);
@@ -6610,14 +6609,11 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "beta", beta, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) },
-                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
-                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, n), AMPI_ARG(beta, pt, AMPI_NULL, p.channels),
+        AMPI_ARG(gamma, pt, AMPI_NULL, p.channels), AMPI_ARG(save_mean, AMP_F32, saved, p.channels),
+        AMPI_ARG(save_invstd, AMP_F32, saved, p.channels), AMPI_ARG(running_mean, AMP_F32, running, p.channels),
+        AMPI_ARG(running_var, AMP_F32, running, p.channels) };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm", n, list));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
@@ -6658,14 +6654,12 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     int64_t i;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "dy", dy, dyt, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "dgamma", dgamma, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dbeta", dbeta, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
+        AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(gamma, pt, AMPI_NULL, p.channels),
+        AMPI_ARG(save_mean, AMP_F32, AMPI_IN, p.channels), AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, p.channels),
+        AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, p.channels),
+        AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, p.channels) };
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm backward", n, list));
@@ -6701,12 +6695,10 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
                                           amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y,
                                           amp_dtype yt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, yt, AMPI_OUT, AMPI_FLAT(all) },
-                                   { "beta", beta, pt, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all), AMPI_ARG(beta, pt, AMPI_NULL, d),
+        AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
+        AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
     const amp_logger* logger = ampi_exec_logger(exec);
     ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "layer norm", all, list));
@@ -6799,14 +6791,11 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
                                            const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
                                            amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "gamma", gamma, pt, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "dgamma", dgamma, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dbeta", dbeta, dpt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all),
+        AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
+        AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, d),
+        AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
     const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
                           0.0f };
     const size_t bytes = amp_layer_norm_workspace(rows, d);
@@ -6927,8 +6916,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t rows, size_t d,
                                        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(all) },
-                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
     AMPI_TRY(AMPI_CHECK(exec, "softmax", all, list));
     if (d > 0) ampi_rows_all(ampi_softmax_rows, &f);
@@ -6954,9 +6942,8 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
                                         amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "y", y, yt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "dy", dy, dyt, AMPI_IN, AMPI_FLAT(all) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "softmax backward", all, list));
     if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
@@ -6978,8 +6965,7 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
 
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
                                        uint64_t seed, uint64_t offset, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     const amp_logger* logger = ampi_exec_logger(exec);
     int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
@@ -7000,9 +6986,8 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
 
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
                                    size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "a", a, at, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) },
-                                   { "b", b, bt, AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
     AMPI_TRY(AMPI_CHECK(exec, "add", n, list));
     ampi_elements(AMPI_ADD, 0.0f, list, n);
     return AMP_OK;
@@ -7020,8 +7005,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
                                       size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN | none, AMPI_FLAT(rows * d) },
-                                   { "y", y, yt, AMPI_OUT | none, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
     int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "concat", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
@@ -7036,8 +7020,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
                                        amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { { "y", y, yt, AMPI_IN | none, AMPI_FLAT(n) },
-                                   { "x", x, xt, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
+    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
     int64_t row;
     AMPI_TRY(AMPI_CHECK(exec, "concat backward", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
@@ -7133,8 +7116,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
                                                      float smoothing, float* loss, size_t n, size_t classes,
                                                      const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, xt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
+    const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
@@ -7152,8 +7134,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
                                                       void* dlogits, amp_dtype dxt, size_t n, size_t classes,
                                                       const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, xt, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dlogits", dlogits, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
     ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy backward", all, list));
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
@@ -7171,9 +7153,8 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
 
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
                                      amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1), AMPI_ARG(target, tt, AMPI_IN, n) };
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     int64_t part;
@@ -7200,9 +7181,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
                                       amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt,
                                       size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) } };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
     float factor;
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_mean(exec, op, n));

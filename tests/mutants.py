@@ -191,7 +191,7 @@ TABLE = [
     ("ops", "exec->workspace && exec->workspace_size >= bytes;", "exec->workspace;"),
     ("ops", "skip = (size_t)((offset + start) & 3u);", "skip = (size_t)(start & 3u);"),
     ("ops", "bits + skip, p, 1.0f / (1.0f - p),", "bits + skip, p, 1.0f,"),
-    ("ops", "\"x\", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d)", "\"x\", x, x_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows * d)"),
+    ("ops", "AMPI_ARG(x, xt, AMPI_OUT | none, rows * d)", "AMPI_ARG(x, xt, AMPI_OUT | AMPI_NULL, rows * d)"),
     ("ops", "training = ampi_bn_trains(s, training);", ""),
     ("ops", "if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) return;", ""),
     ("ops", "terms == AMPI_SQUARES_LESS ? t.d : x;", "x;"),
