@@ -6171,17 +6171,23 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     return r->floats;
 }
 
-/* What a norm does to rows, forward and (with a and b) backward: statistics and parameters, one for each row or for
-   each column. */
-typedef struct ampi_norm_args {
-    const float *mean, *scale, *a, *b;
-    const float *gamma, *beta;
+/* What is done to rows:
+     NORM         y = (x - mean) * scale * gamma + beta
+     NORM_DX      y = (dy * gamma - a - (x - mean) * b) * scale
+     EXP          y = exp(x - mean)
+     DIVIDE       y = (x * scale - base) * factor
+     SOFTMAX_DX   y = x * (dy - mean) */
+typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE, AMPI_SOFTMAX_DX } ampi_row_op;
+/* Its numbers: arrays for the rows, or of norms for the columns, and of all rows the same. */
+typedef struct ampi_row_args {
+    const float *mean, *scale, *a, *b, *gamma, *beta;
     int statistics_by_column, params_by_column;
-} ampi_norm_args;
+    float base, factor;
+} ampi_row_args;
 /* One of these arrays, or a number for all if it is NULL. Sixteen numbers for each group of lanes lie at first + step *
    the group's first column. */
-typedef struct ampi_norm_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_norm_lanes;
-AMPI_INLINE void ampi_norm_lanes_of(ampi_norm_lanes* q, const float* v, int by_column, size_t row, float missing) {
+typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
+AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
     size_t l;
     q->step = v && by_column;
@@ -6190,40 +6196,45 @@ AMPI_INLINE void ampi_norm_lanes_of(ampi_norm_lanes* q, const float* v, int by_c
 }
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
-/* y = (x - mean) * scale * gamma + beta. */
-AMPI_INLINE void ampi_norm_rows_body(int hw, const ampi_norm_args* q, float* y, const float* x, size_t rows, size_t n) {
-    ampi_norm_lanes mean, scale, gamma, beta;
+AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const float* dy, const float* x, size_t row,
+                               size_t n) {
+    const int by_column = q->statistics_by_column;
+    ampi_row_lanes mean, scale, a, b, gamma, beta;
+    ampi_row_lanes_of(&mean, q->mean, by_column, row, 0.0f);
+    ampi_row_lanes_of(&scale, q->scale, by_column, row, 1.0f);
+    ampi_row_lanes_of(&a, q->a, by_column, row, 0.0f);
+    ampi_row_lanes_of(&b, q->b, by_column, row, 0.0f);
+    ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, row, 1.0f);
+    ampi_row_lanes_of(&beta, q->beta, q->params_by_column, row, -0.0f);
+    if (dy) AMPI_LOOP(y, n, ampi_fma(hw, AMPI_LANE_OF(mean) - x[i], AMPI_LANE_OF(b),
+                                     ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
+    else AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
+                                  AMPI_LANE_OF(beta)));
+}
+AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
+                                   const float* x, size_t rows, size_t n) {
     size_t r;
     for (r = 0; r < rows; r++, y += n, x += n) {
-        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
-        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
-        ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
-        ampi_norm_lanes_of(&beta, q->beta, q->params_by_column, r, -0.0f);
-        AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
-                                 AMPI_LANE_OF(beta)));
+        const float mean = op >= AMPI_EXP ? q->mean[r] : 0.0f, scale = op == AMPI_DIVIDE ? q->scale[r] : 1.0f;
+        const float base = q->base, factor = q->factor, *g = dy ? dy + r * n : NULL;
+        if (op <= AMPI_NORM_DX) ampi_norm_row(hw, q, y, op == AMPI_NORM ? NULL : g, x, r, n);
+        else if (op == AMPI_EXP) AMPI_LOOP(y, n, ampi_exp(hw, x[i] - mean));
+        else if (op == AMPI_DIVIDE) AMPI_LOOP(y, n, ampi_fma(hw, x[i], scale, -base) * factor);
+        else AMPI_LOOP(y, n, x[i] * (g[i] - mean));
     }
 }
-AMPI_KERNEL(ampi_norm_rows, (const ampi_norm_args* q, float* y, const float* x, size_t rows, size_t n), q, y, x, rows,
-            n)
-
-/* dx = (dy * gamma - a - (x - mean) * b) * scale. */
-AMPI_INLINE void ampi_norm_rows_dx_body(int hw, const ampi_norm_args* q, float* dx, const float* dy, const float* x,
-                                        size_t rows, size_t n) {
-    ampi_norm_lanes mean, scale, gamma, a, b;
-    size_t r;
-    for (r = 0; r < rows; r++, dx += n, dy += n, x += n) {
-        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
-        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
-        ampi_norm_lanes_of(&a, q->a, q->statistics_by_column, r, 0.0f);
-        ampi_norm_lanes_of(&b, q->b, q->statistics_by_column, r, 0.0f);
-        ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
-        AMPI_LOOP(dx, n, ampi_fma(hw, AMPI_LANE_OF(mean) - x[i], AMPI_LANE_OF(b),
-                                  ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
-    }
+/* Each operator has a loop of its own. */
+AMPI_INLINE void ampi_rows_each_body(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
+                                     const float* x, size_t rows, size_t n) {
+    if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
+    else if (op == AMPI_NORM_DX) ampi_rows_each_as(hw, AMPI_NORM_DX, q, y, dy, x, rows, n);
+    else if (op == AMPI_EXP) ampi_rows_each_as(hw, AMPI_EXP, q, y, NULL, x, rows, n);
+    else if (op == AMPI_DIVIDE) ampi_rows_each_as(hw, AMPI_DIVIDE, q, y, NULL, x, rows, n);
+    else ampi_rows_each_as(hw, AMPI_SOFTMAX_DX, q, y, dy, x, rows, n);
 }
-AMPI_KERNEL(ampi_norm_rows_dx,
-            (const ampi_norm_args* q, float* dx, const float* dy, const float* x, size_t rows, size_t n), q, dx, dy, x,
-            rows, n)
+AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
+                             size_t rows, size_t n),
+            op, q, y, dy, x, rows, n)
 
 /* What is summed in double. */
 typedef enum ampi_terms {
@@ -6261,11 +6272,11 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
     }
 }
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
-                                  const ampi_norm_args* q, size_t rows, size_t n, int more) {
+                                  const ampi_row_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
-    ampi_norm_lanes gamma;
+    ampi_row_lanes gamma;
     size_t r, i, l;
     for (r = 0; r < rows; r++, y += n, x += n) {
         const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
@@ -6274,7 +6285,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         double sum[AMPI_LANES], dot[AMPI_LANES];
         for (l = 0; sums && l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l] + 0.0;
         for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
-        if (terms == AMPI_DOT) ampi_norm_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
+        if (terms == AMPI_DOT) ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
         for (i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
             if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);
@@ -6292,7 +6303,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
 /* Sums of rows of n elements; `more`: of one row, which began before. y may be x. With hw each kind of terms has a loop
    of its own. */
 AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
-                                    const ampi_norm_args* q, size_t rows, size_t n, int more) {
+                                    const ampi_row_args* q, size_t rows, size_t n, int more) {
     switch (hw ? (int)terms : -1) {
         case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, y, x, q, rows, n, more); break;
         case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
@@ -6303,7 +6314,7 @@ AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, cons
         default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more); break;
     }
 }
-AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_norm_args* q,
+AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
                             size_t rows, size_t n, int more),
             terms, s, y, x, q, rows, n, more)
 
@@ -6311,13 +6322,13 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
    those behind column n for nobody. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
                                      const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
-                                     const ampi_norm_args* q, size_t rows, size_t n) {
+                                     const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
-    ampi_norm_lanes mean, scale;
+    ampi_row_lanes mean, scale;
     size_t r, ampi_i, ampi_l;
     for (r = 0; r < rows; r++, y += n, x += n) {
-        ampi_norm_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
-        ampi_norm_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
+        ampi_row_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
+        ampi_row_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
         for (ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES) {
             AMPI_FETCH(x + ampi_i, ahead);
             if (terms == AMPI_DOT) AMPI_FETCH(y + ampi_i, ahead);
@@ -6331,14 +6342,14 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
     }
 }
 AMPI_INLINE void ampi_sum_columns_body(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
-                                       const float* x, const ampi_norm_args* q, size_t rows, size_t n) {
+                                       const float* x, const ampi_row_args* q, size_t rows, size_t n) {
     if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-                               const ampi_norm_args* q, size_t rows, size_t n),
+                               const ampi_row_args* q, size_t rows, size_t n),
             terms, sum, dot, y, x, q, rows, n)
 
 /* An operator over rows of d elements: the list of its operands, and what some operators take besides. */
@@ -6386,7 +6397,7 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
 
 /* y of rows of d elements from element `at` on; or, if q has a, dx, which adds to what is there, if `add`. gamma and
    beta: parameters of columns, or NULL. */
-AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
+AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
                              const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     size_t i, n;
@@ -6395,8 +6406,8 @@ AMPI_FN void ampi_norm_apply(ampi_norm_args* q, ampi_reader* dy, ampi_reader* x,
         float* to = add ? tile : ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
         if (beta) q->beta = ampi_read(beta, i, n, n);
-        if (q->a) ampi_norm_rows_dx(q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
-        else ampi_norm_rows(q, to, v, rows, n);
+        if (q->a) ampi_rows_each(AMPI_NORM_DX, q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
+        else ampi_rows_each(AMPI_NORM, q, to, NULL, v, rows, n);
         ampi_store_added(y, at, to, rows * n, add);
     }
 }
@@ -6482,7 +6493,7 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
-    ampi_norm_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0 };
+    ampi_row_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0, 0.0f, 0.0f };
     ampi_reader x, dy;
     ampi_sums s;
     size_t c, i, k, n, at;
@@ -6577,7 +6588,7 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
                     (float)(g->dot[c] / (values - 1.0)));
 }
 /* y of a group from x, or with q->a dx from dy and x, which stands at `arg`. */
-AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_norm_args* q, const ampi_bn_group* g, int arg) {
+AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
     const ampi_bn_plan* p = &f->p;
     const int columns = p->spatial == 1;
     ampi_reader dy, x;
@@ -6592,7 +6603,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_norm_args* q, const ampi_bn_gr
 }
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
-    ampi_norm_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, 0, 0 };
+    ampi_row_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, 0, 0, 0.0f, 0.0f };
     ampi_bn_group_open(f, group, &g);
     ampi_bn_statistics(f, &g);
     ampi_bn_read(f, &g, AMPI_ARG_BETA, 0.0f, g.beta);
@@ -6628,7 +6639,7 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const double values = (double)f->p.n * (double)f->p.spatial;
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
-    ampi_norm_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, 0, 0 };
+    ampi_row_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, 0, 0, 0.0f, 0.0f };
     size_t c;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
@@ -6672,7 +6683,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
-    ampi_norm_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1 };
+    ampi_row_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1, 0.0f, 0.0f };
     ampi_reader x, gamma, beta;
     ampi_sums s;
     size_t r;
@@ -6725,7 +6736,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     ampi_reader_open(&x, f->list, AMPI_ARG_X);
     ampi_reader_open(&gamma, f->list, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
-        ampi_norm_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1 };
+        ampi_row_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1, 0.0f, 0.0f };
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
         for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
@@ -6837,54 +6848,16 @@ AMPI_INLINE void ampi_rows_max_body(int hw, float* max, const float* x, size_t r
 }
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n)
 
-/* e = exp(x - max[r]). */
-AMPI_INLINE void ampi_rows_exp_body(int hw, float* e, const float* x, const float* max, size_t rows, size_t n) {
-    size_t r;
-    for (r = 0; r < rows; r++, e += n, x += n) {
-        const float m = max[r];
-        AMPI_LOOP(e, n, ampi_exp(hw, x[i] - m));
-    }
-}
-AMPI_KERNEL(ampi_rows_exp, (float* e, const float* x, const float* max, size_t rows, size_t n), e, x, max, rows, n)
-
-/* y = (e / sum - base) * factor, where 1 / sum is rounded. labels: NULL, or the element of each row from which `target`
-   is taken instead of base. */
-AMPI_INLINE void ampi_rows_divide_body(int hw, float* y, const float* e, const double* sum, const int32_t* labels,
-                                       float base, float target, float factor, size_t rows, size_t n) {
-    size_t r;
-    for (r = 0; r < rows; r++, y += n, e += n) {
-        const float inverse = 1.0f / (float)sum[r];
-        AMPI_LOOP(y, n, ampi_fma(hw, e[i], inverse, -base) * factor);
-        if (labels) y[labels[r]] = ampi_fma(hw, e[labels[r]], inverse, -target) * factor;
-    }
-}
-AMPI_KERNEL(ampi_rows_divide,
-            (float* y, const float* e, const double* sum, const int32_t* labels, float base, float target, float factor,
-             size_t rows, size_t n),
-            y, e, sum, labels, base, target, factor, rows, n)
-
-/* dx = y * (dy - dot). */
-AMPI_INLINE void ampi_rows_dx_body(int hw, float* dx, const float* dy, const float* y, const double* dot, size_t rows,
-                                   size_t n) {
-    size_t r;
-    (void)hw;
-    for (r = 0; r < rows; r++, dx += n, dy += n, y += n) {
-        const float sum = (float)dot[r];
-        AMPI_LOOP(dx, n, y[i] * (dy[i] - sum));
-    }
-}
-AMPI_KERNEL(ampi_rows_dx, (float* dx, const float* dy, const float* y, const double* dot, size_t rows, size_t n), dx,
-            dy, y, dot, rows, n)
-
 /* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
                                   float* e) {
+    const ampi_row_args q = { max, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
     size_t i, n;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
-        ampi_rows_exp(e, ampi_read(x, at + i, rows * n, n), max, rows, n);
+        ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(x, at + i, rows * n, n), rows, n);
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
 }
@@ -6892,23 +6865,23 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
 AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
-    float max[AMPI_ROWS];
+    float max[AMPI_ROWS], inverse[AMPI_ROWS];
+    const ampi_row_args q = { max, inverse, NULL, NULL, NULL, NULL, 0, 0, base, f->factor };
     ampi_reader x;
     ampi_sums s;
-    size_t i, n;
+    size_t i, n, r;
     ampi_reader_open(&x, f->list, AMPI_ARG_X);
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
+    for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
-        const int32_t* labels = f->labels ? f->labels + row : NULL;
         const size_t at = row * f->d + i;
         float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
-        int32_t label = 0;
-        if (f->d > AMPI_PART) {
-            ampi_rows_exp(e, ampi_read(&x, at, n, n), max, 1, n);
-            if (labels) label = *labels - (int32_t)i;
-            if (labels) labels = label >= 0 && (size_t)label < n ? &label : NULL;
+        if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
+        ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
+        for (r = 0; f->labels && r < rows; r++) {
+            const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
+            if (label < n) y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
         }
-        ampi_rows_divide(y, e, s.sum, labels, base, target, f->factor, rows, n);
         ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
 }
@@ -6925,16 +6898,20 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
 
 AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    float dot[AMPI_ROWS];
+    const ampi_row_args q = { dot, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
     ampi_reader dy, y;
     ampi_sums s;
     size_t i, n;
     ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
     ampi_reader_open(&y, f->list, AMPI_ARG_X);
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
+    for (i = 0; i < rows; i++) dot[i] = (float)s.dot[i];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->d + i;
         float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
-        ampi_rows_dx(dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), s.dot, rows, n);
+        const float* g = ampi_read(&dy, at, rows * n, n);
+        ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, g, ampi_read(&y, at, rows * n, n), rows, n);
         ampi_store(&f->list[AMPI_ARG_Y], at, dx, rows * n);
     }
 }
