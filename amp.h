@@ -1027,7 +1027,7 @@ typedef struct amp_model_desc {
     amp_sums sums;
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
-    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc. Read by create */
+    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc, read by create */
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;
     amp_logger logger;                 /* of the parts too, whose own descs' loggers are not used */
@@ -1038,7 +1038,7 @@ typedef struct amp_model_desc {
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
-/* The last error sentence of this model; "" if none. */
+/* The last error sentence; "" if none. */
 AMP_DEF const char* amp_model_error(const amp_model* m);
 
 /* --- building: an error is remembered, later calls do nothing, and finalize returns it --- */
@@ -1052,8 +1052,8 @@ typedef AMPI_ENUM(amp_init) {
 /* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to the type in use. */
 typedef struct amp_input_desc {
     int channels, height, width;       /* >= 1 */
-    float scale;                       /* 0 = AMP_U8 is divided by 255, other types stay: torchvision's ToTensor */
-    const float *mean, *std;           /* [channels], std > 0; NULL = none: torchvision's Normalize */
+    float scale;                       /* 0 = AMP_U8 is divided by 255, other types stay, as torchvision's ToTensor */
+    const float *mean, *std;           /* [channels], std > 0; NULL = none */
 } amp_input_desc;
 /* kernel is square; kernel_h and kernel_w replace it where they are not 0. So do those of stride, padding, dilation. */
 typedef struct amp_conv2d_desc {
@@ -1080,9 +1080,9 @@ typedef struct amp_pool2d_desc {
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
-    float momentum;                    /* batch norm: as in amp_batch_norm_shape */
-    int   frozen;                      /* batch norm: as in amp_batch_norm_shape. gamma and beta still train, unless
-                                          their group is frozen; with both this is Keras' trainable = False */
+    float momentum;                    /* this and `frozen`: of batch norm, as in amp_batch_norm_shape */
+    int   frozen;                      /* gamma and beta still train, unless their group is frozen; with both this is
+                                          Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
@@ -1142,8 +1142,8 @@ typedef struct amp_layer {
     amp_op     op;
     char       name[32];
     int        channels, height, width;   /* of the output, per sample */
-    amp_dtype  compute_dtype;             /* the type its operands are rounded to */
-    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs FP32) */
+    amp_dtype  compute_dtype;             /* of its operands */
+    amp_dtype  storage_dtype;             /* of its output in memory (F32 only if somebody needs FP32) */
     amp_dtype  param_dtype;               /* of the weights it reads; 0 if it has none */
     amp_rule   rule;
     amp_reason reason;                    /* who chose the rule */
@@ -1159,9 +1159,8 @@ AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v);
 
 typedef struct amp_memory {
-    size_t activation_bytes;      /* the arena: activations and their gradients, after reuse */
-    size_t parameter_bytes;       /* FP32 weights */
-    size_t low_parameter_bytes;   /* 16-bit weights */
+    size_t activation_bytes;      /* the arena: activations and their gradients, which share memory over time */
+    size_t parameter_bytes, low_parameter_bytes;    /* weights in FP32, and in 16 bits */
     size_t gradient_bytes;        /* weight gradients */
     size_t optimizer_bytes;       /* moments */
     size_t workspace_bytes;       /* scratch of the operators */
@@ -1174,8 +1173,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
    ("<layer>.weight", "<layer>.bias"). NULL if there is none. After a step, grad is NULL where the group was frozen. */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
-/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and from there to the masters and 16-bit
-   copies. */
+/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters and low copies. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
 /* Writes the 16-bit copies, after masters were changed by hand. */
@@ -1200,8 +1198,8 @@ typedef struct amp_batch {
     amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
-    int on_device;                          /* 1 = the data is in the backend's memory. Labels are not checked there
-                                               by a GPU: one outside its classes makes the loss NaN */
+    int on_device;                          /* 1 = the data is in the backend's memory. A GPU checks no labels there:
+                                               one outside its classes makes the loss NaN */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
@@ -1214,11 +1212,10 @@ typedef AMPI_ENUM(amp_outcome) {
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
 
 typedef struct amp_step_info {
-    float    loss;                 /* unscaled weighted sum of the losses of this call */
+    float    loss;                 /* weighted sum of the losses of this call, unscaled */
     amp_outcome outcome;
     int      attempts;             /* 1, or more if the batch was replayed */
-    int64_t  step;                 /* applied steps so far */
-    int64_t  skipped;              /* skipped steps so far */
+    int64_t  step, skipped;        /* steps so far: applied, and skipped */
     float    scale_before, scale_after;
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
@@ -1227,19 +1224,19 @@ typedef struct amp_step_info {
     char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; else "" */
 } amp_step_info;
 
-/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is not an error. After an error
-   *info is as it was, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL
-   data, n out of range, a label outside its classes, a rate that is not valid, a batch norm that is not frozen with one
-   value per channel, or any refusal of another rank's batch), AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no
+/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is not an error. Errors leave
+   *info as it was, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL data,
+   n out of range, a label outside its classes, an invalid rate, one value per channel for a batch norm that is not
+   frozen, or any refusal of another rank's batch), AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no
    parameters), AMP_ERR_COMM.
-   A step is skipped if a loss of any micro-batch or a gradient is not finite. The scale stays where the loss, or an
-   output of the forward pass of the last micro-batch, is not finite. An asynchronous backend looks at outputs only with
-   info, after the scale has moved. The logger hears (AMP_OK), once for each layer, of the layer in which inf or NaN
-   begin. A skipped step changes the scaler and the counters only.
-   What is wrong with the batch or the rates is found before anything is done: earlier micro-batches stay. A failure
-   later takes the whole step back to before its first micro-batch.
-   On an asynchronous backend a call without info (and without max_replays) waits for the other ranks only; what went
-   wrong shows at the next call that waits. All ranks give info, or none. */
+   A step is skipped if a loss of any micro-batch or a gradient is not finite. The scale stays where a loss, or an
+   output of the last micro-batch's forward pass, is not finite; an asynchronous backend looks at outputs only with
+   info, after the scale has moved. The logger hears (AMP_OK) once of each layer in which inf or NaN begin. A skipped
+   step changes the scaler and the counters only.
+   A bad batch or rate is found before anything is done: earlier micro-batches stay. A later failure takes the whole
+   step back to before its first micro-batch.
+   On an asynchronous backend a call without info (and without max_replays) waits for other ranks only; what went wrong
+   shows at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
 /* Waits for the last amp_train_step and tells what it did, for steps without info. The message of a skipped step names
    the gradient, not its cause in the model. AMP_ERR_STATE before the first step, AMP_ERR_OVERFLOW as amp_train_step. */
@@ -1262,8 +1259,8 @@ typedef struct amp_data {
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
-    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with n samples of these numbers (0 ..
-       count-1). Its data must stay until the next call. A result other than AMP_OK ends the run. */
+    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with the samples indices[0..n), each below
+       count. Its data must stay until the next call. A result other than AMP_OK ends the run. */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
@@ -1301,7 +1298,7 @@ typedef struct amp_fit_desc {
     const char* best_path;         /* amp_checkpoint_save after each epoch that is the best so far; NULL = no file */
     amp_fit_epoch* history;        /* [epochs - first_epoch]; NULL = not wanted */
     void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
-    int      terminal;             /* 1 = print to a terminal: a bar within an epoch, drawn again on its line */
+    int      terminal;             /* 1 = within an epoch also a bar, drawn again on its line */
     /* After each amp_train_step and epoch: 0 = go on, else the run ends once the step of micro-batches is whole. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
@@ -1313,14 +1310,13 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 #endif
 /* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one. The order depends
    on seed, epoch and count alone. After a skipped step the next batch follows.
-   Several ranks share each step's samples. Fewer samples than ranks at the end are left out, and with `accumulate`
-   batches that do not fill a step. Their callbacks must decide alike, their patience needs evaluation data, and
-   best_path is for one of them.
+   Several ranks share each step's samples, but for fewer samples than ranks at the end and, with `accumulate`, batches
+   that do not fill a step. Their callbacks must decide alike, patience needs evaluation data, best_path one rank.
    Resuming: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch give the same bits as
    never having stopped. `best` and `patience` know nothing of earlier epochs.
-   desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (so AMP_ERR_OVERFLOW for a dead
-   model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between
-   micro-batches), AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
+   desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (AMP_ERR_OVERFLOW: a dead model),
+   amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches),
+   AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
 /* ======================================================================================== */
@@ -1429,8 +1425,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 /* ======================================================================================== */
 /* >>backend  For authors: the processor a model runs on. */
 
-/* State of training, and what the last step did. An asynchronous backend keeps the true state in its own memory; this
-   is what was last read. */
+/* State of training, and what the last step did; of an asynchronous backend, as last read from its own memory. */
 typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
@@ -1455,6 +1450,9 @@ typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECOR
 
 /* Memory, and one entry per operator with the type of the public function of that name. Only what amp_cpu_backend()
    leaves NULL may be NULL. */
+#define AMPI_ENTRY(name, ...) amp_result (*name)(__VA_ARGS__, const amp_exec* exec);
+#define AMPI_SRC const void*, amp_dtype
+#define AMPI_DST void*, amp_dtype
 struct amp_backend {
     const char* name;
     int asynchronous;                  /* 1 = operators return before they are done */
@@ -1466,82 +1464,77 @@ struct amp_backend {
     void* (*alloc)(size_t bytes, const amp_allocator* a);
     void  (*free)(void* p, const amp_allocator* a);
     int   (*reaches)(const void* p);
-    amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
-    amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
-    amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
-    amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
-#define AMPI_SRC const void*, amp_dtype
-#define AMPI_DST void*, amp_dtype
-    amp_result (*upload)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
-    amp_result (*download)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
-    amp_result (*convert)(AMPI_DST, AMPI_SRC, size_t n, const amp_exec*);
+    AMPI_ENTRY(zero, void* p, size_t bytes)
+    AMPI_ENTRY(copy, void* dst, const void* src, size_t bytes)
+    AMPI_ENTRY(copy_in, void* dst, const void* host, size_t bytes)
+    AMPI_ENTRY(copy_out, void* host, const void* src, size_t bytes)
+    AMPI_ENTRY(upload, AMPI_DST, AMPI_SRC, size_t n)
+    AMPI_ENTRY(download, AMPI_DST, AMPI_SRC, size_t n)
+    AMPI_ENTRY(convert, AMPI_DST, AMPI_SRC, size_t n)
     /* Inputs of a batch as amp_input_desc says, or, where the destination is AMP_I32, labels: -1 for one that does not
        fit. The source is host memory if from_host. */
-    amp_result (*load)(AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how, const amp_exec*);
+    AMPI_ENTRY(load, AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
-    amp_result (*linear_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*linear_backward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int, size_t, size_t,
-        size_t, const amp_exec*);
-    amp_result (*conv2d_forward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
-    amp_result (*conv2d_backward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST,
-        int, const amp_exec*);
-    amp_result (*pool2d_forward)(const amp_pool2d_shape*, AMPI_SRC, AMPI_DST, const amp_exec*);
-    amp_result (*pool2d_backward)(const amp_pool2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
-    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, AMPI_SRC, const void*, AMPI_SRC, float*, float*,
-        float*, float*, AMPI_DST, const amp_exec*);
-    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*,
-        const float*, AMPI_DST, void*, AMPI_DST, int, const amp_exec*);
-    amp_result (*layer_norm_forward)(AMPI_SRC, const void*, AMPI_SRC, float, float*, float*, AMPI_DST, size_t, size_t,
-        const amp_exec*);
-    amp_result (*layer_norm_backward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*, AMPI_DST, void*,
-        AMPI_DST, int, size_t, size_t, const amp_exec*);
-    amp_result (*activation_forward)(amp_activation, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
-    amp_result (*activation_backward)(amp_activation, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
-    amp_result (*softmax_forward)(AMPI_SRC, AMPI_DST, size_t, size_t, const amp_exec*);
-    amp_result (*softmax_backward)(AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, const amp_exec*);
-    amp_result (*dropout_forward)(AMPI_SRC, AMPI_DST, size_t, float p, uint64_t seed, uint64_t offset,
-        const uint64_t* position, uint64_t stride, const amp_exec*);
-    amp_result (*add_forward)(AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, const amp_exec*);
-    amp_result (*concat_forward)(AMPI_SRC, size_t, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*concat_backward)(AMPI_SRC, size_t, size_t, AMPI_DST, size_t, size_t, int, const amp_exec*);
-    amp_result (*softmax_cross_entropy_forward)(AMPI_SRC, const int32_t*, float, float*, size_t, size_t,
-        const amp_exec*);
-    amp_result (*softmax_cross_entropy_backward)(AMPI_SRC, const int32_t*, float, const float*, float, AMPI_DST, size_t,
-        size_t, const amp_exec*);
-    amp_result (*mse_forward)(AMPI_SRC, AMPI_SRC, float*, size_t, const amp_exec*);
-    amp_result (*mse_backward)(AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t, const amp_exec*);
-    amp_result (*bce_with_logits_forward)(AMPI_SRC, AMPI_SRC, float*, size_t, const amp_exec*);
-    amp_result (*bce_with_logits_backward)(AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t, const amp_exec*);
+    AMPI_ENTRY(linear_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
+    AMPI_ENTRY(linear_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int, size_t, size_t, size_t)
+    AMPI_ENTRY(conv2d_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
+    AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST,
+        int)
+    AMPI_ENTRY(pool2d_forward, const amp_pool2d_shape*, AMPI_SRC, AMPI_DST)
+    AMPI_ENTRY(pool2d_backward, const amp_pool2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_DST)
+    AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, AMPI_SRC, const void*, AMPI_SRC, float*, float*,
+        float*, float*, AMPI_DST)
+    AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*,
+        const float*, AMPI_DST, void*, AMPI_DST, int)
+    AMPI_ENTRY(layer_norm_forward, AMPI_SRC, const void*, AMPI_SRC, float, float*, float*, AMPI_DST, size_t, size_t)
+    AMPI_ENTRY(layer_norm_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*, AMPI_DST, void*, AMPI_DST,
+        int, size_t, size_t)
+    AMPI_ENTRY(activation_forward, amp_activation, AMPI_SRC, AMPI_DST, size_t)
+    AMPI_ENTRY(activation_backward, amp_activation, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
+    AMPI_ENTRY(softmax_forward, AMPI_SRC, AMPI_DST, size_t, size_t)
+    AMPI_ENTRY(softmax_backward, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t)
+    AMPI_ENTRY(dropout_forward, AMPI_SRC, AMPI_DST, size_t, float p, uint64_t seed, uint64_t offset,
+        const uint64_t* position, uint64_t stride)
+    AMPI_ENTRY(add_forward, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
+    AMPI_ENTRY(concat_forward, AMPI_SRC, size_t, AMPI_DST, size_t, size_t, size_t)
+    AMPI_ENTRY(concat_backward, AMPI_SRC, size_t, size_t, AMPI_DST, size_t, size_t, int)
+    AMPI_ENTRY(softmax_cross_entropy_forward, AMPI_SRC, const int32_t*, float, float*, size_t, size_t)
+    AMPI_ENTRY(softmax_cross_entropy_backward, AMPI_SRC, const int32_t*, float, const float*, float, AMPI_DST, size_t,
+        size_t)
+    AMPI_ENTRY(mse_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
+    AMPI_ENTRY(mse_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
+    AMPI_ENTRY(bce_with_logits_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
+    AMPI_ENTRY(bce_with_logits_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
-       t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the first work of each pass (may be
-       NULL). losses: of a pass; one that is not finite makes the window unsound. check: flags[0] (in the backend's
-       memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: takes the flags
-       over where they are not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes` bytes
-       from saved to now. read: waits, and brings t up to date. abandon: after an error. */
-    amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-        const amp_exec* exec);
+       t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the first work of each pass. losses:
+       of a pass; one that is not finite makes the window unsound. check: flags[0] (in the backend's memory) = 1 if a
+       gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: takes over flags that are not 0.
+       step: skips or updates, moves the loss scale, and after a skip copies `bytes` bytes from saved to now. read:
+       waits, and brings t up to date. abandon: after an error. */
+    AMPI_ENTRY(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count)
     void (*training_close)(amp_training* t, const amp_exec* exec);
-    amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
-    amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
-    amp_result (*training_losses)(amp_training* t, const float* losses, int count, const amp_exec* exec);
-    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags, const amp_exec*);
-    amp_result (*training_agree)(amp_training* t, const float* flags, const amp_exec* exec);
-    amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes, const amp_exec* exec);
-    amp_result (*training_read)(amp_training* t, const amp_exec* exec);
+    AMPI_ENTRY(training_begin, amp_training* t, int window)
+    AMPI_ENTRY(training_pass, amp_training* t)
+    AMPI_ENTRY(training_losses, amp_training* t, const float* losses, int count)
+    AMPI_ENTRY(training_check, amp_training* t, const amp_tensor* grads, int count, float* flags)
+    AMPI_ENTRY(training_agree, amp_training* t, const float* flags)
+    AMPI_ENTRY(training_step, amp_training* t, void* now, const void* saved, size_t bytes)
+    AMPI_ENTRY(training_read, amp_training* t)
     void (*training_abandon)(amp_training* t, const amp_exec* exec);
     /* The work of a step that is the same for each batch may be recorded once under a key and replayed. record_end
        returns the result of the recorded calls, or its own failure, after which nothing recorded has run. */
-    amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
-    amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
+    AMPI_ENTRY(record, amp_training* t, uint64_t key, amp_record* mode)
+    AMPI_ENTRY(record_end, amp_training* t, amp_result body)
     /* linear_forward and conv2d_forward with a ReLU of the result. */
-    amp_result (*linear_relu_forward)(AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*conv2d_relu_forward)(const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, const amp_exec*);
+    AMPI_ENTRY(linear_relu_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
+    AMPI_ENTRY(conv2d_relu_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
+};
+#undef AMPI_ENTRY
 #undef AMPI_SRC
 #undef AMPI_DST
-};
 /* The table of this file: the operators are the public functions. Never NULL. */
 AMP_DEF const amp_backend* amp_cpu_backend(void);
 
