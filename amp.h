@@ -2488,25 +2488,17 @@ typedef struct ampi_update_overflow {
 
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
 
-AMPI_HD AMPI_INLINE ampi_weight ampi_weight_at(int kind, const float* w, const float* g, const float* m,
-                                               const float* v, size_t i) {
-    ampi_weight x;
-    x.w = w[i];
-    x.g = g[i];
-    x.m = kind >= AMPI_UPDATE_MOMENTUM ? m[i] : 0.0f;
-    x.v = kind >= AMPI_UPDATE_ADAM ? v[i] : 0.0f;
-    return x;
-}
 /* A value with exponent zero becomes +0, so that idle moments are never slow subnormals. */
 AMPI_HD AMPI_INLINE float ampi_flush(float x) {
     const uint32_t u = ampi_bits(x);
     return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
 }
-/* The unscaled gradient and the new moments. There is no sum outside an fma. */
-AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, ampi_weight x) {
-    x.g = ampi_fma(hw, u->l2, x.w, u->mult * x.g);
-    if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, x.m, u->c1 * x.g));
-    if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * x.v));
+/* Weight i with its unscaled gradient and its new moments. There is no sum outside an fma. */
+AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, const float* w,
+                                                    const float* g, const float* m, const float* v, size_t i) {
+    ampi_weight x = { w[i], ampi_fma(hw, u->l2, w[i], u->mult * g[i]), 0.0f, 0.0f };
+    if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, m[i], u->c1 * x.g));
+    if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * v[i]));
     return x;
 }
 /* root: the square root of the second moment. */
@@ -2540,8 +2532,7 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
 /* The whole update of element i. */
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
                                              const ampi_update* u, ampi_update_overflow* over) {
-    const ampi_weight x =
-        ampi_update_moments(AMPI_FMA_NATIVE, kind, u, ampi_weight_at(kind, w, g, m, v, i));
+    const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
     const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
     const float moved = ampi_update_weight(AMPI_FMA_NATIVE, u, x.w, direction);
     if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, over->finite); return; }
@@ -2565,14 +2556,13 @@ typedef struct ampi_kernels {
     void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
                  const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
-    void (*lane_sums)(float* sums, const void* x, amp_dtype t, size_t n);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
-    void (*store_results)(void* dst, amp_dtype t, const float* src, size_t count);
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
                    ampi_update_overflow* over);
-    void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor);
+    void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor, int clean);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
-    void (*lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n);
+    void (*lanes_in)(float* tile, size_t ld, const void* x, size_t step, amp_dtype t, size_t rows, size_t n,
+                     size_t readable);
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
@@ -2770,7 +2760,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_MR 12
 #define AMPI_PASS_NV 2
 #define AMPI_PASS_NC 512
-#define AMPI_PASS_MASKS
 #define AMPI_PASS_WIDTH 16
 typedef __m512 AMPI_K(reg);
 typedef __m512d AMPI_K(doubles);
@@ -2957,7 +2946,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
 /* Results: every NaN is 0x7fc00000. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(clean)(AMPI_V16 x) { return AMPI_K(quiet)(x, 0); }
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
-#ifdef AMPI_PASS_MASKS
+#if AMPI_PASS_WIDTH == 16
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     const __mmask16 m = AMPI_K(first)(count);
@@ -3041,16 +3030,6 @@ AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size
     for (i = 0; i < count; i += AMPI_LANES)
         AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
 }
-/* `count` neighbours of a result of any type, rounded; every NaN is 0x7fc00000. */
-AMPI_KERNEL_FN void AMPI_K(store_results)(void* dst, amp_dtype t, const float* src, size_t count) {
-    const size_t size = t == AMP_F32 ? 4 : 2, ahead = count * size > AMPI_AHEAD_BYTES ? AMPI_AHEAD_BYTES : 0;
-    size_t i;
-    for (i = 0; i < count; i += AMPI_LANES) {
-        AMPI_FETCH((char*)dst + i * size, ahead);
-        AMPI_K(store_any)((char*)dst + i * size, t,
-                          AMPI_K(clean)(AMPI_K(load_any)(src + i, AMP_F32, count - i)), count - i);
-    }
-}
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     size_t i;
     for (i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
@@ -3109,33 +3088,13 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         u.sums += i * u.ld;
         here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         if (here == AMPI_PASS_MR) AMPI_K(micro_tile)(AMPI_PASS_MR, vectors, pairs, &u);
-#if AMPI_PASS_MR > 8
-        else if (here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
-        else if (here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
-#endif
-#if AMPI_PASS_MR > 4
-        else if (here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
-#endif
+        else if (AMPI_PASS_MR > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
+        else if (AMPI_PASS_MR > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+        else if (AMPI_PASS_MR > 4 && here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
         else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
 }
-/* The first of nr columns, in whole vectors. */
-AMPI_LANES_FN void AMPI_K(micro_columns)(size_t rows, size_t columns, int pairs, const AMPI_K(micro_args)* u) {
-#if AMPI_PASS_NV > 1
-    if (columns > AMPI_LANES) { AMPI_K(micro_rows)(rows, AMPI_PASS_NV, pairs, u); return; }
-#endif
-    (void)columns;
-    AMPI_K(micro_rows)(rows, 1, pairs, u);
-}
-AMPI_KERNEL_FN void AMPI_K(micro)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    AMPI_K(micro_columns)(rows, columns, 0, u);
-}
-#ifdef AMPI_PASS_PAIRS
-AMPI_KERNEL_FN void AMPI_K(micro_pairs)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    AMPI_K(micro_columns)(rows, columns, 1, u);
-}
-#endif
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
 /* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
    of B. Its order (Intel SDM): the products of low halves in one chain of fma from +0, those of high halves in
@@ -3164,14 +3123,21 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
         if (two) _tile_stored(1, sums + AMPI_LANES, ld);
     }
 }
-/* Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64 bytes. Each thread has one. */
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_open)(void) {
-    static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
-        1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
-    _tile_loadconfig(&c);
-}
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(amx_close)(void) { _tile_release(); }
 #endif
+/* Any number of rows, the first of nr columns, in whole vectors; form: that of the product. */
+AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+    const int two = AMPI_PASS_NV > 1 && columns > AMPI_LANES;
+#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
+    if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
+#endif
+#ifdef AMPI_PASS_PAIRS
+    if (form == AMPI_PAIRS_OF_BF16 && two) { AMPI_K(micro_rows)(rows, AMPI_PASS_NV, 1, u); return; }
+    if (form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_rows)(rows, 1, 1, u); return; }
+#endif
+    (void)form;
+    if (two) AMPI_K(micro_rows)(rows, AMPI_PASS_NV, 0, u);
+    else AMPI_K(micro_rows)(rows, 1, 0, u);
+}
 
 /* --- runs of operands --- */
 
@@ -3322,7 +3288,7 @@ AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t
     }
 }
 /* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind them is fetched. */
-AMPI_KERNEL_FN void AMPI_K(spread_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
+AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
                                        size_t ahead) {
     const size_t size = ampi_type_size(t);
     size_t j, i;
@@ -3352,10 +3318,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
         here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));   /* whole channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
-        for (i = 0; i < here; i++) AMPI_K(spread_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
+        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
     }
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
-        AMPI_K(spread_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
+        AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
                            4 * b->ld * size);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
@@ -3509,17 +3475,6 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
             }
         }
 }
-/* The micro-kernel of the product's form. */
-AMPI_LANES_FN void AMPI_K(micro_form)(const ampi_product* s, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-#ifdef AMPI_PASS_PAIRS
-    if (s->form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_pairs)(rows, columns, u); return; }
-#endif
-#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-    if (s->form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
-#endif
-    (void)s;
-    AMPI_K(micro)(rows, columns, u);
-}
 /* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats. */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
                                     size_t j0, size_t n, float* scratch) {
@@ -3568,7 +3523,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                         if (j >= nc) break;
                         u.b = in_place ? room.padded + j : b_block + j * deep;
                         u.sums = tile + j;
-                        AMPI_K(micro_form)(s, mc, nc - j, &u);
+                        AMPI_K(micro)(s->form, mc, nc - j, &u);
                     }
                     if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, tile, ld);
                 }
@@ -3578,12 +3533,15 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* The same with the matrix unit. */
-AMPI_KERNEL_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
-                                        size_t j0, size_t n, float* scratch) {
-    AMPI_K(amx_open)();
+/* The same with the matrix unit. Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64
+   bytes. Each thread has one. */
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
+                                                 size_t j0, size_t n, float* scratch) {
+    static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
+        1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
+    _tile_loadconfig(&c);
     AMPI_K(product)(s, b, i0, m, j0, n, scratch);
-    AMPI_K(amx_close)();
+    _tile_release();
 }
 #endif
 
@@ -3689,14 +3647,6 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
         AMPI_K(store)(sums + j, sum);
     }
 }
-/* sums[i % 16] += x[i], i < n. */
-AMPI_KERNEL_FN void AMPI_K(lane_sums)(float* sums, const void* x, amp_dtype t, size_t n) {
-    const size_t size = ampi_type_size(t);
-    AMPI_V16 sum = AMPI_K(load)(sums);
-    size_t i;
-    for (i = 0; i < n; i += AMPI_LANES) sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + i * size, t, n - i));
-    AMPI_K(store)(sums, sum);
-}
 
 /* --- updates of weights --- */
 
@@ -3719,7 +3669,7 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
         if (kind >= AMPI_UPDATE_ADAM) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
         for (l = 0; l < width; l++) {
-            x = ampi_update_moments(hw, kind, &u, ampi_weight_at(kind, w, g, m, v, i + l));
+            x = ampi_update_moments(hw, kind, &u, w, g, m, v, i + l);
             grad[l] = x.g;
             first[l] = x.m;
             second[l] = x.v;
@@ -3763,38 +3713,45 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 
 /* --- conversions and sums of squares --- */
 
-/* dst = src, or src * *factor, `count` <= 16 elements. Each NaN becomes quiet, and keeps its sign and the upper bits of
-   its payload: halves do so by themselves. */
+/* dst = src, or src * *factor, `count` <= 16 elements. With `clean` each NaN becomes 0x7fc00000; else it becomes quiet,
+   and keeps its sign and the upper bits of its payload: halves do so by themselves. */
 AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, const float* factor,
-                                         size_t count) {
+                                         int clean, size_t count) {
     AMPI_V16 x = AMPI_K(load_any)(src, from, count);
     if (factor) x = AMPI_K(mul)(x, AMPI_K(set1)(*factor));
-    if (to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, 0xffff0000u);
+    if (clean || to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, clean ? 0 : 0xffff0000u);
     AMPI_K(store_any)(dst, to, x, count);
 }
-AMPI_LANES_FN void AMPI_K(convert_typed)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-                                         const float* factor) {
+AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
+                                         const float* factor, int clean) {
+    const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
+    for (; n >= AMPI_LANES; n -= AMPI_LANES) {
+        AMPI_FETCH(clean ? dst : src, ahead);               /* results come from a tile */
+        AMPI_K(convert_lanes)(dst, to, src, from, factor, clean, AMPI_LANES);
+        src += AMPI_LANES * ampi_type_size(from);
+        dst += AMPI_LANES * ampi_type_size(to);
+    }
+}
+/* n elements; factor NULL: 1. Types are constants where speed matters. */
+AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
+                                    const float* factor, int clean) {
+    const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
-    for (; n >= AMPI_LANES; n -= AMPI_LANES) {
-        AMPI_FETCH(x, AMPI_AHEAD_BYTES);
-        AMPI_K(convert_lanes)(y, to, x, from, factor, AMPI_LANES);
-        x += AMPI_LANES * ampi_type_size(from);
-        y += AMPI_LANES * ampi_type_size(to);
-    }
-    if (n > 0) AMPI_K(convert_lanes)(y, to, x, from, factor, n);
-}
-/* factor NULL: 1. Types are constants where speed matters. */
-AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-                                    const float* factor) {
-    if (to != AMP_F32 && from != AMP_F32 && to != from) AMPI_K(convert_typed)(dst, to, src, from, n, factor);
-    else if (from == AMP_F16 && to == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F16, src, AMP_F16, n, factor);
-    else if (from == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_F16, n, factor);
-    else if (from == AMP_BF16 && to == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_BF16, src, AMP_BF16, n, factor);
-    else if (from == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_BF16, n, factor);
-    else if (to == AMP_F16) AMPI_K(convert_typed)(dst, AMP_F16, src, AMP_F32, n, factor);
-    else if (to == AMP_BF16) AMPI_K(convert_typed)(dst, AMP_BF16, src, AMP_F32, n, factor);
-    else AMPI_K(convert_typed)(dst, AMP_F32, src, AMP_F32, n, factor);
+#define AMPI_TYPES(t, f) else if (to == t && from == f) AMPI_K(convert_typed)(y, t, x, f, n, factor, clean);
+    if (whole == 0) (void)whole;
+    AMPI_TYPES(AMP_F32, AMP_F32)
+    AMPI_TYPES(AMP_F32, AMP_F16)
+    AMPI_TYPES(AMP_F32, AMP_BF16)
+    AMPI_TYPES(AMP_F16, AMP_F32)
+    AMPI_TYPES(AMP_F16, AMP_F16)
+    AMPI_TYPES(AMP_BF16, AMP_F32)
+    AMPI_TYPES(AMP_BF16, AMP_BF16)
+    else AMPI_K(convert_typed)(y, to, x, from, n, factor, clean);
+#undef AMPI_TYPES
+    if (n == whole) return;
+    AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
+                          n - whole);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
@@ -3835,11 +3792,7 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
-/* tile[i][l] = element i of row l, for n elements of up to 16 rows that are `step` bytes apart; other lanes are 0. */
-AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* tile, const void* x, amp_dtype t, size_t step, size_t rows, size_t n) {
-    AMPI_K(turn)(tile, AMPI_LANES, x, step, t, rows, n, n);
-}
-/* And back, rounded; every NaN is 0x7fc00000. */
+/* dst[i][p] = src[p][i] for n elements of up to 16 rows, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     float block[AMPI_LANES][AMPI_LANES];
@@ -3853,13 +3806,13 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
 
 static const ampi_kernels AMPI_K(kernels) = {
     AMPI_PASS_MR, AMPI_K(nr), AMPI_PASS_NC, AMPI_K(product), AMPI_K(depthwise),
-    AMPI_K(rows), AMPI_K(column_sums), AMPI_K(lane_sums),
+    AMPI_K(rows), AMPI_K(column_sums),
 #ifdef AMPI_PASS_PAIRS
     AMPI_K(least_exponent),
 #else
     NULL,
 #endif
-    AMPI_K(store_results), AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(lanes_in), AMPI_K(lanes_out) };
+    AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(turn), AMPI_K(lanes_out) };
 #undef AMPI_REGISTERS
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
@@ -3867,7 +3820,6 @@ static const ampi_kernels AMPI_K(kernels) = {
 #undef AMPI_PASS_NV
 #undef AMPI_PASS_NC
 #undef AMPI_PASS_WIDTH
-#undef AMPI_PASS_MASKS
 #undef AMPI_PASS_PAIRS
 #endif /* AMPI_PASS */
 
@@ -3923,7 +3875,7 @@ AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offs
     if (n == 0) return;
     switch (ampi_dtype(t)) {
         case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->convert(dst, AMP_F32, (const uint16_t*)src + offset, t, n, NULL);
+            ampi_kernels_now()->convert(dst, AMP_F32, (const uint16_t*)src + offset, t, n, NULL, 0);
             ampi_kernels_end();
             break;
         case AMP_F64: ampi_f64_narrow(dst, AMP_F32, (const double*)src + offset, n, NULL); break;
@@ -3934,7 +3886,7 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
     if (n == 0) return;
     switch (ampi_dtype(t)) {
         case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->convert((uint16_t*)dst + offset, t, src, AMP_F32, n, NULL);
+            ampi_kernels_now()->convert((uint16_t*)dst + offset, t, src, AMP_F32, n, NULL, 0);
             ampi_kernels_end();
             break;
         case AMP_F64: ampi_f32_to_f64((double*)dst + offset, src, n); break;
@@ -4303,7 +4255,8 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const char* src = (const char*)x.data + c->offset * ampi_type_size(from);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, &pass->inverse);
+    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n,
+                                &pass->inverse, 0);
     ampi_kernels_end();
 }
 
@@ -5168,12 +5121,15 @@ AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const 
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
     const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[16];
-    size_t n, i;
+    size_t n, i, whole;
     memset(sums, 0, sizeof sums);
     for (n = 0; n < (size_t)c->s.n; n++)
-        ampi_kernels_now()->lane_sums(sums,
-                                      ampi_at(t->y.data, type, (n * (size_t)c->s.out_channels + o) * c->out_pixels),
-                                      type, c->out_pixels);
+        for (i = 0; i < c->out_pixels; i += whole) {
+            const size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + i;
+            whole = ampi_max_size((c->out_pixels - i) / 16 * 16, 16);
+            ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, at), type, 16, whole / 16,
+                                            ampi_min_size(c->out_pixels - i, 16));
+        }
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
@@ -5544,8 +5500,8 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
    rounded to its type: which one an operation gives differs between processors, and between orders of operands. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
-    ampi_kernels_now()->store_results((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
-                                      n);
+    ampi_kernels_now()->convert((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
+                                AMP_F32, n, NULL, 1);
     ampi_kernels_end();
 }
 /* --- sums --- */
@@ -5721,7 +5677,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     size_t i;
     for (i = 0; i < all; i += run, x += w * size)
         if (arg == AMPI_ARG_Y) k->lanes_out(x, t, h * w * size, tile + i * AMPI_LANES, count, run);
-        else k->lanes_in(tile + i * AMPI_LANES, x, t, h * w * size, count, run);
+        else k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, x, h * w * size, t, count, run, run);
     ampi_kernels_end();
 }
 
