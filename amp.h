@@ -548,8 +548,8 @@ typedef AMPI_ENUM(amp_rule) {
     AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,    /* the type of the first input */
-    AMP_RULE_GRAY = 4,      /* LOW if an input is in 16 bits and the result goes to a LOW operator or an end of the
-                               graph, through GRAY and FOLLOW ones alone; else FP32 */
+    AMP_RULE_GRAY = 4,      /* LOW from an input in 16 bits to a LOW operator or an end of the graph, with only GRAY and
+                               FOLLOW between; else FP32 */
 } amp_rule;
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
@@ -626,7 +626,7 @@ typedef struct amp_policy {
 } amp_policy;
 
 /* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list, a level that the style
-   does not have, or an override that the level does not. */
+   lacks, an override that the level lacks. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY: an unknown operator or rule, a loss that is not FP32, input or flatten. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
@@ -809,13 +809,13 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
    initialised: the other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16). An element that is inf or NaN, or whose unscaled value would
-   not be finite in FP32 (check) or in the type it will be stored in, is counted and raises found_inf; s->info names the
-   first. So does a scale without a finite inverse. found_inf stays up until update: to let one overflow stop several
+/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or that become so when they are
+   unscaled to FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A
+   scale without a finite inverse raises it, too. found_inf stays up until update: to let one overflow stop several
    optimizers, check all lists before the first step. `info`: what this call alone has found, and its norm.
    AMP_ERR_STATE: before any scale_loss, or where a list shares memory with another that was unscaled or stepped in this
-   window. Check and step take a list made of whole unscaled ones, check any that was stepped. Of lists with more than
-   AMP_SCALER_MAX_SPANS pieces of memory what lies between the pieces may count, too.
+   window. Check and step take a list made of whole unscaled ones, check any that was stepped. Memory between the
+   tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
 /* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its findings: who writes
@@ -846,9 +846,9 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 /* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, as a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum
-   of 1, an overflow at the floor, 2, more overflows in a row than allowed, 4, more unsound windows in a row, and 8, the
-   new scale is of no use (see amp_scaler_update); 0 if one of them is NULL. */
+/* The rule alone, as a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum:
+   1 an overflow at the floor, 2 more overflows in a row than allowed, 4 more unsound windows, 8 a scale of no use (see
+   amp_scaler_update). 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes, the same on each machine. AMP_ERR_STATE inside a window. Loading what
@@ -979,12 +979,12 @@ typedef struct amp_optimizer_info {
    once more. AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check, then skip, or update with unscale and clip folded in. It trusts amp_scaler_check of just this list
+/* One step: check, then skip, or unscale, clip and update in one pass. It trusts amp_scaler_check of just this list
    since the last scale_loss, and knows gradients that were unscaled in this window (only some of them: AMP_ERR_STATE).
-   s == NULL: gradients are not scaled. amp_scaler_update is the caller's: with several optimizers on one scaler all
-   step first, and an overflow that one step or check has seen skips those that follow. AMP_ERR_STATE: before any
-   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a
-   group's weight decay is not finite or negative, or state was written with nonsense. */
+   s == NULL: gradients are not scaled. The caller calls amp_scaler_update, with several optimizers on one scaler after
+   all have stepped: an overflow in one step or check skips those that follow. AMP_ERR_STATE: before any scale_loss,
+   twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight
+   decay is not finite or negative, or state was written with nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, >= 0 and finite; the schedule's factor still multiplies it (the logger is told where
