@@ -809,7 +809,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
    initialised: the other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or that become so when they are
+/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or that become so when
    unscaled to FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A
    scale without a finite inverse raises it, too. found_inf stays up until update: to let one overflow stop several
    optimizers, check all lists before the first step. `info`: what this call alone has found, and its norm.
