@@ -7443,6 +7443,7 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->back
 /* A preset's rule and first scale with a desc's fields in their places. */
 AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     amp_scaler_rule* r = &x->rule;
+    const double zero = 0.0;        /* told by its bits: -Ofast reads subnormals as zero */
     memset(x, 0, sizeof *x);
     x->rule = row->rule;
     x->state.scale = row->init;
@@ -7453,7 +7454,7 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
         const double value = ampi_field_value(from, f->kind);
         if (ampi_scaler_fields[i].zero && ampi_bits64_at(&value) == ampi_bits64(AMP_ZERO))
             memset((char*)x + f->at, 0, size);
-        else if (!ampi_is_zero64(&value)) memcpy((char*)x + f->at, from, size);
+        else if (memcmp(from, &zero, size) != 0) memcpy((char*)x + f->at, from, size);
     }
     if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
@@ -7865,7 +7866,8 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped");
+    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
+                     "the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
