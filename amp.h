@@ -2337,6 +2337,8 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     #error "define AMP_SELF to the name of this file: its implementation includes itself"
   #endif
 #endif
+/* Fused multiply-adds: in plain C exact products need none; or operands are words of two bfloat16. */
+enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN_(a, b) ampi_##a##_##b
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
@@ -2509,9 +2511,6 @@ AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_upd
     if (kind == AMPI_UPDATE_ADAM) return x.m / deviation;
     return ampi_fma(hw, u->wd, x.w, x.m * u->r1 / deviation);
 }
-AMPI_HD AMPI_INLINE float ampi_update_weight(int hw, const ampi_update* u, float w, float direction) {
-    return ampi_fma(hw, u->step, direction, w * u->decay);
-}
 /* A direction of LAMB as its norm counts it: 0 where it or the second moment overflows. */
 AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_t finite) {
     const uint32_t u = ampi_bits(direction), size = u & 0x7fffffffu;
@@ -2534,7 +2533,7 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
                                              const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
     const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
-    const float moved = ampi_update_weight(AMPI_FMA_NATIVE, u, x.w, direction);
+    const float moved = ampi_fma(AMPI_FMA_NATIVE, u->step, direction, x.w * u->decay);
     if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, over->finite); return; }
     if (ampi_update_stays(moved, x.v, i, over)) return;
     w[i] = moved;
@@ -2677,10 +2676,8 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
-#define AMPI_PASS_MR 6
-#define AMPI_PASS_NV 1
-#define AMPI_PASS_NC 256
 #define AMPI_PASS_WIDTH 8
+enum { AMPI_K(mr) = 6, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 256 };
 typedef __m256 AMPI_K(reg);
 typedef __m256d AMPI_K(doubles);
 AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
@@ -2757,10 +2754,8 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #else
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX512
 #endif
-#define AMPI_PASS_MR 12
-#define AMPI_PASS_NV 2
-#define AMPI_PASS_NC 512
 #define AMPI_PASS_WIDTH 16
+enum { AMPI_K(mr) = 12, AMPI_K(nv) = 2, AMPI_K(nr) = 32, AMPI_K(nc) = 512 };
 typedef __m512 AMPI_K(reg);
 typedef __m512d AMPI_K(doubles);
 AMPI_LANES_FN __m512 AMPI_K(set1_reg)(float x) { return _mm512_set1_ps(x); }
@@ -2806,15 +2801,13 @@ AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, si
 /* --- the baseline: NEON, or plain C --- */
 #define AMPI_PASS base
 #define AMPI_PASS_TARGET
-#define AMPI_PASS_NV 1
-#define AMPI_PASS_NC 256
+enum { AMPI_K(mr) = AMPI_NEON ? 6 : 4, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 256 };
 typedef double AMPI_K(doubles);
 AMPI_LANES_FN double AMPI_K(square_reg)(double s, const void* p, amp_dtype t, int odd) {
     const float x = ampi_element_f32(p, t, t == AMP_BF16 && odd);
     return s + (double)x * (double)x;
 }
 #if AMPI_NEON
-#define AMPI_PASS_MR 6
 #define AMPI_PASS_WIDTH 4
 typedef float32x4_t AMPI_K(reg);
 AMPI_LANES_FN float32x4_t AMPI_K(set1_reg)(float x) { return vdupq_n_f32(x); }
@@ -2844,7 +2837,6 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q)
   #define AMPI_LANES_FN AMPI_FN
   #define AMPI_UNROLL
 #endif
-#define AMPI_PASS_MR 4
 #define AMPI_PASS_WIDTH 1
 typedef float AMPI_K(reg);
 AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
@@ -2856,8 +2848,6 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #ifdef AMPI_PASS
 /* ======================================================================================== */
 /* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
-
-enum { AMPI_K(nr) = AMPI_LANES * AMPI_PASS_NV };
 
 /* --- sixteen lanes --- */
 
@@ -2881,9 +2871,12 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
     return x;
 }
 #if AMPI_PASS_WIDTH > 1
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int i;
-    (void)exact;
+    (void)how;
+#ifdef AMPI_PASS_PAIRS
+    if (how == AMPI_OF_PAIRS) { z.q[0] = _mm512_dpbf16_ps(z.q[0], (__m512bh)x.q[0], (__m512bh)y.q[0]); return z; }
+#endif
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
     return z;
 }
@@ -2906,10 +2899,9 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
-/* An exact product needs no fused addition. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int exact, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
-    if (exact) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
+    if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
     else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.q[l] = ampi_fma(1, x.q[l], y.q[l], z.q[l]);
     else for (l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
     return z;
@@ -2935,7 +2927,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
-/* Quiet NaNs for NaNs, with what `kept` has of their bits. NaNs are rare, and blending is slow. */
+/* Quiet NaNs for NaNs, with what `kept` has of their bits; 0: 0x7fc00000. They are rare, and blending is slow. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
@@ -2943,8 +2935,6 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     ampi_quiet_lanes(v, kept);
     return AMPI_K(load)(v);
 }
-/* Results: every NaN is 0x7fc00000. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(clean)(AMPI_V16 x) { return AMPI_K(quiet)(x, 0); }
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
 #if AMPI_PASS_WIDTH == 16
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
@@ -2981,10 +2971,6 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 }
 #endif
 #ifdef AMPI_PASS_PAIRS
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma_pairs)(AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    z.q[0] = _mm512_dpbf16_ps(z.q[0], (__m512bh)x.q[0], (__m512bh)y.q[0]);
-    return z;
-}
 /* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
     const __m512i low = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16);
@@ -3049,13 +3035,13 @@ typedef struct AMPI_K(micro_args) {
 } AMPI_K(micro_args);
 /* A micro-tile. rows, vectors, pairs (elements of a and b are words of two) are constants where it is called. */
 AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
-    AMPI_V16 acc[AMPI_PASS_MR][AMPI_PASS_NV], x[AMPI_PASS_NV];
-    const float* a[(AMPI_PASS_MR + 3) / 4] = { 0 };    /* every fourth row: more pointers take too many registers */
+    AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
+    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };    /* every fourth row: more pointers take too many registers */
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k;
+    const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
     size_t p;
     int i, j;
-    (void)pairs;
     AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step;
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
@@ -3066,11 +3052,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
-#ifdef AMPI_PASS_PAIRS
-                acc[i][j] = pairs ? AMPI_K(fma_pairs)(y, x[j], acc[i][j]) : AMPI_K(fma)(0, y, x[j], acc[i][j]);
-#else
-                acc[i][j] = AMPI_K(fma)(u->exact, y, x[j], acc[i][j]);
-#endif
+                acc[i][j] = AMPI_K(fma)(pairs ? AMPI_OF_PAIRS : exact, y, x[j], acc[i][j]);
         }
         AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] += k_step;
     }
@@ -3086,11 +3068,12 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         AMPI_K(micro_args) u = *args;
         u.a += i * u.row_step;
         u.sums += i * u.ld;
-        here = left >= AMPI_PASS_MR ? AMPI_PASS_MR : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        if (here == AMPI_PASS_MR) AMPI_K(micro_tile)(AMPI_PASS_MR, vectors, pairs, &u);
-        else if (AMPI_PASS_MR > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
-        else if (AMPI_PASS_MR > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
-        else if (AMPI_PASS_MR > 4 && here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
+        here = left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        if (left >= AMPI_K(mr)) here = AMPI_K(mr);
+        if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
+        else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
+        else if (AMPI_K(mr) > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+        else if (AMPI_K(mr) > 4 && here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
         else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
@@ -3126,16 +3109,16 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
 #endif
 /* Any number of rows, the first of nr columns, in whole vectors; form: that of the product. */
 AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    const int two = AMPI_PASS_NV > 1 && columns > AMPI_LANES;
+    const int two = AMPI_K(nv) > 1 && columns > AMPI_LANES;
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
 #endif
 #ifdef AMPI_PASS_PAIRS
-    if (form == AMPI_PAIRS_OF_BF16 && two) { AMPI_K(micro_rows)(rows, AMPI_PASS_NV, 1, u); return; }
+    if (form == AMPI_PAIRS_OF_BF16 && two) { AMPI_K(micro_rows)(rows, AMPI_K(nv), 1, u); return; }
     if (form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_rows)(rows, 1, 1, u); return; }
 #endif
     (void)form;
-    if (two) AMPI_K(micro_rows)(rows, AMPI_PASS_NV, 0, u);
+    if (two) AMPI_K(micro_rows)(rows, AMPI_K(nv), 0, u);
     else AMPI_K(micro_rows)(rows, 1, 0, u);
 }
 
@@ -3271,8 +3254,8 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
 
 /* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
    whole vectors, with any floats, as far as the last row has `readable` elements, or else with zeros. */
-AMPI_KERNEL_FN void AMPI_K(turn)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
-                                 size_t k, size_t readable) {
+AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
+                                     size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
     size_t p, i;
@@ -3309,10 +3292,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
         if (b->is_image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
-        if (b->is_image) AMPI_K(turn)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
+        if (b->is_image) AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
         else
-            AMPI_K(turn)(to, AMPI_K(nr), (const char*)b->data + ((j0 + j) * b->ld + k0) * size, b->ld * size, b->dtype,
-                         here, k, k);
+            AMPI_K(lanes_in)(to, AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * b->ld + k0), b->ld * size, b->dtype,
+                             here, k, k);
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
@@ -3395,7 +3378,7 @@ AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j,
         }
         if (bias_of_columns)
             bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + i), c->bias_dtype, here);
-        x = AMPI_K(clean)(AMPI_K(add)(x, bias));
+        x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
         if (step == 1) AMPI_K(store_any)(to + i * size, t, x, here);
         else {
             AMPI_K(store_typed)(lanes, t, x);
@@ -3455,8 +3438,9 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
    to the sums, which the first-level cache holds. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
                                      const AMPI_K(micro_args)* u) {
-    enum { deep = AMPI_PASS_MR > 8 ? 8 : 4 };
+    enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
     const size_t size = ampi_type_size(b->dtype);
+    const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
     size_t p, i, j, q, here;
     for (p = 0; p < u->k; p += here)
         for (j = 0, here = ampi_min_size(u->k - p, deep); j < n; j += AMPI_LANES) {
@@ -3469,7 +3453,7 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
                 AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
                 AMPI_UNROLL for (q = 0; q < deep; q++)
                     if (q < here)
-                        sum = AMPI_K(fma)(u->exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q],
+                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q],
                                           sum);
                 AMPI_K(store)(sums, sum);
             }
@@ -3548,7 +3532,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 /* --- depthwise convolution: sixteen channels side by side --- */
 
 /* Up to 16 planes of an image from element `plane` on, as the stage of a depthwise convolution; see ampi_channels. What
-   turn writes behind a row, the next rows overwrite. */
+   lanes_in writes behind a row, the next rows overwrite. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
                                            size_t channels) {
     const ampi_unfold* g = &v->image;
@@ -3561,8 +3545,8 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, 
         const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
         if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
         AMPI_K(clear)(stage, left);
-        AMPI_K(turn)(stage + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype, channels,
-                     row.inside, g->elements - (from + (channels - 1) * g->plane));
+        AMPI_K(lanes_in)(stage + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype,
+                         channels, row.inside, g->elements - (from + (channels - 1) * g->plane));
         AMPI_K(clear)(stage + end, d->pitch - end);
     }
 }
@@ -3570,8 +3554,8 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, 
    is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x, const uint32_t* at,
                                           const uint32_t* step, size_t k, int first, float* sums) {
-    AMPI_V16 acc[AMPI_PASS_MR];
-    const float* from[AMPI_PASS_MR];
+    AMPI_V16 acc[AMPI_K(mr)];
+    const float* from[AMPI_K(mr)];
     size_t p;
     int i;
     AMPI_UNROLL for (i = 0; i < count; i++) {
@@ -3589,7 +3573,7 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
    positions, over its pixels. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
                                           const uint32_t* step, size_t k, int first, float* sums) {
-    enum { most = AMPI_PASS_MR > 8 ? 9 : AMPI_PASS_MR > 4 ? 5 : 4 };
+    enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
     size_t i, here;
     for (i = 0; i < count; i += here, at += here, sums += here * AMPI_LANES) {
         here = count - i >= most ? most : count - i >= 3 ? 3 : 1;
@@ -3613,14 +3597,13 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     size_t n, y, i;
     ampi_channels_table(g, &d, taps_at);
     if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
-    else AMPI_K(turn)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
-                      channels, g->taps, g->taps);
+    else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
+                          channels, g->taps, g->taps);
     for (n = image; n < image + images; n++) {
         AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
-        if (dw) AMPI_K(turn)(pixels, AMPI_LANES,
-                             ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
-                             dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
-                             dy->pixels);
+        if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
+                                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
+                                 dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels, dy->pixels);
         for (y = 0; y < g->h.count; y++) {
             const float* x = stage + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
@@ -3679,7 +3662,7 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         for (l = 0; l < width; l++) {
             x.w = w[i + l]; x.g = grad[l]; x.m = first[l]; x.v = second[l];
             direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
-            moved[l] = ampi_update_weight(hw, &u, x.w, direction[l]);
+            moved[l] = ampi_fma(hw, u.step, direction[l], x.w * u.decay);
         }
         for (l = 0; kind == AMPI_LAMB_DIRECTION && l < width; l++)
             g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
@@ -3800,25 +3783,22 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
     for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
         AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
         for (l = 0; l < rows; l++)
-            AMPI_K(store_any)((char*)x + l * step + i * size, t, AMPI_K(clean)(AMPI_K(load)(block[l])), n - i);
+            AMPI_K(store_any)((char*)x + l * step + i * size, t, AMPI_K(quiet)(AMPI_K(load)(block[l]), 0), n - i);
     }
 }
 
 static const ampi_kernels AMPI_K(kernels) = {
-    AMPI_PASS_MR, AMPI_K(nr), AMPI_PASS_NC, AMPI_K(product), AMPI_K(depthwise),
+    AMPI_K(mr), AMPI_K(nr), AMPI_K(nc), AMPI_K(product), AMPI_K(depthwise),
     AMPI_K(rows), AMPI_K(column_sums),
 #ifdef AMPI_PASS_PAIRS
     AMPI_K(least_exponent),
 #else
     NULL,
 #endif
-    AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(turn), AMPI_K(lanes_out) };
+    AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(lanes_in), AMPI_K(lanes_out) };
 #undef AMPI_REGISTERS
 #undef AMPI_PASS
 #undef AMPI_PASS_TARGET
-#undef AMPI_PASS_MR
-#undef AMPI_PASS_NV
-#undef AMPI_PASS_NC
 #undef AMPI_PASS_WIDTH
 #undef AMPI_PASS_PAIRS
 #endif /* AMPI_PASS */
