@@ -3,7 +3,7 @@
    In ONE C or C++ file of your program:          Everywhere else (and twice does no harm):
        #define AMP_IMPLEMENTATION                     #include "amp.h"
        #include "amp.h"
-   Build it with any C99 or C++11 compiler, no flag is needed and no library but -lm.
+   Any C99 or C++11 compiler builds it, with no flag and no library but -lm.
 
    [TOC]   jump: search for ">>name"
      guide        what there is, in the order you may want to read it
@@ -20,7 +20,7 @@
      checkpoint   save and load (safetensors)
      report       what a person wants to see
      backend      for authors: the processor a model runs on
-     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
+     impl         the implementation: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
                   impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler,
                   impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
      license      MIT */
@@ -29,8 +29,8 @@
 /* >>guide    Read this once. */
 /*
    Three ways in.
-   1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half
-      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing.
+   1. You have a training loop with your own memory. Take single parts, which own nothing: amp_convert and amp_gemm for
+      half operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights.
           once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
           per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
@@ -39,37 +39,35 @@
       amp_model_finalize, then amp_fit for a data set, or amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
 
-   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32
-   weights that an optimizer updates; a low copy is written in the same pass. loss scale: the factor that
-   keeps small gradients out of half's underflow. unscale: dividing it out again, in FP32. found_inf: a
-   gradient is inf or NaN, so the step is skipped. window: from one amp_scaler_update to the next.
+   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that
+   an optimizer updates, and a low copy with them. loss scale: the factor that keeps small gradients out of half's
+   underflow. unscale: to divide it out again, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped.
+   window: from one amp_scaler_update to the next.
    Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
    Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
-   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. Checks for inf
-   and NaN look at bits in memory, so they hold under -Ofast too. A NaN that an operator of the CPU stores is 0x7fc00000
-   rounded to its type; conversions and concat, which move values, keep its sign and what fits of its payload.
-   The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler, optimisation level
-   and number of threads: every multiply-add is an fma, every sum has a fixed order (of a product: k ascending), exp and
-   its kin are the header's own. What breaks it: -Ofast or -ffast-math, a changed rounding mode or flush to zero, floats
-   that a compiler carries wider than they are (FLT_EVAL_METHOD 2: x87), a GPU, and AMP_SUMS_FAST.
-   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing when it
-   fails: AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger in reach gets one sentence
-   that names the place. Nothing prints, exits or aborts. An overflow in training is not an error: amp_step_info tells
-   it.
+   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. inf and NaN are
+   looked for as bits in memory, under -Ofast too. A NaN that an operator of the CPU stores is 0x7fc00000 rounded to its
+   type; conversions and concat keep its sign and what fits of its payload.
+   The same bits everywhere. On the CPU the results do not depend on instruction set, compiler, optimisation level or
+   number of threads: every multiply-add is an fma, every sum has a fixed order (of a product: k ascending), exp and its
+   kin are the header's own. What breaks it: -Ofast or -ffast-math, a changed rounding mode, flush to zero, floats that
+   are carried wider than they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
+   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has changed nothing:
+   AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger gets one sentence that names the
+   place. Nothing prints, exits or aborts. An overflow in training is not an error: amp_step_info tells it.
    Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
    A NULL desc is all defaults, a NULL logger silent, a NULL info not wanted. In C++ {} works where a desc is expected.
    Pointers.  Each is aligned as its element type is, which is not checked. Sizes count elements unless bytes are named.
-   Threads.   Objects are independent; one object is not to be used by two threads at once. With -fopenmp large
-   operators use threads. Where a process forks after that, GNU's OpenMP hangs in the child at the first large
-   operator: fork before, or call omp_set_num_threads(1) in the child.
+   Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp large operators use
+   threads. Where a process forks after that, GNU's OpenMP hangs in the child: fork before, or call
+   omp_set_num_threads(1) in the child.
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
    parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
-   Floating-point exceptions, where a host unmasks them: training steps, evaluation, predictions, statistics, checks of
-   gradients and saturating casts mask them in the calling thread and leave no flag. Other operators and casts raise
-   what IEEE 754 says.
-   <amp.h> with angle brackets is another header on Windows (C++ AMP): include this one with quotes. */
+   Exceptions of floating point, where a host unmasks them: steps, evaluation, predictions, statistics, checks of
+   gradients and saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says.
+   Include it with quotes: <amp.h> is another header on Windows (C++ AMP). */
 
 #ifndef AMPI_PASS    /* see impl-vector */
 #ifndef AMP_H_INCLUDED
@@ -92,7 +90,7 @@
      AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
      AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
-     AMP_SELF            the name of this file in quotes, if it is not "amp.h": the implementation includes itself
+     AMP_SELF            the name of this file in quotes, if it is not "amp.h"
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: less code, sooner compiled; the same bits
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
@@ -121,7 +119,6 @@ extern "C" {
 /* ======================================================================================== */
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 
-/* One table makes the enum and the texts. */
 #define AMP_RESULT_LIST(X)                                                             \
     X(OK,                0, "success")                                                 \
     X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid")                        \
@@ -152,7 +149,7 @@ typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];    
 /* Text of a result code; never NULL. */
 AMP_DEF const char* amp_result_string(amp_result r);
 
-/* In a desc: "really zero", where plain 0 means "the default". */
+/* In a desc: really zero, where 0 means the default. */
 #define AMP_ZERO (-1)
 
 /* Element types. */
@@ -167,13 +164,12 @@ typedef AMPI_ENUM(amp_dtype) {
     AMP_I64  = 7,   /* int64_t; labels of a batch */
 } amp_dtype;
 
-/* Bytes of one element; 0 for a value that is not an amp_dtype. AMP_DTYPE_DEFAULT counts as AMP_F32. */
+/* Bytes of one element and a name, as "bf16"; 0 and "?" for another value. AMP_DTYPE_DEFAULT counts as AMP_F32. */
 AMP_DEF size_t amp_dtype_size(amp_dtype t);
-/* "f32", "f16", "bf16", "f64", "u8", "i32", "i64"; "?" for a value that is not an amp_dtype. */
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. A sentence with AMP_OK tells of a
-   call that went well what the caller may not expect, such as a file without some weights. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. With AMP_OK: what the caller may
+   not expect of a call that went well, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
@@ -191,14 +187,12 @@ typedef struct amp_allocator {
     void* user_data;
 } amp_allocator;
 
-/* In which order a product of two BF16 matrices adds up. FIXED: k ascending, on every processor. FAST: where m and n
-   are at least 16 and k at least 32, the order of the processor's matrix unit (Intel's AMX on Linux), several times as
-   fast; subnormals and sums below 2^-126 count as zero. Its bits depend on the processor, but not on threads or the
-   run. */
+/* In which order a product of two BF16 matrices adds up. FIXED: k ascending, on every processor. FAST: the order of the
+   matrix unit (Intel's AMX on Linux), several times as fast, where m and n are at least 16 and k at least 32.
+   Subnormals and sums below 2^-126 count as zero then; the bits depend on the processor, not on threads. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
-/* How an operator runs. A workspace changes no bits; with one, products are up to 1.5 times as fast, convolutions
-   more. */
+/* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = none */
     size_t workspace_size;       /* bytes */
@@ -216,8 +210,8 @@ typedef struct amp_tensor {
     const char* name;            /* for messages; may be NULL */
 } amp_tensor;
 
-/* Counter-based random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32
-   uniform bits; floats in [0,1) with 24 random bits; a standard normal deviate (of positions 2*index and 2*index+1). */
+/* Random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32 uniform bits; floats
+   in [0,1) with 24 random bits; a standard normal deviate (of positions 2*index and 2*index+1). */
 AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
 AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
@@ -234,15 +228,15 @@ typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
 } amp_isa;
 
-/* The instruction set in use, chosen at the first call by cpuid or by the environment variable AMP_ISA = scalar | neon
-   | avx2 | avx512 | avx512_bf16. Another word, or one that is not available, is ignored. */
+/* The instruction set in use: at the first call the best, or what the environment variable AMP_ISA names, if it is
+   available (scalar | neon | avx2 | avx512 | avx512_bf16). */
 AMP_DEF amp_isa amp_cpu_isa(void);
-/* For tests: changes the choice for the whole process, while no thread is inside the library. AMP_ERR_UNSUPPORTED if it
-   is not available. */
+/* For tests: changes it for the whole process, while no thread is inside the library. AMP_ERR_UNSUPPORTED if it is not
+   available. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
 /* 1 if AMP_SUMS_FAST has a matrix unit to use with the instruction set in use, else 0. On Linux this asks for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
-/* "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16"; "?" for any other value. */
+/* "auto", "scalar", ..., "avx512_bf16"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* ======================================================================================== */
@@ -272,48 +266,39 @@ AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 
-/* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other overlap
-   is AMP_ERR_ARGUMENT. */
+/* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
 
-/* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the fraction
-   cut off. Exact values stay. Above the largest finite value the next one is infinity. */
-typedef AMPI_ENUM(amp_rounding) {
-    AMP_ROUND_NEAREST    = 0,   /* nearest, ties to even */
-    AMP_ROUND_STOCHASTIC = 1,   /* up in magnitude with a probability equal to the fraction cut off */
-} amp_rounding;
+/* NEAREST: ties go to even. STOCHASTIC: away from zero with a probability equal to the fraction cut off, namely if 32
+   random bits are below its first 32 bits; above the largest finite value the next one is infinity. */
+typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 1 } amp_rounding;
 
 typedef struct amp_convert_desc {
-    int          saturate;      /* 1 = infinity, whether read or made, becomes the largest finite value of dst_dtype;
-                                   NaN stays NaN. Raises no floating-point exception */
+    int          saturate;      /* 1 = infinity, read or made, becomes the largest finite value of dst_dtype */
     amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
     uint64_t     seed;          /* of the stochastic stream */
     uint64_t     offset;        /* stream position of element 0: element i uses offset + i */
     size_t*      saturated;     /* NULL, or a counter that is increased by the number of clamped elements */
     const amp_logger* logger;
 } amp_convert_desc;
-
 /* amp_convert with options. */
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
     const amp_convert_desc* desc);
 /* The same for rows x cols elements of matrices, whose rows are dst_ld and src_ld (>= cols) elements apart; element
-   (i, j) uses offset + i * cols + j. dst == src is allowed where rows are equally many bytes apart. Host memory only.
-   */
+   (i, j) uses offset + i * cols + j. dst == src is allowed where rows are equally many bytes apart. */
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* ======================================================================================== */
 /* >>ops      Operators on raw pointers, usable alone. Forward beside backward. */
 
-/* Rules that hold for all of them.
-   - Tensors are row-major and packed (only amp_gemm has leading dimensions); images are N,C,H,W.
-   - Each operand has a data type of its own: F32, F16 or BF16.
-   - A gradient output that is NULL is not wanted (x of amp_concat_backward aside).
-   - A result may not overlap an operand or another result, except where "may be the same" is said; then they have one
-     type and begin at one place. */
+/* Rules for all of them: Tensors are row-major and packed (but for amp_gemm's), images are N,C,H,W. Each operand has a
+   type of its own: F32, F16 or BF16. A gradient output that is NULL is not wanted (x of amp_concat_backward aside). A
+   result may not overlap an operand or another result; where they "may be the same", they have one type and begin at
+   one place. */
 
 /* What `accumulate` of a backward function adds to instead of overwriting it, or-ed: the parameters' gradients (dw, db,
-   dgamma, dbeta), or dx. Any value without _INPUT, except 0, is _PARAMS. The sum is formed in FP32 and rounded once. */
+   dgamma, dbeta), or dx. Any value without _INPUT, except 0, is _PARAMS. Sums are formed in FP32 and rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
@@ -336,9 +321,9 @@ typedef struct amp_gemm_shape {
    Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head. */
 AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
     amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 3 MB for each thread; a smaller
-   workspace is used as far as it goes. 0 if the size overflows. A dense layer's forward call is a product of
-   (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: about 3 MB for each thread at most; less is
+   used as far as it goes. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its
+   backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer --- */
@@ -365,12 +350,12 @@ typedef struct amp_conv2d_shape {
     int groups;                        /* 0 = 1; divides channels; groups == channels is depthwise */
 } amp_conv2d_shape;
 
-/* OH and OW of a shape, with the errors that the operators would report. */
+/* OH and OW of a shape, with the operators' errors. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run at full speed, several times as fast as without: usual shapes
-   take 1 to 10 MB for each thread, and up to 16 MB for their weights as FP32. 0 if the shape is not valid. */
+/* Bytes of workspace with which the two calls below run at full speed, several times as fast as without: usually 1 to
+   10 MB for each thread, and up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
-/* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]; to add to dx can take longer than to overwrite it. */
+/* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]. */
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype, const void* w,
     amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec);
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
@@ -392,7 +377,7 @@ typedef struct amp_pool2d_shape {
     int exclude_pad;                   /* average only: divide by the pixels that exist */
 } amp_pool2d_shape;
 
-/* OH and OW of a shape, with the errors that the operators would report. */
+/* As amp_conv2d_output. */
 AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
 /* A NaN in a window makes its maximum NaN. */
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
@@ -404,31 +389,30 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* --- normalisation --- */
 
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
-   training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
-     running = (1-momentum)*running + momentum*batch (unbiased variance), as in PyTorch; those of a channel that would
-     become inf or NaN stay as they were.
-   evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given. */
+   training: mean and (biased) variance are those of this batch, and running = (1-momentum)*running + momentum*batch
+     (unbiased variance), as in PyTorch; those of a channel that would become inf or NaN stay as they were.
+   evaluation (training == 0): the running ones. Mean and 1/sqrt(var_c + eps) go to save_mean[C] and save_invstd[C]. */
 typedef struct amp_batch_norm_shape {
     int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
     float eps;                         /* 0 = 1e-5; > 0 */
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
-    int   frozen;                      /* 1 = the statistics are constants, as after bn.eval() in PyTorch: forward is
-                                          always the evaluation form, and backward its gradient */
+    int   frozen;                      /* 1 = as after bn.eval() in PyTorch: forward always evaluates, backward is the
+                                          gradient of that */
 } amp_batch_norm_shape;
 
-/* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too; y may not be x. */
+/* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too. In evaluation save_mean
+   and save_invstd may be NULL. */
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
     const void* gamma, const void* beta, amp_dtype param_dtype, float* running_mean, float* running_var,
     float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* save_*: as forward filled them. Mean and variance depend on x; where frozen, dx = dy * (gamma * invstd).
-   dx and dy may be the same. */
+/* save_*: as forward filled them. dx and dy may be the same. */
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
     const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
     const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
     int accumulate, const amp_exec* exec);
 
-/* Layer norm over the rows of x[R,D], D >= 1; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R] are
-   written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
+/* Layer norm over the rows of x[R,D], D >= 1. gamma[D], beta[D], or NULL (1 and 0); save_mean[R], save_invstd[R] for
+   the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
     amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, size_t rows,
     size_t d, const amp_exec* exec);
@@ -436,8 +420,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     const void* gamma, amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
     amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
     const amp_exec* exec);
-/* Bytes of workspace with which the backward call reads rows of more than 1024 elements once and not twice: at most
-   256 KB, and as much for each thread. 0 where it has no use for any. */
+/* Bytes of workspace that make the backward call faster on long rows: at most 256 KB, and as much for each thread. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element --- */
@@ -450,7 +433,7 @@ typedef AMPI_ENUM(amp_activation) {
     AMP_SIGMOID = 4,      /* 1 / (1 + exp(-x)) */
 } amp_activation;
 
-/* Bytes of workspace with which the forward call runs at full speed on many elements of 16 bits. */
+/* Bytes of workspace with which the forward call is faster on many elements of 16 bits. */
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 2 + 64 };
 /* y = f(x), n elements; x and y may be the same. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
@@ -467,8 +450,8 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
     amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
 
-/* Dropout with probability p in [0,1): y = x/(1-p) or 0. Element i is dropped if amp_random_uniform(seed, offset + i)
-   < p. The backward pass is the same call on the gradient. x and y may be the same. */
+/* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else x/(1-p). The backward
+   pass is the same call on the gradient. x and y may be the same. */
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
     uint64_t seed, uint64_t offset, const amp_exec* exec);
 
@@ -476,8 +459,8 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y,
     amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
-/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a concat. Backward
-   takes the columns out again, adding to x's buffer if accumulate. */
+/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part. Backward copies the
+   columns back, or adds them to x if accumulate. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
     size_t d_total, size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
@@ -486,23 +469,22 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
 /* --- losses: FP32 arithmetic; the loss is the mean over the batch --- */
 
 /* Each forward writes the mean loss to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
-   (*loss_scale) * weight * loss, weight finite. The scale is read through a pointer because on a GPU it lives on the
-   device (NULL = 1). With a scaler of your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
+   (*loss_scale) * weight * loss, weight finite; NULL = 1, and on a GPU the scale lies on the device. With a scaler of
+   your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
 
-/* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): the target
+/* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): a target
    is (1-smoothing) on the label plus smoothing/K everywhere. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* x, amp_dtype x_dtype, const int32_t* labels,
     float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec);
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
-    float smoothing, const float* loss_scale, float weight, void* dlogits, amp_dtype dlogits_dtype, size_t n,
-    size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* x, amp_dtype x_dtype, const int32_t* labels,
+    float smoothing, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n, size_t classes,
+    const amp_exec* exec);
 /* Mean squared error over n elements: mean((x - target)^2). */
 AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
     float* loss, size_t n, const amp_exec* exec);
 AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
     const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). There is no form on
-   probabilities: its logarithm underflows in half. */
+/* Binary cross-entropy of logits x with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). */
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
     amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
