@@ -290,7 +290,7 @@ TABLE = [
     ("scaler", "(uint64_t)ampi_dtype(x.dtype) << 61", "0"),
     ("scaler", "if (x.from < s->spans[k][1] && x.to > s->spans[k][0]) set", "if (x.from == s->spans[k][0]) set"),
     ("scaler", "if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;", ""),
-    ("scaler", "at >= 0 && s->span_list[at] == list && (full", "at >= 0 && (full"),
+    ("scaler", "at < 0 || s->span_list[at] != list || (!full", "at < 0 || (!full"),
     ("scaler", "if (done & AMPI_UNSCALED && l != entry) l->done", "if (0) l->done"),
     ("scaler", "if (s->list_count == 0) s->span_count = 0;", ""),
     ("scaler", "*unscaled && sum != key", "0 && sum != key"),
