@@ -5340,19 +5340,17 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* ======================================================================================== */
 /* >>impl-nn  Pooling, normalisation, element by element, losses. */
 
-/* Every operator walks over its data in tiles of at most AMPI_TILE elements: widen a tile into floats on
-   the stack (or take the operand in place where it is F32), run a kernel over it, narrow it back. The
-   kernels work on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that. Sums
-   use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
-   added up in one fixed tree; products of two floats are exact in double. */
+/* Every operator walks over its data in tiles: it widens a tile into floats on the stack (or takes the operand in place
+   where it is F32), runs a kernel over it, and narrows it back. Kernels work on AMPI_LANES elements at a time; tiles
+   are filled up with zeros to a multiple of that. Sums use AMPI_LANES double accumulators, element i of a row going to
+   accumulator i % AMPI_LANES, which one fixed tree adds up; products of two floats are exact in double. */
 
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
 
 /* --- operands --- */
 
-/* Refuses NULL pointers, types that operators do not compute on, sizes that no memory could hold, and results that
-   would be written over operands. */
+/* Refuses NULL, types that operators do not compute on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
                                        const ampi_argument* list, size_t count) {
     const amp_logger* logger = ampi_exec_logger(exec);
@@ -5917,18 +5915,7 @@ AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
     return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
-AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
-    switch (f) {
-        case AMP_GELU: return ampi_gelu(hw, x);
-        case AMP_GELU_TANH: return ampi_gelu_tanh(hw, x);
-        case AMP_TANH: return ampi_tanh(hw, x);
-        case AMP_SIGMOID: return ampi_sigmoid(hw, x);
-        default: return ampi_relu(x);
-    }
-}
-
-/* Derivatives; s is the saved output (RELU, TANH, SIGMOID) or input (the GELUs). Beyond |x| = 16 a GELU's is
-   0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
+/* Derivatives. Beyond |x| = 16 they are 0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
     x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));    /* infinity * 0 would be a NaN */
@@ -5942,50 +5929,40 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
-AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
-    switch (f) {
-        case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
-        case AMP_GELU_TANH: return dy * ampi_gelu_tanh_slope(hw, s);
-        case AMP_TANH: return dy * ampi_fma(hw, -s, s, 1.0f);
-        case AMP_SIGMOID: return dy * (s * (1.0f - s));
-        default: return ampi_relu_back(dy, s);
-    }
-}
-
-/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
-typedef enum ampi_loss { AMPI_MSE, AMPI_BCE } ampi_loss;
-
 /* max(x,0) - x*t + log(1 + exp(-|x|)). */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
-/* What is done to single elements a and b: an activation, by its number; its gradient, where a is dy and b what was
-   saved; terms of a loss and their gradients, where b is the target. p: a factor. */
-enum { AMPI_SLOPE = 8, AMPI_TERM = 16, AMPI_TERM_SLOPE = 18, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
+/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
+typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
+/* What is done to single elements a and b: an activation; its gradient, where a is dy and b the saved output (RELU,
+   TANH, SIGMOID) or input; a loss, where b is the target; and others. p: a factor. */
+enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
 /* Each operator has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
 AMPI_INLINE void ampi_each_body(int hw, int op, float* y, const float* a, const float* b, float p, size_t n) {
+#define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
-        case AMP_RELU: AMPI_LOOP(y, n, ampi_relu(a[i])); break;
-        case AMP_GELU: AMPI_LOOP(y, n, ampi_activate(hw, AMP_GELU, a[i])); break;
-        case AMP_GELU_TANH: AMPI_LOOP(y, n, ampi_activate(hw, AMP_GELU_TANH, a[i])); break;
-        case AMP_TANH: AMPI_LOOP(y, n, ampi_tanh(hw, a[i])); break;
-        case AMP_SIGMOID: AMPI_LOOP(y, n, ampi_sigmoid(hw, a[i])); break;
-        case AMPI_SLOPE + (int)AMP_RELU: AMPI_LOOP(y, n, ampi_relu_back(a[i], b[i])); break;
-        case AMPI_SLOPE + (int)AMP_GELU: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_GELU, a[i], b[i])); break;
-        case AMPI_SLOPE + (int)AMP_GELU_TANH:
-            AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_GELU_TANH, a[i], b[i]));
-            break;
-        case AMPI_SLOPE + (int)AMP_TANH: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_TANH, a[i], b[i])); break;
-        case AMPI_SLOPE + (int)AMP_SIGMOID: AMPI_LOOP(y, n, ampi_activate_slope(hw, AMP_SIGMOID, a[i], b[i])); break;
-        case AMPI_TERM + (int)AMPI_MSE: AMPI_LOOP(y, n, a[i] - b[i]); break;
-        case AMPI_TERM + (int)AMPI_BCE: AMPI_LOOP(y, n, ampi_bce_term(hw, a[i], b[i])); break;
-        case AMPI_TERM_SLOPE + (int)AMPI_MSE: AMPI_LOOP(y, n, (a[i] - b[i]) * p); break;
-        case AMPI_TERM_SLOPE + (int)AMPI_BCE: AMPI_LOOP(y, n, (ampi_sigmoid(hw, a[i]) - b[i]) * p); break;
-        case AMPI_LOG: AMPI_LOOP(y, n, ampi_log(hw, a[i])); break;
-        case AMPI_ADD_TO_PRODUCT: AMPI_LOOP(y, n, ampi_fma(hw, p, a[i], b[i])); break;
-        default: AMPI_LOOP(y, n, a[i] + b[i]); break;
+        AMPI_EACH(AMP_RELU, ampi_relu(a[i]));
+        AMPI_EACH(AMP_GELU, ampi_gelu(hw, a[i]));
+        AMPI_EACH(AMP_GELU_TANH, ampi_gelu_tanh(hw, a[i]));
+        AMPI_EACH(AMP_TANH, ampi_tanh(hw, a[i]));
+        AMPI_EACH(AMP_SIGMOID, ampi_sigmoid(hw, a[i]));
+        AMPI_EACH(AMPI_SLOPE + (int)AMP_RELU, ampi_relu_back(a[i], b[i]));
+        AMPI_EACH(AMPI_SLOPE + (int)AMP_GELU, a[i] * ampi_gelu_slope(hw, b[i]));
+        AMPI_EACH(AMPI_SLOPE + (int)AMP_GELU_TANH, a[i] * ampi_gelu_tanh_slope(hw, b[i]));
+        AMPI_EACH(AMPI_SLOPE + (int)AMP_TANH, a[i] * ampi_fma(hw, -b[i], b[i], 1.0f));
+        AMPI_EACH(AMPI_SLOPE + (int)AMP_SIGMOID, a[i] * (b[i] * (1.0f - b[i])));
+        AMPI_EACH(AMPI_MSE, a[i] - b[i]);
+        AMPI_EACH(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
+        AMPI_EACH(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
+        AMPI_EACH(AMPI_BCE_SLOPE, (ampi_sigmoid(hw, a[i]) - b[i]) * p);
+        AMPI_EACH(AMPI_LOG, ampi_log(hw, a[i]));
+        AMPI_EACH(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
+        AMPI_EACH(AMPI_ADD, a[i] + b[i]);
+        default: break;
     }
+#undef AMPI_EACH
 }
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n)
 
@@ -7056,7 +7033,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         s.sum[0] = s.dot[0] = 0.0;
         for (i = first; i < end; i++) {
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
-            ampi_each(AMPI_TERM + (int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
+            ampi_each((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
                       ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
             ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
         }
@@ -7076,7 +7053,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     AMPI_TRY(ampi_check_mean(exec, op, n));
     AMPI_TRY(ampi_check_weight(exec, op, weight));
     factor = ampi_loss_factor(loss_scale, weight, n);
-    ampi_elements(AMPI_TERM_SLOPE + (int)kind, kind == AMPI_MSE ? 2.0f * factor : factor, list, n);
+    ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
     return AMP_OK;
 }
 
@@ -7087,8 +7064,7 @@ AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype xt, const void* targ
 AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
                                     const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n,
                                     const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_MSE, "mse backward", x, xt, target, tt,
-                              loss_scale, weight, dx, dxt, n, exec);
+    return ampi_loss_backward(AMPI_MSE_SLOPE, "mse backward", x, xt, target, tt, loss_scale, weight, dx, dxt, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
                                                float* loss, size_t n, const amp_exec* exec) {
@@ -7097,8 +7073,8 @@ AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype xt, cons
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
                                                 const float* loss_scale, float weight, void* dx, amp_dtype dxt,
                                                 size_t n, const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, xt, target, tt,
-                              loss_scale, weight, dx, dxt, n, exec);
+    return ampi_loss_backward(AMPI_BCE_SLOPE, "bce with logits backward", x, xt, target, tt, loss_scale, weight, dx,
+                              dxt, n, exec);
 }
 
 AMPI_COMPILE_QUICKLY

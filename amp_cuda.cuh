@@ -1694,8 +1694,8 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
 AMPI_D float ampi_d_epilogue(int f, float x) {
     switch (f) {
         case AMP_CUDA_EPILOGUE_RELU: return ampi_relu(x);
-        case AMP_CUDA_EPILOGUE_GELU: return ampi_activate(1, AMP_GELU, x);
-        case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_activate(1, AMP_GELU_TANH, x);
+        case AMP_CUDA_EPILOGUE_GELU: return ampi_gelu(1, x);
+        case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_gelu_tanh(1, x);
         default: return x;
     }
 }
@@ -4913,24 +4913,20 @@ struct ampi_op_dropout {
 /* The function is chosen outside of the loop. */
 AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
     switch (op.f) {
-        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_GELU, v[j]); break;
-        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_GELU_TANH, v[j]); break;
-        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_TANH, v[j]); break;
-        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_SIGMOID, v[j]); break;
+        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_gelu(1, v[j]); break;
+        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_gelu_tanh(1, v[j]); break;
+        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_tanh(1, v[j]); break;
+        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_sigmoid(1, v[j]); break;
         default: for (int j = 0; j < 8; j++) v[j] = ampi_relu(v[j]); break;
     }
 }
-template <int F>
-AMPI_D void ampi_d_slope8(float (&dy)[8], const float (&s)[8]) {
-    for (int j = 0; j < 8; j++) dy[j] = ampi_activate_slope(1, (amp_activation)F, dy[j], s[j]);
-}
 AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8], size_t) {
     switch (op.f) {
-        case AMP_GELU: ampi_d_slope8<AMP_GELU>(dy, s); break;
-        case AMP_GELU_TANH: ampi_d_slope8<AMP_GELU_TANH>(dy, s); break;
-        case AMP_TANH: ampi_d_slope8<AMP_TANH>(dy, s); break;
-        case AMP_SIGMOID: ampi_d_slope8<AMP_SIGMOID>(dy, s); break;
-        default: ampi_d_slope8<AMP_RELU>(dy, s); break;
+        case AMP_GELU: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_slope(1, s[j]); break;
+        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_tanh_slope(1, s[j]); break;
+        case AMP_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_fma(1, -s[j], s[j], 1.0f); break;
+        case AMP_SIGMOID: for (int j = 0; j < 8; j++) dy[j] *= s[j] * (1.0f - s[j]); break;
+        default: for (int j = 0; j < 8; j++) dy[j] = ampi_relu_back(dy[j], s[j]); break;
     }
 }
 AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {

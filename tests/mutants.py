@@ -227,7 +227,7 @@ TABLE = [
     ("ops", "z, sum, f->smoothing - 1.0f,", "z, sum, -1.0f,"),
     ("ops", "(double)f->d - (double)max[r]) : 0.0f;", "(double)f->d) : 0.0f;"),
     ("ops", "table[i] = (uint16_t)i;", "table[i] = (uint16_t)(i & 0xfbff);"),
-    ("ops", "kind == AMPI_MSE ? 2.0f * factor : factor", "factor"),
+    ("ops", "kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor", "factor"),
     ("ops", "table[((const uint16_t*)x)[i]]", "table[((const uint16_t*)x)[i] & 0x7fff]"),
     ("ops", "return (float)(scale * (double)weight / (double)n);", "return (float)(scale * (double)weight);"),
     ("ops", "labels[i] < 0 || (size_t)labels[i] >= classes", "labels[i] < 0 || (size_t)labels[i] > classes"),
