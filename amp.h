@@ -2016,12 +2016,15 @@ AMPI_FN void ampi_clear_upper(void) {}
 #endif
 
 /* One body, one copy per instruction set, one dispatcher. Write
-       AMPI_INLINE void ampi_foo_body(int hw, float* y, size_t n) { ... ampi_fma(hw, a, b, c) ... }
-       AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n)
+       AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n) { ... ampi_fma(hw, a, b, c) ... }
    and call ampi_foo(y, n). The body is plain C, in loops over a constant number of lanes that every compiler
-   vectorises. All copies give the same bits, since ampi_fma leaves no a*b + c that a compiler may contract. */
+   vectorises; its parameter hw is 1 where it may use hardware fma. All copies give the same bits, since ampi_fma leaves
+   no a*b + c that a compiler may contract. */
+#define AMPI_KERNEL_PARAMS(...) __VA_ARGS__
+#define AMPI_KERNEL_BODY(name, params) AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...)                                                                   \
+    AMPI_KERNEL_BODY(name, params);                                                                        \
     AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
     static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
     AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
@@ -2029,10 +2032,13 @@ AMPI_FN void ampi_clear_upper(void) {}
         if (AMPI_IN_AVX512) name##_avx512(__VA_ARGS__);                                                    \
         else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__);                                    \
         else name##_scalar(__VA_ARGS__);                                                                   \
-    }
+    }                                                                                                      \
+    AMPI_KERNEL_BODY(name, params)
 #else
-  #define AMPI_KERNEL(name, params, ...) \
-    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
+  #define AMPI_KERNEL(name, params, ...)                                         \
+    AMPI_KERNEL_BODY(name, params);                                              \
+    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }      \
+    AMPI_KERNEL_BODY(name, params)
 #endif
 
 #if AMPI_X86
@@ -4182,13 +4188,12 @@ typedef struct ampi_list_pass {
     double sum;                         /* of squares */
 } ampi_list_pass;
 
-AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
+AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a), y, x, n, a) {
     size_t i = 0;
     for (; n - i >= 16; i += 16)
         for (int l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
     for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
 }
-AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
 
 /* y + x * inverse: checked as it would be stored, or stored. */
 AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
@@ -5723,8 +5728,8 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
     }
 }
 /* A task for row `oh` of the windows and those of its pixels that lie in the rectangle d. */
-AMPI_INLINE void ampi_pool_row_body(int hw, ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d,
-                                    float* pixels) {
+AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
+            task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
     const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     const int r0 = ampi_max_int(seen.first, d->r0), r1 = ampi_min_int(seen.last, d->r1);
@@ -5747,11 +5752,9 @@ AMPI_INLINE void ampi_pool_row_body(int hw, ampi_pool_task task, const ampi_pool
     for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
 }
-AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
-            task, q, oh, d, pixels)
 
 /* Numbers of windows, divided by how many pixels each averages. */
-AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q) {
+AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
     (void)hw;
@@ -5761,7 +5764,6 @@ AMPI_INLINE void ampi_pool_divide_body(int hw, const ampi_pool_tile* q) {
             for (l = 0; l < AMPI_LANES; l++) v[l] /= count;
         }
 }
-AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q)
 
 /* The windows q->y take all their pixels, as many at a time as a tile holds: row by row, or column by column. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
@@ -5940,7 +5942,7 @@ typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
 /* Each operator has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
-AMPI_INLINE void ampi_each_body(int hw, int op, float* y, const float* a, const float* b, float p, size_t n) {
+AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
         AMPI_EACH(AMP_RELU, ampi_relu(a[i]));
@@ -5964,7 +5966,6 @@ AMPI_INLINE void ampi_each_body(int hw, int op, float* y, const float* a, const 
     }
 #undef AMPI_EACH
 }
-AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n)
 
 /* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of the same type. */
 AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
@@ -6112,17 +6113,14 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
     }
 }
 /* Each operator has a loop of its own. */
-AMPI_INLINE void ampi_rows_each_body(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
-                                     const float* x, size_t rows, size_t n) {
+AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
+             size_t rows, size_t n), op, q, y, dy, x, rows, n) {
     if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
     else if (op == AMPI_NORM_DX) ampi_rows_each_as(hw, AMPI_NORM_DX, q, y, dy, x, rows, n);
     else if (op == AMPI_EXP) ampi_rows_each_as(hw, AMPI_EXP, q, y, NULL, x, rows, n);
     else if (op == AMPI_DIVIDE) ampi_rows_each_as(hw, AMPI_DIVIDE, q, y, NULL, x, rows, n);
     else ampi_rows_each_as(hw, AMPI_SOFTMAX_DX, q, y, dy, x, rows, n);
 }
-AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
-                             size_t rows, size_t n),
-            op, q, y, dy, x, rows, n)
 
 /* What is summed in double. */
 typedef enum ampi_terms {
@@ -6190,8 +6188,8 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
 }
 /* Sums of rows of n elements; `more`: of one row, which began before. y may be x. With hw each kind of terms has a loop
    of its own. */
-AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
-                                    const ampi_row_args* q, size_t rows, size_t n, int more) {
+AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
+             size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
     switch (hw ? (int)terms : -1) {
         case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, y, x, q, rows, n, more); break;
         case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
@@ -6202,9 +6200,6 @@ AMPI_INLINE void ampi_sum_rows_body(int hw, ampi_terms terms, ampi_sums* s, cons
         default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more); break;
     }
 }
-AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
-                            size_t rows, size_t n, int more),
-            terms, s, y, x, q, rows, n, more)
 
 /* Sums of columns, as ampi_terms lists them, added to sum and dot. Rows are n apart; whole groups of lanes are summed,
    those behind column n for nobody. */
@@ -6229,16 +6224,13 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
         }
     }
 }
-AMPI_INLINE void ampi_sum_columns_body(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
-                                       const float* x, const ampi_row_args* q, size_t rows, size_t n) {
+AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
+             const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q, rows, n) {
     if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
-AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-                               const ampi_row_args* q, size_t rows, size_t n),
-            terms, sum, dot, y, x, q, rows, n)
 
 /* An operator over rows of d elements: the list of its operands, and what some operators take besides. */
 typedef struct ampi_rows {
@@ -6717,7 +6709,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of max[r] and the elements of row r. NaNs are passed over: they come back through exp. */
-AMPI_INLINE void ampi_rows_max_body(int hw, float* max, const float* x, size_t rows, size_t n) {
+AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
     size_t r, i, l;
     (void)hw;
     for (r = 0; r < rows; r++, x += n) {
@@ -6734,7 +6726,6 @@ AMPI_INLINE void ampi_rows_max_body(int hw, float* max, const float* x, size_t r
         max[r] = ampi_larger(m[1], m[0]);
     }
 }
-AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n)
 
 /* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
@@ -6820,13 +6811,11 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
 /* A number in [0,1) of 24 random bits. */
 AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
-AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p, float scale,
-                                size_t n) {
+AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
+            scale, n) {
     (void)hw;
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale) & ~ampi_mask(ampi_uniform(bits[i]) < p)));
 }
-AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
-            y, x, bits, p, scale, n)
 
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
                                        uint64_t seed, uint64_t offset, const amp_exec* exec) {
