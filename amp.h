@@ -3401,7 +3401,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
     const size_t part = c->part ? c->part : SIZE_MAX, pitch = c->part ? c->pitch : SIZE_MAX;
     const size_t first = j0 / part * c->image, pixel = j0 % part, x0 = pixel % pitch;
     size_t i, j, here, x;
-    if (c->row == 1 && c->column > 1) { AMPI_K(store_transposed)(c, i0, m, j0, n, sums, ld); return; }
+    if (!c->part && c->row == 1 && c->column > 1) { AMPI_K(store_transposed)(c, i0, m, j0, n, sums, ld); return; }
     for (i = i0; i < i0 + m; i++, sums += ld) {
         const float bias = AMPI_K(row_bias)(c, i);
         size_t row = pixel - x0, at = i * c->row + first + row / pitch * c->next_row, image = 0;
@@ -10118,7 +10118,7 @@ AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
 }
 
-/* At the begin of a step: which parameters have a gradient, and which values need one for that. */
+/* At the start of a step: which parameters have a gradient, and which values need one for that. */
 AMPI_FN void ampi_freeze(amp_model* m) {
     int frozen = 0;
     for (int i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
@@ -10160,7 +10160,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     }
     return count;
 }
-/* Where inf or NaN began: the sentence is kept for amp_step_info, and the logger hears of each layer once. */
+/* Keeps m->trouble for amp_step_info; the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
     return n->blamed = 1;
@@ -10347,7 +10347,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
-/* And why it was skipped. The logger hears once of weights that stay as they were, once of saturated copies. */
+/* What a step did, and why it was skipped. The logger hears once of weights that stay, once of saturated copies. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));

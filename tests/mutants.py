@@ -400,6 +400,7 @@ TABLE = [
     ("model", "return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));", "return u * sqrtf(6.0f / (float)n->fan_in);"),
     ("model", "ampi_initial_weight(n, index == n->bias, seed, at + i);", "ampi_initial_weight(n, index == n->bias, seed, i);"),
     ("model", "n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, each);", "n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, each / 2);"),
+    ("model conv", "if (!c->part && c->row == 1 && c->column > 1)", "if (c->row == 1 && c->column > 1)"),
     ("model train", "if (o->last < l->first || o->first > l->last) continue;", "if (o->last < l->first || o->first >= l->last) continue;"),
     ("model", "if (in->grad_written) ampi_lease_use(&n->leases[AMPI_LEASE_PART + j], back, bytes);", ""),
     ("model", "AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f,", "AMPI_REFUSE_LAYER(0,"),
