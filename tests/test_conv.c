@@ -309,6 +309,8 @@ static const int SHAPES[][14] = {
     { 2, 3, 7, 8, 4, 2, 1, 2, 2, 0, 0, 1, 1, 1 },      /* a phase of dx with more rows than dy */
     { 2, 3, 5, 6, 4, 5, 6, 1, 1, 0, 0, 1, 1, 1 },      /* kernel = input */
     { 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+    { 2, 3, 1, 1, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1 },      /* planes of one pixel, and of one row, with a stride */
+    { 2, 18, 1, 5, 3, 3, 3, 3, 2, 1, 1, 1, 1, 1 },
     { 1, 2, 3, 3, 2, 5, 5, 1, 1, 4, 4, 1, 1, 1 },      /* padding larger than the input: kernel rows that see nothing */
     { 1, 1, 3, 40, 2, 2, 2, 1, 25, 0, 30, 1, 1, 1 },   /* stride larger than a kernel */
     { 1, 2, 4, 300, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* rows longer than a panel */

@@ -1270,6 +1270,9 @@ static void test_desc_errors(void) {
     amp_policy_init(&policy, NULL);
     policy.rules[AMP_OP_MSE] = AMP_RULE_LOW;             /* edited by hand, past amp_policy_set_rule */
     refused_desc(d, AMP_ERR_POLICY, "mse");
+    amp_policy_init(&policy, NULL);
+    policy.rules[AMP_OP_FLATTEN] = AMP_RULE_FP32;
+    refused_desc(d, AMP_ERR_POLICY, "flatten");
     memset(&backend, 0, sizeof backend);
     d = model_desc(2, AMP_O1, AMP_F16); d.backend = &backend; refused_desc(d, AMP_ERR_DESC, "backend lacks");
     backend = *amp_cpu_backend(); backend.bce_with_logits_backward = NULL; refused_desc(d, AMP_ERR_DESC, "backend lacks");
