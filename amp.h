@@ -5356,8 +5356,8 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* --- operands --- */
 
 /* Refuses NULL, types that operators do not compute on, sizes beyond any memory, and results over operands. */
-AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
-                                       const ampi_argument* list, size_t count) {
+AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
+                                       size_t count) {
     const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
     AMPI_REFUSE_CALL(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
@@ -5377,8 +5377,7 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 
 /* How many bytes ahead loops over rows of n floats ask for memory. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
-/* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be what
-   it is computed from.
+/* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
    gcc is told that no lane reads what another one writes. Others vectorise the detour through an array. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
   #define AMPI_LOOP(to, n, value)                                                             \
@@ -5411,8 +5410,8 @@ AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(f
 #endif
 /* Sixteen masks for a group of lanes, of which n are in its row: all ones, then all zeros. */
 AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
-    static const uint32_t masks[2 * AMPI_LANES] = { ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u,
-                                                    ~0u, ~0u, ~0u };
+    static const uint32_t masks[2 * AMPI_LANES] = {
+        ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u };
     return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);
 }
 AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
@@ -5437,8 +5436,7 @@ AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d -
 /* Where the operands of a call stand in its list: what it reads, its result (dx of a gradient), what it reads besides,
    and the others of norms. */
 enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
-       AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY, AMPI_ARG_RUNNING_MEAN = AMPI_ARG_DGAMMA,
-       AMPI_ARG_RUNNING_VAR = AMPI_ARG_DBETA };
+       AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY };
 
 /* Whether kernels may run on an operand itself, in rows of d elements: it holds floats, and whole groups of them. */
 AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
@@ -5469,6 +5467,7 @@ AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t
                                 AMP_F32, n, NULL, 1);
     ampi_kernels_end();
 }
+
 /* --- sums --- */
 
 /* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
@@ -5983,8 +5982,8 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
-/* An element of 16 bits is one of 65,536 values. For many elements a table of f for each value is sooner made and read
-   than f computed. The table, in the workspace, or NULL. */
+/* A table of f for each value of 16 bits, in the workspace, or NULL: for many elements it is sooner made and read than
+   f is computed. */
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
                                               const amp_exec* exec) {
     enum { values = 65536 };
@@ -6033,7 +6032,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- rows --- */
 
-/* An operand as floats, a part at a time: where it lies, or widened into the tile, where it stays until another part is
+/* An operand as floats, a part at a time: in place, or widened into the tile, where it stays until another part is
    asked for. missing: each element of an operand that is NULL. all: see ampi_view_rows. */
 typedef struct ampi_reader {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
@@ -6687,8 +6686,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, d),
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
-    const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
-                          0.0f };
+    const int add = ampi_adds_input(accumulate), add_params = ampi_adds_params(accumulate);
+    const ampi_rows f = { list, rows, d, 0.0, add, add_params, NULL, 0.0f, 0.0f };
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
