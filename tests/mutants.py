@@ -103,7 +103,7 @@ TABLE = [
     ("conv gemm", "ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f;",
      "ampi_element_f32(c->bias, c->bias_dtype, i) : 0.0f;"),
     ("gemm", "ampi_at(c->bias, c->bias_dtype, j + i)", "ampi_at(c->bias, c->bias_dtype, i)"),
-    ("conv", "if (c->row == 1 && c->column > 1) { AMPI_K(store_transposed)", "if (c->row == 1 && c->column > 100) { AMPI_K(store_transposed)"),
+    ("conv", "c->row == 1 && c->column > 1) { AMPI_K(store_transposed)", "c->row == 1 && c->column > 100) { AMPI_K(store_transposed)"),
     ("gemm", "_mm256_permute2f128_ps(r[i], r[i + 4], 0x31)", "_mm256_permute2f128_ps(r[i], r[i + 4], 0x20)"),
     ("gemm", "s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;",
      "s.exact |= s.a.dtype == AMP_F16 || s.b.dtype == AMP_F16;"),

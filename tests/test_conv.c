@@ -307,6 +307,7 @@ static const int SHAPES[][14] = {
     { 3, 10, 8, 9, 6, 1, 1, 1, 1, 0, 0, 1, 1, 2 },     /* 1 x 1, image by image */
     { 2, 3, 8, 8, 4, 1, 1, 2, 2, 0, 0, 1, 1, 1 },      /* 1 x 1 with a stride: pixels that meet no output */
     { 2, 3, 7, 8, 4, 2, 1, 2, 2, 0, 0, 1, 1, 1 },      /* a phase of dx with more rows than dy */
+    { 3, 5, 1, 1, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1 },      /* one pixel, with a stride */
     { 2, 3, 5, 6, 4, 5, 6, 1, 1, 0, 0, 1, 1, 1 },      /* kernel = input */
     { 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
     { 2, 3, 1, 1, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1 },      /* planes of one pixel, and of one row, with a stride */
