@@ -2805,18 +2805,23 @@ AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
     return vmaxvq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu))) > limit;
 }
 AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
-    uint16x4_t low;
+    float wide[4];
+    int l;
     if (t == AMP_F32) return vld1q_f32((const float*)p);
-    low = vld1_u16((const uint16_t*)p);
-    return t == AMP_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(low)) : vreinterpretq_f32_u32(vshll_n_u16(low, 16));
+    if (t == AMP_BF16) return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t*)p), 16));
+    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);    /* whatever the processor's modes */
+    return vld1q_f32(wide);
 }
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
+    float wide[16];
     int i;
     AMPI_UNROLL for (i = 0; i < 4; i++) {
         const uint32x4_t u = vreinterpretq_u32_f32(q[i]), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-        const uint16x4_t bf16 = vshrn_n_u32(vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff)), 16);
-        vst1_u16((uint16_t*)p + 4 * i, t == AMP_BF16 ? bf16 : vreinterpret_u16_f16(vcvt_f16_f32(q[i])));
+        const uint32x4_t rounded = vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff));
+        if (t == AMP_BF16) vst1_u16((uint16_t*)p + 4 * i, vshrn_n_u32(rounded, 16));
+        else vst1q_f32(wide + 4 * i, q[i]);
     }
+    if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, wide);
 }
 #else
 #if !AMPI_FMA_NATIVE     /* what emulating an fma takes hides the calls, and the code is half as large */
