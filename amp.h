@@ -495,11 +495,10 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>policy   Autocast: which operator runs in which type. Rules are data. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
-   O1, O2: the rule at these levels in the style of PyTorch. At O0 all are FP32, at O3 all but the losses are LOW.
+   O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
    reads: what of the forward pass the backward pass reads again.
-   shares: whether the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone),
-   where nobody else needs it. */
+   shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone). */
 #define AMP_OP_LIST(X)                                                                       \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
     X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
@@ -537,9 +536,9 @@ typedef AMPI_ENUM(amp_rule) {
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
 /* Whose lists a policy has: X(NAME, "name", a bit for each level, cast_back, scaler at O1, at O2).
-   cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: the preset of a model whose desc has
-   none, where it is dynamic. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final version of
-   apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass. */
+   cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: a dynamic scaler's preset where the
+   desc has none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
+   type_config="half"; OneFlow's graph pass. */
 #define AMP_STYLE_LIST(X)                                                 \
     X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                  \
     X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER)        \
@@ -551,8 +550,8 @@ typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 #undef AMPI_X
 enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
-/* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). Statistics are FP32 in every rule of a norm,
-   so NNabla's norms give half. OneFlow's list has the losses, too; here they are FP32. */
+/* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are FP32 in every rule.
+   OneFlow's list has the losses, too; here they are FP32. */
 #define AMP_STYLE_RULES(X)             \
     X(MINDSPORE, O1, RELU,       LOW)  \
     X(APEX,      O1, GELU,       FP32) \
@@ -1320,14 +1319,14 @@ typedef struct amp_file_desc {
 } amp_file_desc;
 
 /* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the new
-   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. A device,
-   pipe or directory is AMP_ERR_IO. Windows: a file held open elsewhere is waited for, a second or two. Paths are what
-   fopen takes; names (each once), keys and values are UTF-8. Larger elements come first. Text "amp.crc32.<name>" is a
-   tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also where a directory fails to flush, with the new file in place. */
+   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. Windows: a
+   file held open elsewhere is waited for, a second or two. Names (each once), keys and values are UTF-8. Larger
+   elements come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also for a device,
+   pipe or directory, or, with the new file in place, where its directory fails to flush. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name, each once; type, rank, shape and CRC-32, where there is one, must be the file's. Others may
-   have any type. A hostile file costs an error and memory of six times its header (100 MB at most), no more.
+/* Reads tensors by name, each once; type, shape and CRC-32, where there is one, must be the file's. Others may have any
+   type. A hostile file costs at most memory of six times its header (100 MB at most).
    AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
@@ -1335,14 +1334,14 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
-/* A file as amp_file_save writes it: masters (or 16-bit weights without masters) under the parameters' names, moments
+/* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names, moments
    "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
    random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between micro-batches;
    AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
    Loading needs a model made the same way: names, shapes, level, types (grad_dtype too), seed, accumulate, kind of
-   optimizer (and maximize), groups and scaler rule must agree, but not batch. Otherwise, or where anything is damaged,
-   AMP_ERR_FORMAT with the first difference. Rates are loaded; the optimizer's other settings stay, and the logger
-   hears, with AMP_OK, of each that differs. Saving takes little memory, loading as much as the file. */
+   optimizer (and maximize), groups and scaler rule must agree, but not batch; otherwise, or if damaged, AMP_ERR_FORMAT
+   with the first difference. Rates are loaded; the optimizer's other settings stay, and the logger hears, with AMP_OK,
+   of each that differs. Saving takes little memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -4065,8 +4064,8 @@ AMPI_FN uint64_t ampi_mix(uint64_t z) {
     return z ^ z >> 32;
 }
 
-/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Neither their order
-   nor empty ones matter, nor into how many tensors an array is cut; the key of two lists is the sum of their keys. */
+/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Their order, empty
+   ones and cuts of an array do not matter; the key of two lists is the sum of their keys. */
 AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     uint64_t key = 0;
     for (int i = 0; i < t->count; i++) {
@@ -4083,8 +4082,8 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work is done on chunks of one tensor each, in waves that fit the stack. The chunks of a wave may run in parallel,
-   their results are combined in order. Neither size depends on the machine. */
+/* Work is done on chunks of one tensor each, in waves that fit the stack. The chunks of a wave may run in parallel;
+   their results are combined in order. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
@@ -4120,7 +4119,7 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
 
 /* --- check --- */
 
-/* Magnitude bits of infinity in a type; what lies above them is NaN. */
+/* Magnitude bits of infinity; above them is NaN. */
 AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
     return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
 }
@@ -4137,8 +4136,8 @@ AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored
-   as `to`. The product grows with the bits, so bisection finds it. */
+/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored as `to`.
+   The product grows with the bits, so bisection finds it. */
 AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
@@ -4163,9 +4162,8 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
     }
 }
 
-/* Checks n elements of type t against the largest allowed magnitude, and adds their squares to c->sum. No square is
-   greater than the sum, and the sum is finite if all elements are: the bits of one sum clear a whole block, and only
-   a block that they do not clear is looked at element by element. `base` is the index of element 0. */
+/* Checks n elements against the largest allowed magnitude, and adds their squares to c->sum. No square is greater than
+   the sum, which is finite if all elements are: its bits clear a block, or the elements are looked at one by one. */
 AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
     const double most = (double)ampi_widen_bits(last, t);
@@ -4183,8 +4181,8 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
 
 /* --- unscale --- */
 
-/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, looks at what dst would hold, and
-   changes nothing; without `info` it stores that and does not look. */
+/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and looks at what dst would hold;
+   without `info` it stores that and does not look. */
 typedef struct ampi_list_pass {
     const ampi_tensors *src, *dst;      /* dst NULL: the results would be FP32 */
     float inverse;
@@ -4253,7 +4251,7 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     pass->sum += c->sum;
 }
 
-/* Fills info with what is inf or NaN, or would be in dst, and the norm of the results; see ampi_list_pass. */
+/* Fills info, if there is one, with what is inf or NaN, or would be in dst, and with the norm of the results. */
 AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
                           amp_overflow_info* info) {
     ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
@@ -5192,11 +5190,10 @@ AMPI_COMPILE_WELL
 /* ======================================================================================== */
 /* >>impl-math   exp, log, tanh and the like, the same bits everywhere. */
 
-/* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
-   The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
-   float one after the other, the rest being fitted again after each. The errors stated are the largest seen
-   over every third float of the range against the double functions of libm, in units of the result's last
-   place. */
+/* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies; cases are chosen on bits. The
+   coefficients are minimax fits (Remez exchange on the relative error), rounded to float one after the other, with the
+   rest fitted again after each. Errors are the largest seen over every third float of the range against the double
+   functions of libm, in units of the result's last place. */
 
 /* mask is all ones or all zeros: its ones take a, its zeros b. */
 AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
@@ -5206,28 +5203,26 @@ AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_
 AMPI_HD AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
     return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
 }
-AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) {
-    return ampi_mask((ampi_bits(x) & 0x7fffffffu) > 0x7f800000u);
-}
-AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_bits(x) & 0x7fffffffu); }
-AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
-    return ampi_float((ampi_bits(x) & 0x7fffffffu) | (ampi_bits(sign) & 0x80000000u));
-}
-/* |x| as bits, and |x| or high, whichever is smaller; then a NaN is high. */
+/* |x| as bits. */
 AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float x) { return ampi_bits(x) & 0x7fffffffu; }
+AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask(ampi_magnitude(x) > 0x7f800000u); }
+AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x)); }
+AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
+    return ampi_float(ampi_magnitude(x) | (ampi_bits(sign) & 0x80000000u));
+}
+/* |x| or high, whichever is smaller; of a NaN high. */
 AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
     const uint32_t a = ampi_magnitude(x), b = ampi_bits(high);
     return ampi_float(a < b ? a : b);
 }
-/* The same with the sign of x; a NaN stays. */
+/* Likewise with the sign of x; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
     const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);      /* up to infinity, NaNs lie behind */
     return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
 }
 
-/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
-   rounds to an integer, which then lies in the low bits of the sum. ln2 is taken in two parts; x - n*first is
-   exact under fma. */
+/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23 rounds to
+   an integer in the low bits of the sum. ln2 is taken in two parts; x - n*first is exact under fma. */
 AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
     uint32_t i = ampi_bits(shifted) - 0x4b400000u;
@@ -5248,11 +5243,10 @@ AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return y * scale;
 }
-/* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost
-   some processors a hundred cycles each. The product by a power of two is exact, so it does not matter
-   whether a compiler makes one fma of 1 + exp(x). Error: 1.02. */
+/* exp(x) for x <= 88. Subnormal results are 0: they would cost some processors a hundred cycles each. The product by a
+   power of two is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
-    const uint32_t least = 0xc2aeac4fu;                       /* the bits of -87.3365402; below it, down to -inf */
+    const uint32_t least = 0xc2aeac4fu;     /* the bits of -87.3365402; below it, down to -inf */
     const uint32_t below = ampi_bits(x) - (least + 1u);
     return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least));
 }
@@ -5269,15 +5263,15 @@ AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     return ampi_copysign(ampi_select(ampi_mask(from <= 0x7f800000u - 0x3f200000u), large, p), x);
 }
 
-/* 1 / (1 + exp(-x)) in the form that cannot overflow and is accurate in both tails: 1/(1+e) or e/(1+e) with
-   e = exp(-|x|). Error: 2.41. */
+/* 1 / (1 + exp(-x)), without overflow, and accurate in both tails: 1/(1+e) or e/(1+e) with e = exp(-|x|).
+   Error: 2.41. */
 AMPI_HD AMPI_INLINE float ampi_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
 
-/* log(1 + f) for f in [sqrt(1/2)-1, 1]: with s = f / (2 + f), log(1+f) = 2 atanh(s) = 2s + s^3 P(s^2), and
-   2s = f - s*f, so that f enters exactly and only a correction is rounded. Error: 1.08. */
+/* log(1 + f) for f in [sqrt(1/2)-1, 1]: 2 atanh(s) = 2s + s^3 P(s^2) with s = f / (2 + f). As 2s = f - s*f, f enters
+   exactly and only a correction is rounded. Error: 1.08. */
 AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     float s = f / (2.0f + f), z = s * s, p;
     p = ampi_fma(hw, 0.280067801f, z, 0.280030251f);
@@ -5286,8 +5280,7 @@ AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
 }
 
-/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error:
-   0.98. */
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error: 0.98. */
 AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), tiny = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(tiny, ampi_bits(x * 33554432.0f), u);
@@ -5301,11 +5294,10 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
 }
 
 /* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
-   The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (the substitution of Shepherd
-   and Laframboise 1981 for erfc); the shift makes eight powers enough, the constants are short so that t - 7/64 is
-   exact, and P has little cancellation, so the tail has its relative accuracy everywhere. a^2 is formed in two parts,
-   and t is corrected by what its rounding left. Beyond 12.9, where the tail leaves the normal floats, it is 0.
-   Error: 3.6, and 1.2 for the density. */
+   The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd and Laframboise
+   1981 for erfc). The shift makes eight powers enough, t - 7/64 is exact, and P has little cancellation. a^2 is formed
+   in two parts, and t is corrected by what its rounding left. Beyond 12.9, where the tail leaves the normal floats, it
+   is 0. Error: 3.6, and 1.2 for the density. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
@@ -5325,8 +5317,8 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
 
-/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
-   eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
+/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, at most an eighth of a turn,
+   goes to a polynomial of the cosine or the sine. Error: 1.57. */
 AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
     float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
@@ -7100,7 +7092,7 @@ AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
 AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_LOSS; }
-/* No rule of a list applies to it: it passes its input's type on. */
+/* It passes its input's type on. */
 AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_DATA; }
 
 AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
@@ -7162,7 +7154,6 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
 
 #define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
-/* Of a desc, or of a policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
     AMPI_REFUSE_POLICY((int)level < AMP_O0 || (int)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
     AMPI_REFUSE_POLICY(!ampi_style(style), "style %d does not exist", (int)style);
@@ -7171,8 +7162,7 @@ AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, co
 /* A desc's field that takes 0, 1 or AMP_ZERO. */
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
-/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no choice about batch norm
-   and none about masters (Apex refuses the same two); O0 has nothing to choose at all. */
+/* O0 and O1 keep the model in FP32, so there is no choice about batch norm or masters, as in Apex. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
@@ -7238,14 +7228,13 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     return AMP_OK;
 }
 
-/* Can an operator have this rule? A loss is FP32, data follows. */
 AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
     if ((int)rule < 0 || (int)rule > AMP_RULE_GRAY) return 0;
     if (ampi_op_is_loss(op)) return rule == AMP_RULE_FP32;
     return !ampi_op_is_data(op) || rule == AMP_RULE_FOLLOW;
 }
 
-/* A policy that the user may have edited: rules that exist, losses in FP32, a 16-bit low type. */
+/* A policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
     AMPI_TRY(ampi_policy_check_choice(p->level, p->style, logger));
     AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
@@ -10751,7 +10740,6 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 #include <errno.h>
 #include <time.h>
 
-/* POSIX and Windows create a file where there is none, and flush it, under nearly the same names. */
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
   #include <sys/stat.h>
@@ -10759,11 +10747,11 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
   #define AMPI_OS(name) name
   #define AMPI_OS64(name) name
   #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
-  #define AMPI_OS_FLAGS O_NONBLOCK                     /* a pipe without a writer must not stop open */
-  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* a file system that cannot is taken as is */
+  #define AMPI_OS_FLAGS O_NONBLOCK     /* a pipe without a writer must not stop open */
+  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* EINVAL: this file system cannot */
   #define AMPI_OS_WAIT(tries) 0
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
-extern FILE* (fdopen)(int, const char*);               /* -std=c99 hides their declarations */
+extern FILE* (fdopen)(int, const char*);   /* hidden by -std=c99 */
 extern int (fileno)(FILE*);
 extern int (fchmod)(int, mode_t);
   #endif
@@ -10776,7 +10764,7 @@ extern int (fchmod)(int, mode_t);
   #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
   #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
   #define AMPI_OS_SYNC(f) (_commit(_fileno(f)) == 0)
-/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
+/* Windows opens no file while it is being replaced, and replaces none that is open. */
   #define AMPI_OS_WAIT(tries) (++(tries) <= 200 ? (Sleep(5), 1) : 0)
 /* As windows.h, which may stand before or behind, declares them. */
 __declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
@@ -10797,7 +10785,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
-/* All types of the format, ours first, in the order of amp_dtype. The number in a name is an element's bits. */
+/* The format's types, ours first, as in amp_dtype. The number in a name is an element's bits. */
 static const char* const ampi_file_types[] = {
     "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
@@ -10816,8 +10804,8 @@ typedef struct ampi_entry {
     amp_dtype dtype;                    /* 0 = none of ours */
 } ampi_entry;
 
-/* A file that is read or written, and what a call wants of it. */
 #define AMPI_SHOWN 200
+/* A file that is read or written. */
 typedef struct ampi_file {
     char path[AMPI_SHOWN], name[AMPI_SHOWN];    /* for sentences */
     amp_file_desc desc;
@@ -10837,8 +10825,9 @@ typedef struct ampi_file {
     size_t entry_count, found_count;
 } ampi_file;
 
-/* --- sorting and searching records that begin with their name --- */
+/* --- sorting and searching --- */
 
+/* Of records that begin with their name. */
 AMPI_FN int ampi_by_name(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
@@ -10853,14 +10842,14 @@ AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) 
     for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
 
-/* Heap sort: in place, and n log n for every input. qsort promises neither, and a hostile file would ask. */
+/* Heap sort: in place, and n log n for every input, also a hostile one; qsort promises neither. */
 AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
     unsigned char* base = (unsigned char*)records;
     size_t root, child, first = n / 2;
     while (n > 1) {
-        if (first > 0) first--;                                         /* the heap grows from its last parent down */
-        else ampi_swap_records(base, base + --n * size, size);          /* the largest goes behind what is left */
-        for (root = first; (child = 2 * root + 1) < n; root = child) {  /* the root sinks until no child is larger */
+        if (first > 0) first--;                                     /* the heap grows from its last parent down */
+        else ampi_swap_records(base, base + --n * size, size);      /* the largest goes behind what is left */
+        for (root = first; (child = 2 * root + 1) < n; root = child) {
             if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
             if (order(base + root * size, base + child * size) >= 0) break;
             ampi_swap_records(base + root * size, base + child * size, size);
@@ -10888,18 +10877,18 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 
 /* --- sentences and numbers --- */
 
-#define AMPI_BAD_CALL(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_ARGUMENT, "checkpoint: " __VA_ARGS__)
-#define AMPI_BAD_FILE(f, ...) ampi_fail((f)->desc.logger, AMP_ERR_FORMAT, "checkpoint: " __VA_ARGS__)
+#define AMPI_BAD(f, code, ...) ampi_fail((f)->desc.logger, code, "checkpoint: " __VA_ARGS__)
+#define AMPI_BAD_CALL(f, ...) AMPI_BAD(f, AMP_ERR_ARGUMENT, __VA_ARGS__)
+#define AMPI_BAD_FILE(f, ...) AMPI_BAD(f, AMP_ERR_FORMAT, __VA_ARGS__)
 
 /* The system refused, and errno says why; some C libraries leave it at 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    const char* why = errno ? strerror(errno) : "unknown cause";
-    return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: cannot %s '%s': %s", what, f->path, why);
+    return AMPI_BAD(f, AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
 }
 
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
     void* p = bytes == (size_t)bytes ? ampi_alloc(&f->desc.allocator, (size_t)bytes) : NULL;
-    if (!p) ampi_fail(f->desc.logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes", (ampi_ull)bytes);
+    if (!p) AMPI_BAD(f, AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
 
@@ -10910,10 +10899,9 @@ AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     return r;
 }
 
-/* A byte of UTF-8 that no character begins with. */
+/* Inside a character of UTF-8. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
-/* A tensor may have this name. */
 AMPI_FN int ampi_is_free_name(const char* s) { return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0; }
 
 /* A text for a sentence: of a long one the first `head` and the last `tail` bytes, where no character is cut. */
@@ -10950,7 +10938,7 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
-/* What each call begins with. Memory from one function must not be freed by another. */
+/* What each call begins with. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
                                    const amp_file_desc* desc) {
     memset(f, 0, sizeof *f);
@@ -10959,26 +10947,25 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
     f->tensors = tensors;
     f->count = count;
     if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
-        return ampi_fail(f->desc.logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
+        return AMPI_BAD(f, AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
     if (!path || !path[0]) return AMPI_BAD_CALL(f, "no path is given");
     ampi_show_ends(path, 60, 130, f->path);
     if (count < 0 || (count > 0 && !tensors))
         return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
     for (int i = 0; i < count; i++) {
-        const amp_file_tensor* t = &tensors[i];
-        const char* name = t->tensor.name;
-        const size_t size = ampi_type_size(t->tensor.dtype);
+        const amp_tensor* t = &tensors[i].tensor;
+        const size_t size = ampi_type_size(t->dtype);
+        const int rank = tensors[i].rank;
         size_t bytes = size;
-        int fits = t->rank >= 0 && t->rank <= AMPI_MAX_RANK;
-        if (!ampi_is_free_name(name))
+        int fits = rank >= 0 && rank <= AMPI_MAX_RANK;
+        if (!ampi_is_free_name(t->name))
             return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", i);
-        name = ampi_show(f, name);
-        if (size == 0)
-            return ampi_fail(f->desc.logger, AMP_ERR_DTYPE, "checkpoint: tensor '%s': not a file's dtype", name);
-        for (int k = 0; fits && k < t->rank; k++) fits = ampi_mul_size(bytes, t->shape[k], &bytes);
-        if (!fits || bytes / size != t->tensor.count)
+        const char* name = ampi_show(f, t->name);
+        if (size == 0) return AMPI_BAD(f, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
+        for (int k = 0; fits && k < rank; k++) fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
+        if (!fits || bytes / size != t->count)
             return AMPI_BAD_CALL(f, "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
-        if (bytes > 0 && !t->tensor.data) return AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
+        if (bytes > 0 && !t->data) return AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
     }
     return AMP_OK;
 }
@@ -11001,7 +10988,7 @@ AMPI_FN int ampi_replace_file(const char* from, const char* to) {
   #define ampi_replace_file(from, to) (rename(from, to) == 0)
 #endif
 
-/* A name beside path: its own, cut to 200 bytes, and a number that no other process or thread is likely to draw. */
+/* path with its name cut to 200 bytes, and a number that no other process or thread is likely to draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
@@ -11023,8 +11010,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
     const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st))                               /* a directory, a pipe, a device */
-        return ampi_fail(f->desc.logger, AMP_ERR_IO, "checkpoint: '%s' is not a regular file", f->path);
+    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD(f, AMP_ERR_IO, "'%s' is not a regular file", f->path);
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
@@ -11032,7 +11018,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     if (fd < 0) return ampi_file_cannot(f, verb);
   #if !defined(_WIN32)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);       /* what the umask took; less does no harm */
+    if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);     /* what the umask took */
   #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0) f->bytes = (uint64_t)st.st_size;
     f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
@@ -11087,7 +11073,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
         }
     const uint64_t at = (uint64_t)ftell(out);
     fprintf(out, "}%*s", (int)(7 - at % 8), "");
-    return at / 8 * 8;                                   /* eight bytes less than the file now has */
+    return at / 8 * 8;      /* eight bytes less than the file now has */
 }
 
 /* Between the file's byte order, little-endian, and the host's. */
@@ -11098,7 +11084,7 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
         for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* The header, data in chunks, and the header again, with the CRCs, which make it no longer. */
+/* The header, data in chunks, and the header again, now with the CRCs. */
 AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
     if (header > AMPI_MAX_HEADER)
@@ -11119,13 +11105,13 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
         }
     if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
     ampi_put_header(f, header);
-    /* On the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. */
-    if (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)) return ampi_file_cannot(f, "write");
-    return AMP_OK;
+    /* Flushed before it is renamed: otherwise a power cut can leave the new name on an empty file. */
+    const int ok = !ferror(f->stream) && fflush(f->stream) == 0 && AMPI_OS_SYNC(f->stream);
+    return ok ? AMP_OK : ampi_file_cannot(f, "write");
 }
 
-/* Writes a temporary file and renames it; after a failure nothing is left of it. A block holds a chunk of data, a list
-   of names, whose place the checksums take, and the temporary file's name. */
+/* Writes a temporary file and renames it. A block holds a chunk of data, a list of names, whose place the checksums
+   take, and the temporary file's name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
@@ -11148,7 +11134,7 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
     if (r != AMP_OK) { remove(temporary); return r; }
 #if defined(AMPI_OS) && !defined(_WIN32)
-    /* The new name, too, must be on the disk; but not every file system can flush a directory. */
+    /* Flushes the new name, too, where the file system can flush a directory. */
     char* slash = strrchr(temporary, '/');
     strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
     const int fd = open(temporary, O_RDONLY | AMPI_OS_FLAGS);
@@ -11173,8 +11159,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
 
 /* --- JSON, as much as a header may hold --- */
 
-/* A cursor over a text that ends in a 0; after the first error it stands still. Strings are decoded in place, since no
-   escape is shorter than what it means. */
+/* A cursor over a text that ends in a 0; after the first error it stands still. Strings are decoded in place. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
@@ -11234,8 +11219,7 @@ AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     return w;
 }
 
-/* A string, and `next` behind it, if that is no 0. Control characters and what is not UTF-8 are refused: a name means
-   one thing only. */
+/* A string in UTF-8 without control characters, and `next` behind it, if that is no 0. */
 AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     ampi_json_expect(j, '"');
     char *text = j->at, *w = text;
@@ -11263,8 +11247,7 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     return n;
 }
 
-/* The description of a tensor: each of three fields once, in any order. A shape may have any rank, as long as its
-   product fits 64 bits; [] has one element. */
+/* The description of a tensor: each of three fields once, in any order. [] is the shape of one element. */
 AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
     uint64_t count = 1, bits = 1;
     size_t n = 0;
@@ -11301,7 +11284,7 @@ AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
         ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
 }
 
-/* The whole header, to tables that are large enough. */
+/* The whole header; the tables are large enough. */
 AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
     size_t n = 0;
     int has_texts = 0;
@@ -11328,7 +11311,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 
 /* --- reading --- */
 
-/* Names and keys are unique; the tensors cover the data exactly once. Ends sorted by name, with CRC-32s at tensors. */
+/* Names and keys are unique; tensors cover the data exactly once. Sorts by name, and takes CRC-32s to tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
@@ -11359,16 +11342,16 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
 AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
     int ok = !out || fread(out, 1, (size_t)n, f->stream) == n;
     for (uint64_t step; !out && n > 0 && ok; n -= step) {
-        step = n < 0x40000000 ? n : 0x40000000;                     /* a long may have 32 bits */
+        step = n < 0x40000000 ? n : 0x40000000;     /* a long may have 32 bits */
         ok = fseek(f->stream, (long)step, SEEK_CUR) == 0;
     }
     return ok ? AMP_OK : ampi_file_cannot(f, "read");
 }
 
-/* Opens a file, reads its header and checks all of it. A tensor takes at least 48 characters
-   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is due in any case. */
+/* Opens a file and checks its header. A tensor takes at least 48 characters
+   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is always due. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
-    static const char* const foreign[][2] = {       /* what else weights are kept in, and its first bytes */
+    static const char* const foreign[][2] = {   /* first bytes of other formats */
         { "PK\003\004", "a zip archive of torch.save or numpy.savez" }, { "\200\002", "a pickle of torch.save" },
         { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
     };
@@ -11399,8 +11382,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's, and gives these aligned memory. Weights alone may have any type, or be
-   missing. */
+/* Compares the caller's tensors with the file's, and makes room. Weights alone may have any type or be missing. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     uint64_t total = 0;
     for (int i = 0; i < f->count; i++) {
@@ -11432,7 +11414,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Reads the wanted tensors in the order of the file. Only when all are sound are they handed over. */
+/* Reads the wanted tensors, and hands them over when all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
     const amp_model* m = f->model;
@@ -11485,16 +11467,16 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* --- checkpoints of a model, and of a loop of the caller's --- */
 
 /* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
-enum { AMPI_AGREES,      /* must be equal in the file and in what is loaded */
-       AMPI_LOADED,      /* state, which loading sets */
-       AMPI_KEPT,        /* a setting: loading leaves it, and tells of one that differs */
-       AMPI_GRAPH };     /* must be equal too, but is compared after the tensors, which can say more */
+enum { AMPI_AGREES,     /* must be equal in the file and in what is loaded */
+       AMPI_LOADED,     /* state, which loading sets */
+       AMPI_KEPT,       /* a setting: loading leaves it, and tells of one that differs */
+       AMPI_GRAPH };    /* must be equal too; compared after the tensors, which can say more */
 typedef struct ampi_number {
-    void* at;                /* of AMPI_LOADED */
-    int kind;                /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
+    void* at;               /* of AMPI_LOADED */
+    int kind;               /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
     int role, of_group;
-    int optional;            /* left out of the file where it is 0 */
-    const char* theirs;      /* the file's text */
+    int optional;           /* left out of the file where it is 0 */
+    const char* theirs;     /* the file's text */
     char key[40], text[AMPI_NUMBER];
 } ampi_number;
 enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
@@ -11504,15 +11486,15 @@ typedef struct ampi_checkpoint {
     ampi_file file;                /* its model is NULL for a loop */
     const char* saver;             /* the function that writes such a file */
     amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
-    amp_scaler *scaler, s;         /* likewise; NULL = there is none */
+    amp_scaler *scaler, s;         /* likewise; may be NULL */
     uint64_t passes;
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;      /* in this block are also the names of those that the caller does not name */
+    amp_file_tensor* tensors;      /* and, in this block, the names of those that the caller does not name */
 } ampi_checkpoint;
 
-/* Lists a number of a group, or with -1 of none. What is frozen is optional; where the desc has no groups, so is all of
-   group 0, which the caller may have written. */
+/* Lists a number of a group, or with -1 of none. What is frozen is optional; without groups in the desc all of group 0
+   is, which the caller may have written. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
@@ -11530,7 +11512,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     ampi_show_number(value, kind == 'f', x->text);
 }
 
-/* Lists all numbers, steps first, and last a hash of the graph, or of which parameter is in which group. */
+/* Lists all numbers; the first is steps, the last a hash of the graph, or of which parameter is in which group. */
 #define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, kind, AMPI_AGREES }
 #define AMPI_SETTING(member, kind) { #member, &d->member, kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
@@ -11614,8 +11596,8 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
     return out;
 }
 
-/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. State and rates that loading would
-   refuse must not take the place of a good file. */
+/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. What loading would refuse is not
+   saved. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
@@ -11651,8 +11633,7 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
                      shown[1], c->file.owner, outcome);
 }
 
-/* Where numbers must agree their texts are compared. Loaded are rates that an optimizer or a group can have, fewer than
-   2^62 steps, and frozen ones at most as many. */
+/* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_file_text(f, "amp.crc32");
@@ -11665,7 +11646,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         const char* text = ampi_file_text(f, x->key);
         x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
         if (!x->theirs)
-            return AMPI_BAD_FILE(f, "'%s' has no text '%s'; was it written by %s?", f->path, x->key, c->saver);
+            return AMPI_BAD_FILE(f, "'%s' has no '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
@@ -11684,7 +11665,6 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
                          computed, ampi_show(f, crc_text));
 }
 
-/* Loads the scaler's bytes into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     unsigned byte = 0;
@@ -11693,19 +11673,18 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     if (!c->scaler && !text) return AMP_OK;
     if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
     const int fits = text && strlen(text) == sizeof again - 1;
-    for (size_t i = 0; fits && i < sizeof bytes && sscanf(text + 2 * i, "%2x", &byte) == 1; i++)
-        bytes[i] = (unsigned char)byte;
+    for (size_t i = 0; fits && i < sizeof bytes && sscanf(text + 2 * i, "%2x", &byte) == 1;)
+        bytes[i++] = (unsigned char)byte;
     if (!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0)
         return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Checks in the order in which a person would want to hear of differences. Then only damaged data or a model's backend
-   can fail, and after these nothing. */
+/* Checks in the order in which a person would want to hear of differences; nothing is changed before all are done. */
 AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     amp_optimizer* o = c->optimizer;
-    const ampi_number *graph = &c->numbers[c->number_count - 1], *x;
+    const ampi_number* graph = &c->numbers[c->number_count - 1];
     AMPI_TRY(ampi_numbers_read(c));
     AMPI_TRY(ampi_scaler_read(c));
     AMPI_TRY(ampi_file_want(f, 0));
@@ -11723,7 +11702,7 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     if (f->model) f->model->training.passes = c->passes;
     else ampi_params_write_low(o->params, o->count);
     if (f->model) AMPI_TRY(amp_model_sync_params(f->model));
-    for (x = c->numbers; x < graph; x++) {
+    for (const ampi_number* x = c->numbers; x < graph; x++) {
         const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
         if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
             ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
@@ -11748,8 +11727,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     return AMP_OK;
 }
 
-/* What is done with a checkpoint of a model between two steps, or with m = NULL of a loop, whose parameters may have
-   changed since init. */
+/* With m = NULL of a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
                                       const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
@@ -11760,7 +11738,7 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     AMPI_TRY(ampi_file_begin(&c.file, path, more, more_count, desc));
     AMPI_REFUSE_CALL(m && !m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
     AMPI_REFUSE_CALL(m && !o, AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    AMPI_REFUSE_CALL(m && m->micro != 0, AMP_ERR_STATE, "checkpoint: finish the micro-batches of the step first");
+    AMPI_REFUSE_CALL(m && m->micro, AMP_ERR_STATE, "checkpoint: finish the micro-batches of the step first");
     AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
     AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called");
     c.file.model = m;
@@ -11820,7 +11798,7 @@ AMPI_COMPILE_WELL
 static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
     { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };   /* by amp_dtype */
 
-/* Bits of |x|. Everything is done on doubles, in which each of the types is exact. */
+/* Bits of |x| as a double, in which each of the types is exact. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
 
 /* floor(log2|x|) of a finite number that is not zero, from its bits. */
