@@ -3299,20 +3299,18 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
                            4 * b->ld * size);
 }
-/* Rows [i0, i0 + m), columns [k0, k0 + k) of op(A) as floats: where they lie if they are FP32 and go along k or
-   are read `once`, else in room, whose rows share no cache sets. Element
-   (i, p) lies at i * *row_step + p * *k_step. */
-AMPI_KERNEL_FN const float* AMPI_K(pack_a)(float* room, const ampi_operand* a, size_t i0, size_t m, size_t k0, size_t k,
-                                           int once, const ampi_pack_room* packing, size_t* row_step, size_t* k_step) {
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they lie if they are FP32 and go along k or are
+   read `once`, else in `to`, whose rows share no cache sets. */
+AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
+                                   size_t k0, int once, const ampi_pack_room* room) {
     const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
-    const size_t runs = a->along_k ? m : k, length = a->along_k ? k : m;
+    const size_t runs = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
     const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->taps;
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
-    *row_step = a->along_k ? ld : 1;
-    *k_step = a->along_k ? 1 : ld;
-    if (in_place) return k > 0 ? (const float*)a->data + run0 * ld + at : room;
-    AMPI_K(rows)(room, ld, a, run0, runs, at, length, packing);
-    return room;
+    u->a = in_place && u->k > 0 ? (const float*)a->data + run0 * ld + at : to;
+    u->row_step = a->along_k ? ld : 1;
+    u->k_step = a->along_k ? 1 : ld;
+    if (!in_place) AMPI_K(rows)(to, ld, a, run0, runs, at, length, room);
 }
 #ifdef AMPI_PASS_PAIRS
 /* Packed rows become words in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of words. */
@@ -3488,7 +3486,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                     u.k = kc; u.first = k0 == 0; u.exact = s->exact;
                     u.ld = ld;
                     if (in_place) u.at = table;
-                    u.a = AMPI_K(pack_a)(scratch, &s->a, i, mc, k0, kc, nc <= AMPI_ONCE, &room, &u.row_step, &u.k_step);
+                    AMPI_K(pack_a)(&u, scratch, &s->a, i, mc, k0, nc <= AMPI_ONCE, &room);
 #ifdef AMPI_PASS_PAIRS
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
@@ -4311,8 +4309,10 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->line = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
-    if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
-    else if (b->is_image) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
+    if (b->is_image && (b->image.taps > 1 || !a->is_image))
+        p->padded = ampi_padded_floats(&b->image, b->along_k ? AMPI_LANES : p->kc, b->along_k ? p->kc : p->nc,
+                                       2 * p->packed);
+    else if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
@@ -4737,20 +4737,6 @@ typedef struct ampi_conv2d {
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
 
-/* Refuses sizes below 1, and strides, padding, dilation and groups below 0. */
-AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logger* logger) {
-    static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
-                                  "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
-                                  "groups" };
-    int values[14], i;
-    memcpy(values, s, sizeof values);      /* its fields are these */
-    for (i = 0; i < 14; i++)
-        if (values[i] < (i < 7 ? 1 : 0))
-            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i],
-                             values[i], i < 7 ? 1 : 0);
-    return AMP_OK;
-}
-
 /* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1 if the
    padded side is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
@@ -4767,12 +4753,18 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
 }
 
 AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
+    static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
+                                         "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+                                         "groups" };
     amp_conv2d_shape* s = &c->s;
-    amp_result r;
+    int values[14], i;                     /* the shape's fields */
     if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
-    r = ampi_conv2d_fields(shape, logger);
-    if (r != AMP_OK) return r;
     *s = *shape;
+    memcpy(values, s, sizeof values);
+    for (i = 0; i < 14; i++)
+        if (values[i] < (i < 7))
+            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i], values[i],
+                             i < 7);
     s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
     s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
@@ -4860,10 +4852,10 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
 /* x as the forward pass reads it. */
 AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
-    return ampi_image_of(c, x, 0, along_k, ampi_side_of((size_t)c->out_h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h,
-                                                        s->stride_h, s->height),
-                         ampi_side_of((size_t)c->out_w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w,
-                                      s->width));
+    const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
+    return ampi_image_of(c, x, 0, along_k,
+                         ampi_side_of(h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h, s->stride_h, s->height),
+                         ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
 }
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
                                    size_t n, size_t k) {
@@ -5006,42 +4998,39 @@ AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     g->pixels = c->part = (size_t)part;
     v->s.n = v->images * c->part;
 }
-/* Is each channel a group with one output? */
-AMPI_FN int ampi_is_depthwise(const ampi_convolution* v) {
-    return v->s.b.is_image && v->s.b.image.channels == 1 && v->s.m == 1 && v->groups > 1 && v->s.k > 0;
-}
-/* Depthwise convolutions take 16 channels at a time, and all images together for a weight gradient. */
-AMPI_FN size_t ampi_depthwise_tasks(const ampi_convolution* v) {
-    return ampi_div_up(v->groups, AMPI_LANES) * (v->s.a.is_image ? 1 : v->images);
-}
-AMPI_FN size_t ampi_depthwise_shares(const ampi_convolution* v) {
-    return ampi_min_size(ampi_gemm_threads(v->s.m, v->s.n * v->groups, v->s.k), ampi_depthwise_tasks(v));
-}
-AMPI_FN void ampi_depthwise_share(const ampi_kernels* g, const ampi_convolution* v, size_t share, size_t shares,
-                                  float* scratch) {
-    const size_t blocks = ampi_div_up(v->groups, AMPI_LANES), tasks = ampi_depthwise_tasks(v);
-    size_t i;
-    for (i = ampi_share(tasks, shares, share); i < ampi_share(tasks, shares, share + 1); i++)
-        g->depthwise(&v->s, i % blocks * AMPI_LANES, i / blocks, v->s.a.is_image ? v->images : 1, scratch);
-    ampi_kernels_end();
+/* Depthwise convolutions, in which each channel is a group with one output, take blocks of 16 channels, of all images
+   together for a weight gradient. Threads take `shares` of the tasks, each with `floats` of scratch memory. Others have
+   0 shares. */
+typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
+AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
+    ampi_depthwise d = { 0, 0, 0, 0 };
+    if (!v->s.b.is_image || v->s.b.image.channels != 1 || v->s.m != 1 || v->groups == 1 || v->s.k == 0) return d;
+    d.blocks = ampi_div_up(v->groups, AMPI_LANES);
+    d.tasks = d.blocks * (v->s.a.is_image ? 1 : v->images);
+    d.shares = ampi_min_size(ampi_gemm_threads(1, v->s.n * v->groups, v->s.k), d.tasks);
+    d.floats = ampi_channels_of(&v->s.b.image).floats;
+    return d;
 }
 /* Returns 0 if it is another kind of convolution, or the workspace is too small. */
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
+    const ampi_depthwise d = ampi_depthwise_of(v);
+    const size_t weights = ampi_wide_weights(v), images = v->s.a.is_image ? v->images : 1;
     ampi_convolution wide = *v;
-    size_t weights, shares, floats;
     float* memory;
     int64_t i;
-    if (!ampi_is_depthwise(v)) return 0;
-    weights = ampi_wide_weights(v); shares = ampi_depthwise_shares(v);
-    floats = ampi_channels_of(&v->s.b.image).floats;
-    if (ampi_room(exec) < weights + shares * floats) return 0;
+    if (d.shares == 0 || ampi_room(exec) < weights + d.shares * d.floats) return 0;
     memory = ampi_align64(exec->workspace);
     ampi_widen_weights(&wide, memory);
-    memory += weights;
     wide.s.b.image.channels = v->groups;
-    AMPI_PARALLEL_FOR(shares > 1, for (i = 0; i < (int64_t)shares; i++)
-        ampi_depthwise_share(g, &wide, (size_t)i, shares, memory + (size_t)i * floats));
+    AMPI_PARALLEL_FOR(d.shares > 1, for (i = 0; i < (int64_t)d.shares; i++) {
+        const size_t end = ampi_share(d.tasks, d.shares, (size_t)i + 1);
+        size_t task = ampi_share(d.tasks, d.shares, (size_t)i);
+        for (; task < end; task++)
+            g->depthwise(&wide.s, task % d.blocks * AMPI_LANES, task / d.blocks, images,
+                         memory + weights + (size_t)i * d.floats);
+        ampi_kernels_end();
+    });
     return 1;
 }
 /* y, dw or one phase of dx. Weights that would be gathered again and again are laid out first, where there is room. */
@@ -5111,12 +5100,11 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o)
 /* Floats of workspace for one product: FP32 weights, and what the neediest form takes. Shares are threads, each with
    scratch memory of its own, which ampi_gemm_floats counts itself. */
 AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
+    const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
-    size_t floats = ampi_gemm_floats(&v->s);
+    size_t floats = ampi_max_size(ampi_gemm_floats(&v->s), d.shares * d.floats);
     ampi_read_in_place(&in_place);
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
-    if (ampi_is_depthwise(v))
-        floats = ampi_max_size(floats, ampi_depthwise_shares(v) * ampi_channels_of(&v->s.b.image).floats);
     return ampi_wide_weights(v) + floats;
 }
 /* Phases of a side that are looked at: the first ones have the most pixels. */

@@ -146,8 +146,8 @@ TABLE = [
      "(const char*)x + (i * width + j) * size, t, width - j"),
     ("conv", "i += whole) {", "i += whole + 1) {"),
     ("openmp", "return n / shares * share + (share < n % shares ? share : n % shares);", "return n / shares * share;"),
-    ("openmp", "ampi_deal_run(g, &s, &d, &b, (size_t)i, memory + (size_t)i * floats));",
-     "ampi_deal_run(g, &s, &d, &b, (size_t)i, memory));"),
+    ("openmp", "ampi_share_run(g, &s, &p, (size_t)i, memory + (size_t)i * p.floats);",
+     "ampi_share_run(g, &s, &p, (size_t)i, memory);"),
     # --- math
     ("scaler", "if (!s->recorded && s->state.consecutive_skips == 0)", "if (!s->recorded)"),
     ("ops", "ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least)",
