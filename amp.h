@@ -4310,7 +4310,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
     if (b->is_image && (b->image.taps > 1 || !a->is_image))
-        p->padded = ampi_padded_floats(&b->image, b->along_k ? AMPI_LANES : p->kc, b->along_k ? p->kc : p->nc,
+        p->padded = ampi_padded_floats(&b->image, b->along_k ? (size_t)AMPI_LANES : p->kc, b->along_k ? p->kc : p->nc,
                                        2 * p->packed);
     else if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
