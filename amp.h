@@ -3705,23 +3705,27 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         dst += AMPI_LANES * ampi_type_size(to);
     }
 }
-/* n elements; factor NULL: 1. Types are constants where speed matters. */
+/* n elements; factor NULL: 1. All but sizes are constants where speed matters. */
 AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
                                     const float* factor, int clean) {
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
-#define AMPI_TYPES(t, f) else if (to == t && from == f) AMPI_K(convert_typed)(y, t, x, f, n, factor, clean);
-    if (whole == 0) (void)whole;
-    AMPI_TYPES(AMP_F32, AMP_F32)
-    AMPI_TYPES(AMP_F32, AMP_F16)
-    AMPI_TYPES(AMP_F32, AMP_BF16)
-    AMPI_TYPES(AMP_F16, AMP_F32)
-    AMPI_TYPES(AMP_F16, AMP_F16)
-    AMPI_TYPES(AMP_BF16, AMP_F32)
-    AMPI_TYPES(AMP_BF16, AMP_BF16)
+#define AMPI_WAY(t, f, by, cleans) \
+    else if (to == t && from == f && factor == by && clean == cleans) AMPI_K(convert_typed)(y, t, x, f, n, by, cleans);
+    if (whole == 0) {}
+    AMPI_WAY(AMP_F32, AMP_F16, NULL, 0)
+    AMPI_WAY(AMP_F32, AMP_BF16, NULL, 0)
+    AMPI_WAY(AMP_F16, AMP_F32, NULL, 0)
+    AMPI_WAY(AMP_BF16, AMP_F32, NULL, 0)
+    AMPI_WAY(AMP_F32, AMP_F32, NULL, 1)
+    AMPI_WAY(AMP_F16, AMP_F32, NULL, 1)
+    AMPI_WAY(AMP_BF16, AMP_F32, NULL, 1)
+    AMPI_WAY(AMP_F32, AMP_F32, factor, 0)
+    AMPI_WAY(AMP_F16, AMP_F16, factor, 0)
+    AMPI_WAY(AMP_BF16, AMP_BF16, factor, 0)
     else AMPI_K(convert_typed)(y, to, x, from, n, factor, clean);
-#undef AMPI_TYPES
+#undef AMPI_WAY
     if (n == whole) return;
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
                           n - whole);
