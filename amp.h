@@ -2155,10 +2155,9 @@ AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* --- one value: formulas on bits --- */
 
-/* float -> half. Read the magnitude as sig * 2^(e-150) with a 24-bit sig, cut the k lowest bits of sig (13,
-   and one more for each step below the smallest normal exponent, 113), and put the exponent above what is
-   left; the leading 1 of sig adds one to it, and a carry out of the fraction moves it up as it should.
-   k = 25 cuts everything, so smaller values and float's own subnormals need no care. */
+/* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. The k lowest bits of sig are cut (13, and one more
+   for each step below the smallest normal exponent, 113), and the exponent goes above what is left; the leading 1 of
+   sig adds one to it, and a carry moves it up. k = 25 cuts everything, float's own subnormals too. */
 AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
     uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
@@ -2201,9 +2200,9 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* double -> a smaller format, given by its fraction bits and the bias of its exponent. The sum carries into what is
-   kept where that rounds up: to nearest even, or, given a random word, with the probability of the first 32 bits cut
-   off. Below the smallest normal number bits are cut off first, and leave a trace in the last one. */
+/* double -> a format of these fraction bits and exponent bias. The sum carries where it rounds up: to nearest even, or,
+   given a random word, with the probability of the first 32 bits cut. Below the smallest normal number bits are cut
+   first, and leave a trace in the last one. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
@@ -2236,8 +2235,7 @@ AMP_DEF double amp_half_to_double(amp_half h) { return ampi_double(ampi_f32_wide
 AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) { return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits))); }
 
-/* The bits of an element, or 0 if it has another type. They are copied as an integer, since a compiler may change a
-   float or assume it finite. */
+/* The bits of an element; 0 of another type. As an integer: a compiler may change a float or assume it finite. */
 AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     uint64_t wide = 0;
     uint32_t single;
@@ -2249,7 +2247,7 @@ AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     }
     return wide;
 }
-/* The magnitude of an element beside that of infinity: below 0 for a finite one, above for a NaN. */
+/* An element's magnitude beside infinity: below 0 if finite, above if NaN. */
 AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
     const size_t size = ampi_type_size(dtype);
     const uint64_t inf = size == 8 ? AMPI_INF64 : size == 4 ? 0x7f800000u : dtype == AMP_F16 ? 0x7c00u : 0x7f80u;
@@ -2263,10 +2261,9 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise loops over sixteen elements. They are on integers alone, so the processor's modes do not matter.
-   Most values are zero, or normal in both formats: then rounding is a shift, and sixteen such values take the easy way.
-   The top bit of "hard" is set for a magnitude that is below `low` and not 0, or above `high`: no comparison, because
-   not every instruction set can compare vectors of unsigned numbers. */
+/* Compilers vectorise these loops; on integers alone the processor's modes do not matter. Sixteen values that are zero
+   or normal in both formats take the easy way: rounding is a shift. The top bit of "hard" is set for a magnitude below
+   `low` and not 0, or above `high`: not every instruction set compares vectors of unsigned numbers. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
@@ -2276,34 +2273,29 @@ AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31);
 /* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity, as rounding demands. */
 AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
     uint32_t hard = 0;
-    int l;
-    for (l = 0; l < 16; l++)
+    for (int l = 0; l < 16; l++)
         hard |= ampi_hard32(ampi_bits(src[l]) & 0x7fffffffu, 113u << 23, (143u << 23) - 1u);
-    for (l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
+    for (int l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
     if (hard >> 31) return;
-    for (l = 0; l < 16; l++) {
+    for (int l = 0; l < 16; l++) {
         uint32_t u = ampi_bits(src[l]), mag = u & 0x7fffffffu;
         uint32_t h = (mag - (112u << 23) + 0xfffu + (mag >> 13 & 1u)) >> 13;
         dst[l] = (uint16_t)((h & ampi_mask32(mag)) | (u >> 16 & 0x8000u));
     }
 }
 AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
-    int l;
-    for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
+    for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
 }
 AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
-    int l;
-    for (l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
+    for (int l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
 }
 AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
-    int l;
-    for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
+    for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
 }
 
-/* NaNs of sixteen lanes become quiet, with what `kept` has of their bits. */
+/* Makes NaNs of sixteen lanes quiet, keeping the bits of `kept`. */
 AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
-    int l;
-    for (l = 0; l < 16; l++) {
+    for (int l = 0; l < 16; l++) {
         const uint32_t u = ampi_bits(x[l]);
         x[l] = ampi_float((u & 0x7fffffffu) > 0x7f800000u ? (u & kept) | 0x7fc00000u : u);
     }
@@ -3812,15 +3804,14 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #endif
     return &ampi_kernels_base;
 }
-/* Is called behind kernels of the table: see ampi_clear_upper, which needs AVX. */
+/* Behind kernels of the table: see ampi_clear_upper, which needs AVX. */
 AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_clear_upper(); }
 
 /* --- double, and rounding at random --- */
 
 /* The processor widens normal floats exactly in every mode. */
 AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const uint32_t u = ampi_bits(src[i]);
         dst[i] = (u & 0x7fffffffu) - 0x800000u < 0x7f000000u ? (double)src[i] : ampi_double(ampi_f32_widen(u));
     }
@@ -3834,8 +3825,7 @@ AMPI_FN void ampi_random_fill(uint32_t* bits, uint64_t seed, uint64_t index, siz
 /* Doubles to type t, to nearest or, given a random word for each, stochastically. */
 AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n, const uint32_t* random) {
     const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u, bias = t == AMP_F16 ? 15u : 127u;
-    size_t i;
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const uint32_t bits = ampi_narrow(ampi_bits64(src[i]), random ? random + i : NULL, fraction_bits, bias);
         if (t == AMP_F32) memcpy((float*)dst + i, &bits, sizeof bits);
         else ((uint16_t*)dst)[i] = (uint16_t)bits;
@@ -3895,26 +3885,24 @@ AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, con
 }
 
 /* n elements, one step through FP32: exact where both types are of 16 bits. */
-AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
+AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     float tile[AMPI_CONVERT_TILE];
-    size_t i, m;
-    if (dst_dtype == src_dtype) memcpy(dst, src, n * ampi_type_size(dst_dtype));
-    else if (dst_dtype == AMP_F32) ampi_load_f32((float*)dst, src, src_dtype, 0, n);
-    else if (src_dtype == AMP_F32) ampi_store_f32(dst, dst_dtype, 0, (const float*)src, n);
-    else for (i = 0; i < n; i += m) {
+    if (to == from) memcpy(dst, src, n * ampi_type_size(to));
+    else if (to == AMP_F32) ampi_load_f32((float*)dst, src, from, 0, n);
+    else if (from == AMP_F32) ampi_store_f32(dst, to, 0, (const float*)src, n);
+    else for (size_t m, i = 0; i < n; i += m) {
         m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
-        ampi_load_f32(tile, src, src_dtype, i, m);
-        ampi_store_f32(dst, dst_dtype, i, tile, m);
+        ampi_load_f32(tile, src, from, i, m);
+        ampi_store_f32(dst, to, i, tile, m);
     }
 }
 
-/* n elements from the job's element `first` on by way of double, from which they are rounded once. */
+/* n elements from element `first` on, rounded once from double. */
 AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
     const int random = job->desc.rounding == AMP_ROUND_STOCHASTIC;
     uint32_t bits[AMPI_F64_BLOCK + 4];
     double wide[AMPI_F64_BLOCK];
-    size_t i, m, skip = 0;
-    for (i = 0; i < n; i += m) {
+    for (size_t m, skip = 0, i = 0; i < n; i += m) {
         const uint64_t position = job->desc.offset + first + i;
         m = ampi_min_size(n - i, AMPI_F64_BLOCK);
         ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * job->from, job->src_dtype, m);
@@ -3924,12 +3912,11 @@ AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, cons
     }
 }
 
-/* Infinity becomes the largest finite value: its bits minus one, in every format. Returns how many elements it
-   clamped. */
+/* Infinity becomes the largest finite value: its bits minus one. Returns how many elements it clamped. */
 AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
-    size_t i, count = 0;
-    for (i = 0; i < n; i++) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
         char* x = (char*)p + i * size;
         const uint64_t largest = ampi_element_bits(x, t) - 1u;
         const uint32_t single = (uint32_t)largest;
@@ -3956,8 +3943,8 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks. In place one after the other, from the end if elements grow, so that none overwrites elements that
-   another one still reads. One after the other also with saturate: only this thread's exceptions are masked. */
+/* All blocks. In place one after the other, from the end if elements grow: none overwrites what another still reads.
+   One after the other also with saturate: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && job->to > job->from;
@@ -3977,8 +3964,8 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     const size_t to = job->to, from = job->from, most = SIZE_MAX / 16, largest = to > from ? to : from;
     const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
-    AMPI_REFUSE_CALL(to == 0, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)job->dst_dtype);
-    AMPI_REFUSE_CALL(from == 0, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)job->src_dtype);
+    AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE, "amp_convert: %s_dtype %d is not a data type",
+                     to ? "src" : "dst", (int)(to ? job->src_dtype : job->dst_dtype));
     AMPI_REFUSE_CALL(job->desc.rounding != AMP_ROUND_NEAREST && job->desc.rounding != AMP_ROUND_STOCHASTIC,
                      AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
                      (int)job->desc.rounding);
@@ -7439,59 +7426,59 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 
 /* --- the rule --- */
 
-/* A product and a quotient of two floats that were formed in double round to float as if formed there. */
-AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* rule, const amp_scaler_state* state) {
-    return rule->is_double ? state->exact_scale : (double)state->scale;
+/* Products and quotients of floats formed in double round to float as if formed there. */
+AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
+    return r->is_double ? x->exact_scale : (double)x->scale;
 }
-AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* rule, amp_scaler_state* state, double scale) {
-    state->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
-    state->exact_scale = rule->is_double ? scale : (double)state->scale;
-}
-
-AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    const double grown = ampi_scaler_exact(rule, state) * rule->growth;
-    const int too_much = rule->max > 0.0f && grown > rule->max;
-    state->applied++;
-    state->consecutive_skips = 0;
-    if (rule->refill != AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
-    if (state->tracker < INT32_MAX) state->tracker++;
-    if (rule->interval == 0 || state->tracker < rule->interval) return;
-    if (too_much || grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE)
-        ampi_scaler_keep(rule, state, too_much ? rule->max : grown);
-    state->tracker = 0;
-    state->hysteresis_left = rule->hysteresis;
+AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* r, amp_scaler_state* x, double scale) {
+    x->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
+    x->exact_scale = r->is_double ? scale : (double)x->scale;
 }
 
-AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    double scale = ampi_scaler_exact(rule, state), min = rule->min;
+AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler_state* x) {
+    const double grown = ampi_scaler_exact(r, x) * r->growth;
+    const int too_much = r->max > 0.0f && grown > r->max;
+    x->applied++;
+    x->consecutive_skips = 0;
+    if (r->refill != AMP_REFILL_GROWTH) x->hysteresis_left = r->hysteresis;
+    if (x->tracker < INT32_MAX) x->tracker++;
+    if (r->interval == 0 || x->tracker < r->interval) return;
+    if (too_much || grown < AMPI_FLT_OVERFLOW || r->guard == AMP_GUARD_NONE)
+        ampi_scaler_keep(r, x, too_much ? r->max : grown);
+    x->tracker = 0;
+    x->hysteresis_left = r->hysteresis;
+}
+
+AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scaler_state* x) {
+    double scale = ampi_scaler_exact(r, x), min = r->min;
     int hit = 0;
-    state->skipped++;
-    if (state->consecutive_skips < INT32_MAX) state->consecutive_skips++;
-    if (rule->max_skips > 0 && state->consecutive_skips > rule->max_skips) hit = 2;
-    if (state->unsound) return hit;
-    state->tracker = rule->start;
-    if (state->hysteresis_left > 0) state->hysteresis_left--;
-    if (rule->is_static || state->hysteresis_left > 0) return hit;
+    x->skipped++;
+    if (x->consecutive_skips < INT32_MAX) x->consecutive_skips++;
+    if (r->max_skips > 0 && x->consecutive_skips > r->max_skips) hit = 2;
+    if (x->unsound) return hit;
+    x->tracker = r->start;
+    if (x->hysteresis_left > 0) x->hysteresis_left--;
+    if (r->is_static || x->hysteresis_left > 0) return hit;
     if (scale <= min) hit |= 1;
-    scale = rule->backoff > 0.0 ? scale * rule->backoff : scale / rule->growth;
-    ampi_scaler_keep(rule, state, scale < min ? min : scale);
-    if (rule->refill == AMP_REFILL_EVERY_H) state->hysteresis_left = rule->hysteresis;
+    scale = r->backoff > 0.0 ? scale * r->backoff : scale / r->growth;
+    ampi_scaler_keep(r, x, scale < min ? min : scale);
+    if (r->refill == AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
     return hit;
 }
 
-AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
+AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_state* x) {
     int hit = 0, comes_back;
-    if (!rule || !state) return 0;
-    if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
-    else ampi_scaler_clean_step(rule, state);
-    if (!state->unsound) state->consecutive_unsound = 0;
-    else if (state->consecutive_unsound < INT32_MAX) state->consecutive_unsound++;
-    if (rule->max_unsound > 0 && state->consecutive_unsound > rule->max_unsound) hit |= 4;
+    if (!r || !x) return 0;
+    if (x->found_inf) hit = ampi_scaler_overflow_step(r, x);
+    else ampi_scaler_clean_step(r, x);
+    if (!x->unsound) x->consecutive_unsound = 0;
+    else if (x->consecutive_unsound < INT32_MAX) x->consecutive_unsound++;
+    if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= 4;
     /* A double above all floats is of no use to the next window alone, whose overflow brings it back. */
-    comes_back = rule->is_double && state->exact_scale >= AMPI_FLT_OVERFLOW &&
-                 ampi_bits64(state->exact_scale) < AMPI_INF64;
-    if (!ampi_scale_usable(&state->scale) && !comes_back) hit |= 8;
-    state->found_inf = state->unsound = 0;
+    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW &&
+                 ampi_bits64(x->exact_scale) < AMPI_INF64;
+    if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;
+    x->found_inf = x->unsound = 0;
     return hit;
 }
 
@@ -7540,8 +7527,8 @@ AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t)
     return set;
 }
 
-/* Adds memory of a list, to its last span where they touch, or where the table is full but for one span for each list:
-   that span then covers what lies between, too. */
+/* Adds memory of a list: to its last span where they touch, or where the table has no more than one span left for each
+   list; that span then covers what lies between, too. */
 AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) {
     const int full = s->span_count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
     int at = s->span_count - 1;
@@ -7959,11 +7946,11 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
+/* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-    #pragma unroll 1                /* eight divisions one behind the other are mostly time to fetch their code */
+    #pragma unroll 1                /* eight divisions in a row are mostly time to fetch code */
 #endif
     for (int k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
     return odd ? ampi_mul64(y, sum) : sum;
@@ -7979,15 +7966,15 @@ AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
-    const double floor_factor = s->floor, above = 1.0 - floor_factor;
+    const double last = s->floor, above = 1.0 - last;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
         return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : s->gamma,
                             s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
-    if (after >= whole) return floor_factor;
+    if (after >= whole) return last;
     if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
-    return floor_factor + ampi_mul64(above, ampi_cosine_factor(after, whole));
+    return last + ampi_mul64(above, ampi_cosine_factor(after, whole));
 }
 
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
@@ -8058,7 +8045,7 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     return ampi_groups_check(d->groups, d->group_count, AMP_ERR_DESC, "optimizer", logger);
 }
 
-/* How many groups are in use: one, with the desc's settings, where the desc has none. */
+/* The groups in use: one, with the desc's settings, where the desc has none. */
 AMPI_HD AMPI_FN int ampi_group_count(const amp_optimizer* o) {
     return o->desc.group_count > 0 ? o->desc.group_count : 1;
 }
@@ -8118,7 +8105,7 @@ AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
 
-/* What stands in two places would be moved twice, or by a gradient that is counted twice, or by what is none. */
+/* Shared memory would be moved twice, or by a gradient counted twice, or by what is none. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
     size_t one, other;
@@ -8134,20 +8121,21 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                        int count, const char* place) {
     amp_optimizer made;
+    amp_optimizer_desc* d = &made.desc;
     memset(&made, 0, sizeof made);
-    if (desc) made.desc = *desc;
-    if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
-    ampi_optimizer_fill(&made.desc);
-    AMPI_TRY(ampi_optimizer_validate(&made.desc));
-    for (int i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
-    if (made.desc.logger) made.logger = *made.desc.logger;
-    made.desc.groups = NULL;
-    made.desc.logger = NULL;
+    if (desc) *d = *desc;
+    if (!o) return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
+    ampi_optimizer_fill(d);
+    AMPI_TRY(ampi_optimizer_validate(d));
+    for (int i = 0; i < d->group_count; i++) made.groups[i] = d->groups[i];
+    if (d->logger) made.logger = *d->logger;
+    d->groups = NULL;
+    d->logger = NULL;
     made.params = params;
     made.count = count;
     AMPI_TRY(ampi_params_validate(&made, params, count));
     AMPI_TRY(ampi_params_apart(&made));
-    made.state.lr = made.desc.lr;
+    made.state.lr = d->lr;
     *o = made;
     return AMP_OK;
 }
@@ -8251,7 +8239,7 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     info->saturated += c->nan;
 }
 
-/* LAMB takes a first pass for the norms of weights and direction; the second one's step is -lr times their ratio. */
+/* A first pass finds the norms of weights and direction; the second one's step is -lr times their ratio. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
@@ -8275,8 +8263,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 
 /* --- the step --- */
 
-/* Bias corrections by b^(t+1), t being the steps that moved the group until now. Products of two floats are exact in
-   double. */
+/* t: the steps that have moved the group. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
     const double correction1 = 1.0 - ampi_pow_int(d->beta1, t + 1);
@@ -8294,7 +8281,7 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
 }
 
-/* The constants of this step for one group. factor: the schedule's, which is the same for all of them. */
+/* The constants of this step for one group. factor: the schedule's. */
 AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult,
                                           double factor) {
     const amp_param_group* g = &o->groups[group];
@@ -8364,19 +8351,18 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     return AMP_OK;
 }
 
-/* The check that looked at just these gradients, and was the last thing done to them; NULL if there is none. */
+/* The check of just these gradients, if it was the last thing done to them; else NULL. */
 AMPI_FN const amp_scaler_list* ampi_optimizer_checked(amp_scaler* s, const ampi_tensors* t) {
     const amp_scaler_list* list = s ? ampi_scaler_entry(s, ampi_tensors_key(t)) : NULL;
     return list && list->done == AMPI_CHECKED ? list : NULL;
 }
 
-/* Nobody asked to look at the gradients: they are not scaled, nor clipped, and need not be finite. */
+/* Nobody looks at the gradients: they are not scaled, nor clipped, and need not be finite. */
 AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
     return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
-/* Norm and overflows of the gradients: by a pass over them, or from the last check of them. Returns 1 if the step may
-   be applied. */
+/* Norm and overflows of the gradients, by a pass or from their last check. Returns 1 if the step may be applied. */
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
                                 float factor, amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
@@ -8476,15 +8462,15 @@ AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
     const amp_exec* exec) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = ampi_exec_logger(exec);
-    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
+    return amp_convert_with(dst, to, src, from, n, &d);
 }
 
-/* A label, whatever its type, and as the operators take it; -1 is of no class. */
+/* A label of any type, and as the operators take it: -1 is of no class. */
 AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_t i) {
     return t == AMP_U8 ? ((const uint8_t*)labels)[i] : t == AMP_I64 ? ((const int64_t*)labels)[i]
                                                                     : ((const int32_t*)labels)[i];
@@ -8493,27 +8479,26 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-    int from_host, const amp_reading* how, const amp_exec* exec) {
-    enum { TILE = 1024 };
-    float x[TILE];
+AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int from_host,
+    const amp_reading* how, const amp_exec* exec) {
+    float x[AMPI_TILE];
     size_t run, count;
     (void)from_host; (void)exec;
-    for (size_t i = 0; i < n && dst_dtype == AMP_I32; i++)
-        ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, src_dtype, i));
-    for (size_t at = 0; at < n && dst_dtype != AMP_I32; at += count) {
-        count = ampi_min_size(n - at, TILE);
-        if (src_dtype != AMP_U8) ampi_load_f32(x, src, src_dtype, at, count);
+    for (size_t i = 0; i < n && to == AMP_I32; i++)
+        ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, from, i));
+    for (size_t at = 0; at < n && to != AMP_I32; at += count) {
+        count = ampi_min_size(n - at, AMPI_TILE);
+        if (from != AMP_U8) ampi_load_f32(x, src, from, at, count);
         else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src)[at + i];
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
-        else if (src_dtype == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
+        else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);      /* product and difference are rounded one by one */
         for (size_t i = 0; i < count && how->constants; i += run) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
             run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
             for (size_t k = i; k < i + run; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
         }
-        ampi_store_f32(dst, dst_dtype, at, x, count);
+        ampi_store_f32(dst, to, at, x, count);
     }
     return AMP_OK;
 }
