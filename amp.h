@@ -639,7 +639,7 @@ typedef AMPI_ENUM(amp_scaler_guard) {
     AMP_GUARD_NONE  = 3,     /* s becomes infinite: no step is applied any more, as update says */
 } amp_scaler_guard;
 
-/* When the hysteresis goes back to its start, besides at growth. */
+/* When the hysteresis is refilled, besides at growth. */
 typedef AMPI_ENUM(amp_scaler_refill) {
     AMP_REFILL_GROWTH  = 1,  /* then alone (Megatron-LM, DeepSpeed) */
     AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
@@ -956,8 +956,8 @@ typedef struct amp_optimizer_info {
     char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place now, to look at them or clip by hand; amp_optimizer_step will know, and check them
-   once more. AMP_ERR_STATE if done already in this window, or after the step. */
+/* Unscales the gradients in place, to look at them or clip by hand; amp_optimizer_step knows, and checks them once
+   more. AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
 /* One step: check, then skip, or unscale, clip and update in one pass. It trusts amp_scaler_check of just this list
@@ -7339,7 +7339,6 @@ enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fiel
 /* Is the backoff 1/growth, as far as floats tell? */
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
-/* A preset's rule and first scale with a desc's fields in their places. */
 AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     amp_scaler_rule* r = &x->rule;
     const double zero = 0.0;        /* told by its bits: -Ofast reads subnormals as zero */
@@ -7486,7 +7485,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_stat
 
 enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 
-/* No desc leads to a hysteresis of 0: such a scaler is zeroed memory that amp_scaler_init never saw. */
+/* A hysteresis of 0 is zeroed memory that amp_scaler_init never saw. */
 AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
     return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
 }
@@ -7516,7 +7515,7 @@ AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
 }
 
-/* The unscaled and stepped lists of this window that share memory with these, or may, a bit for each. */
+/* The unscaled and stepped lists that share memory with these, or may, a bit for each. */
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
@@ -7543,9 +7542,8 @@ AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) 
     if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
 }
 
-/* Remembers what was done to a list; a check that finds the table full is forgotten, so the step will check again.
-   Unscaled lists that are now stepped as one are stepped each. After memory has changed no earlier check is trusted:
-   checked lists may share it. */
+/* Remembers what was done to a list; a check that finds the table full is forgotten: the step checks again. Unscaled
+   lists that are stepped as one are stepped each. After an unscale no earlier check of other lists is trusted. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
     const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
@@ -7594,7 +7592,7 @@ AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const int count = two->dst->count, i = (int)id;
     return i < count ? ampi_tensor_span(two->dst, i, 1) : ampi_tensor_span(two->src, i - count, 0);
 }
-/* A tensor of dst that shares memory with another would be unscaled twice. src: NULL, or a list of equal length. */
+/* A tensor of dst that shares memory would be unscaled twice. src: NULL, or a list of equal length. */
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
     const size_t count = (size_t)dst->count;
     const ampi_two_lists lists = { dst, src };
@@ -7605,8 +7603,8 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
                      (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window, whose loss was scaled? *unscaled: 1 if all of the list was unscaled, 0 if
-   none. All was if the list's key is the sum of the keys of the unscaled lists that share memory with it. */
+/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none. All was if the
+   list's key is the sum of the keys of the unscaled lists that share memory with it. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
     uint64_t sum = 0;
     uint32_t done = 0;
@@ -7829,7 +7827,7 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     return ~crc;
 }
 
-/* Copies the fields of the table to the bytes, or from them; where the highest byte comes first, in reverse. */
+/* Copies the table's fields to the bytes, or from them; where the highest byte comes first, in reverse. */
 AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
     const uint16_t one = 1;
     const int reverse = *(const unsigned char*)&one == 0;
@@ -7884,7 +7882,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     return AMP_OK;
 }
 
-/* What every saved state fulfils: a scale from 0 to infinity, counters that can go on counting. */
+/* A scale from 0 to infinity, and counters that can go on counting. */
 AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return ampi_bits_at(&x->scale) <= 0x7f800000u && x->tracker >= r->start && x->hysteresis_left >= 0
         && x->hysteresis_left <= r->hysteresis && x->consecutive_skips >= 0 && (uint64_t)x->applied >> 62 == 0
@@ -8332,13 +8330,12 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
     return AMP_OK;
 }
 
-/* The state, and the groups' rates and weight decay. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
     AMPI_TRY(ampi_optimizer_check_state(&o->state, &o->logger, place));
     return ampi_groups_check(o->groups, ampi_group_count(o), AMP_ERR_ARGUMENT, place, &o->logger);
 }
 
-/* The parameters may have changed since init: they are the caller's. */
+/* The caller may have changed the parameters since init. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s, ampi_tensors* t,
                                         const char* place) {
     const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
@@ -8406,7 +8403,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     return AMP_OK;
 }
 
-/* Steps, or unscales. A silent scaler tells the optimizer's logger meanwhile. */
+/* Steps, or unscales. A scaler without a logger uses the optimizer's meanwhile. */
 AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what, const char* place,
                                        amp_optimizer_info* info) {
     ampi_tensors t;
