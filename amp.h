@@ -3966,10 +3966,10 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
     AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE, "amp_convert: %s_dtype %d is not a data type",
                      to ? "src" : "dst", (int)(to ? job->src_dtype : job->dst_dtype));
-    AMPI_REFUSE_CALL(job->desc.rounding != AMP_ROUND_NEAREST && job->desc.rounding != AMP_ROUND_STOCHASTIC,
-                     AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
-                     (int)job->desc.rounding);
-    AMPI_REFUSE_CALL(job->desc.rounding == AMP_ROUND_STOCHASTIC && to != 2, AMP_ERR_DESC,
+    const int rounding = (int)job->desc.rounding, stochastic = rounding == AMP_ROUND_STOCHASTIC;
+    AMPI_REFUSE_CALL(rounding != AMP_ROUND_NEAREST && !stochastic, AMP_ERR_DESC,
+                     "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)", rounding);
+    AMPI_REFUSE_CALL(stochastic && to != 2, AMP_ERR_DESC,
                      "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
     if (rows == 0 || cols == 0) return AMP_OK;
     AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > most / rows), AMP_ERR_ARGUMENT,
@@ -7373,8 +7373,8 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
     const float init = x->state.scale;
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
                                       !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
-                     "scaler: growth_interval, growth_factor, backoff_factor and hysteresis mean nothing to the static "
-                     "preset %s", preset);
+                     "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or "
+                     "hysteresis", preset);
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
@@ -8145,10 +8145,9 @@ AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, si
 }
 
 /* The 16-bit copies of the masters. */
-AMPI_FN void ampi_params_write_low(const amp_param* params, int count) {
-    for (int i = 0; i < count; i++)
-        if (params[i].master && params[i].low)
-            ampi_store_saturated((uint16_t*)params[i].low, params[i].low_dtype, params[i].master, params[i].count);
+AMPI_FN void ampi_params_write_low(const amp_param* p, int count) {
+    for (; count > 0; count--, p++)
+        if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
 }
 
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
@@ -8438,9 +8437,8 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
 
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
-    for (int i = 0; i < o->count; i++)
-        if (o->params[i].grad && o->params[i].count)
-            memset(o->params[i].grad, 0, o->params[i].count * ampi_type_size(o->params[i].grad_dtype));
+    for (const amp_param* p = o->params; p < o->params + o->count; p++)
+        if (p->grad && p->count) memset(p->grad, 0, p->count * ampi_type_size(p->grad_dtype));
     return AMP_OK;
 }
 
