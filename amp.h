@@ -785,9 +785,9 @@ struct amp_scaler {
 /* Starts a scaler; NULL: PyTorch's. After an error *s is as before. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
-/* loss * scale in FP32; the scale cannot change before update. A loss that is inf or NaN makes the window unsound. 1.0f
-   gives the factor itself, to seed a backward pass by hand; then call it with the loss, too. NaN if s is NULL or not
-   initialised: the other calls are AMP_ERR_STATE then. */
+/* loss * scale in FP32; the scale stays until update. A loss of inf or NaN makes the window unsound. 1.0f gives the
+   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or not initialised: the
+   other calls are AMP_ERR_STATE then. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or that become so when
@@ -815,8 +815,8 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
 /* Raises found_inf by hand, e.g. after an all-reduce of flags; before scale_loss, too. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* 1 = every check of this window was clean; 0 = skip this step. 0 also if s is NULL, or nothing was checked yet, of
-   which the logger hears (AMP_ERR_STATE). */
+/* 1 = every check of this window was clean; 0 = skip this step, also if s is NULL or nothing was checked yet (the
+   logger hears AMP_ERR_STATE). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
@@ -935,7 +935,7 @@ typedef struct amp_optimizer {
     int                 count;
 } amp_optimizer;
 
-/* params is kept, not copied. AMP_ERR_ARGUMENT: a missing buffer, no parameter at all, or two arrays that share memory
+/* params is kept, not copied. AMP_ERR_ARGUMENT: a missing buffer, no parameter, or two arrays that share memory
    (moments that are not needed may, of a frozen group too). Writes a low copy beside a master. After an error *o and
    what params point to are as before. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
