@@ -25,7 +25,7 @@
                   impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
      license      MIT */
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>guide    Read this once. */
 /*
    Three ways in.
@@ -73,7 +73,7 @@
 #ifndef AMP_H_INCLUDED
 #define AMP_H_INCLUDED
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>config   Version, and the option macros (define them before the include). */
 #include <stddef.h>
 #include <stdint.h>
@@ -116,7 +116,7 @@
 extern "C" {
 #endif
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 
 #define AMP_RESULT_LIST(X)                                                             \
@@ -216,7 +216,7 @@ AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
 AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>cpu      Which instructions the kernels use. The results are the same bits on each. */
 
 typedef AMPI_ENUM(amp_isa) {
@@ -239,7 +239,7 @@ AMP_DEF int amp_cpu_has_fast_sums(void);
 /* "auto", "scalar", ..., "avx512_bf16"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>half     IEEE half and bfloat16, conversions one by one and in bulk. */
 
 /* Structs, never a bare uint16_t: adding two halves must not compile. */
@@ -289,7 +289,7 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>ops      Operators on raw pointers, usable alone. Forward beside backward. */
 
 /* Rules for all of them: Tensors are row-major and packed (but for amp_gemm's), images are N,C,H,W. Each operand has a
@@ -491,7 +491,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
     const amp_exec* exec);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>policy   Autocast: which operator runs in which type. Rules are data. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
@@ -623,7 +623,7 @@ AMP_DEF const char* amp_level_name(amp_level level);
 AMP_DEF const char* amp_style_name(amp_style style);
 AMP_DEF const char* amp_reason_name(amp_reason reason);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>scaler   The loss scale. */
 
 /* One state machine follows the scalers of the systems below, step by step: scale s, tracker c of clean steps,
@@ -838,7 +838,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>optim    Optimizers on FP32 master weights; clip, unscale and half copy in the same pass. */
 
 /* g is the gradient / loss scale * clip coefficient (+ weight_decay * w where "L2" is said), in FP32:
@@ -974,7 +974,7 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero, also over inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>model    A static graph: build it with calls that read like the maths, then finalize. */
 
 typedef struct amp_model amp_model;
@@ -1166,7 +1166,7 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>train    The step: forward, FP32 loss, scaled backward, check, skip or update, adjust. */
 
 #define AMP_MAX_INPUTS 8
@@ -1300,7 +1300,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
    AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>checkpoint  Everything that training needs to go on, in the safetensors format. */
 #if !defined(AMP_NO_STDIO)
 
@@ -1362,7 +1362,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 #endif
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>report   What a person wants to see. */
 
 /* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
@@ -1403,7 +1403,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #endif
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>backend  For authors: the processor a model runs on. */
 
 /* State of training, and what the last step did; of an asynchronous backend, as last read from its own memory. */
@@ -1551,12 +1551,12 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #endif
 #endif /* AMP_H_INCLUDED */
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl     Stop here if you only want the interface. */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-base */
 #include <fenv.h>
 #include <math.h>
@@ -1783,7 +1783,7 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
 
 /* Refuses a call that would write over an operand that it still needs. */
 AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, const ampi_argument* list,
-                                    size_t count) {
+        size_t count) {
     size_t i, k;
     for (i = 0; i < count; i++)
         for (k = 0; k < count; k++) {
@@ -1793,7 +1793,7 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
             if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED)) continue;
             if (w->data && o->data && ampi_arguments_meet(w, o))
                 return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s would be written over %s: their memory overlaps",
-                                 call, w->name, o->name);
+                    call, w->name, o->name);
         }
     return AMP_OK;
 }
@@ -1816,7 +1816,7 @@ AMPI_FN int ampi_place_before(ampi_place a, ampi_place b) {
 }
 /* The next `room` places after `last`, sorted as they are found; returns how many there are. */
 AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_fn at, size_t count, ampi_place* place,
-                                 size_t room) {
+        size_t room) {
     size_t i, k, n = 0;
     for (i = 0; i < count; i++) {
         const ampi_array s = at(list, i);
@@ -1957,7 +1957,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-cpu */
 
 /* Which instruction sets this compiler can emit for single functions. */
@@ -2005,7 +2005,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
   #if defined(__x86_64__)
     __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                     "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+        "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
   #else
     __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
   #endif
@@ -2150,7 +2150,7 @@ AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
 #endif
 AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-half */
 
 /* --- one value: formulas on bits --- */
@@ -2301,7 +2301,7 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     }
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
 /* How kernels are written. Each is one plain C function over v16, sixteen lanes of FP32, and the operations below. The
@@ -2476,7 +2476,7 @@ AMPI_HD AMPI_INLINE float ampi_flush(float x) {
 }
 /* Weight i with its unscaled gradient and its new moments. There is no sum outside an fma. */
 AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, const float* w,
-                                                    const float* g, const float* m, const float* v, size_t i) {
+        const float* g, const float* m, const float* v, size_t i) {
     ampi_weight x = { w[i], ampi_fma(hw, u->l2, w[i], u->mult * g[i]), 0.0f, 0.0f };
     if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, m[i], u->c1 * x.g));
     if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * v[i]));
@@ -2509,7 +2509,7 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
 }
 /* The whole update of element i. */
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
-                                             const ampi_update* u, ampi_update_overflow* over) {
+        const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
     const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
     const float moved = ampi_fma(AMPI_FMA_NATIVE, u->step, direction, x.w * u->decay);
@@ -2521,7 +2521,7 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
 }
 /* Elements [i, end) one by one: where there is no vector unit, or an overflow among them. */
 AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
-                                   const ampi_update* u, ampi_update_overflow* over) {
+        const ampi_update* u, ampi_update_overflow* over) {
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
@@ -2529,18 +2529,18 @@ AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
     void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
-                    float* scratch);
+        float* scratch);
     void (*depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images, float* scratch);
     void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
-                 const ampi_pack_room* room);
+        const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                   ampi_update_overflow* over);
+        ampi_update_overflow* over);
     void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor, int clean);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
     void (*lanes_in)(float* tile, size_t ld, const void* x, size_t step, amp_dtype t, size_t rows, size_t n,
-                     size_t readable);
+        size_t readable);
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
@@ -2637,7 +2637,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
     for (h = 0; h < g->h.taps; h++)
         for (w = 0; w < g->w.taps; w++)
             *at++ = (uint32_t)((size_t)(g->h.first + (int)h * g->h.next - g->h.low) * d->pitch
-                               + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
+                + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
     for (w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
 }
 
@@ -2761,7 +2761,7 @@ AMPI_LANES_FN __m256i AMPI_K(narrow_reg)(__m512 x, amp_dtype t) {
     const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1), carry = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, carry, 0x15);
     const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011, 0xf000d000b0009,
-                                           0x7000500030001);
+        0x7000500030001);
     const __m512i words = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
     return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, words, 0);
 }
@@ -2830,7 +2830,7 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #endif /* !AMPI_PASS */
 
 #ifdef AMPI_PASS
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
 
 /* --- sixteen lanes --- */
@@ -3116,7 +3116,7 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
 /* The pixels of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats behind the last
    are written. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
-                                       const ampi_row_pixels* row) {
+        const ampi_row_pixels* row) {
     const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     float floats[4 * AMPI_LANES];
@@ -3141,7 +3141,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
 /* Places [from, from + count) of a padded plane, which is phase (h, w) of a channel. Up to 15 floats behind them are
    written. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
-                                size_t count) {
+        size_t count) {
     const ampi_unfold* g = &v->image;
     const int64_t left = (int64_t)w + g->w.low;
     const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
@@ -3163,7 +3163,7 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
 }
 /* The padded copy that rows [first, first + rows) of an unfolded image need in `count` columns, and its table. */
 AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
-                                     size_t column, size_t count) {
+        size_t column, size_t count) {
     const ampi_unfold* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
@@ -3186,7 +3186,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
    apart: from a padded copy, if room->padded holds it. Up to 15 floats behind each row are written. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
-                                   size_t column, size_t count, const ampi_pack_room* room) {
+        size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
     const int copied = g->taps > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
     const size_t from = ampi_padded_place(g, column);
@@ -3201,7 +3201,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
             for (y = 0; y < high; y++)
                 for (j = 0; j < wide; j += AMPI_LANES)
                     AMPI_K(store)(dst + r * ld + i + y * wide + j,
-                                  AMPI_K(load)(room->padded + at[r] + place + y * g->w.padded + j));
+                        AMPI_K(load)(room->padded + at[r] + place + y * g->w.padded + j));
         for (r = first; r < first + rows && !copied; r++)
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
@@ -3226,7 +3226,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
 /* Elements [at, at + count) of runs [first, first + runs) in FP32, runs `ld` floats apart. Up to 15 floats behind each
    are written. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
-                                 size_t count, const ampi_pack_room* room) {
+        size_t count, const ampi_pack_room* room) {
     size_t r;
     if (v->is_image) { AMPI_K(unfold)(dst, ld, v, first, runs, at, count, room); return; }
     for (r = first; r < first + runs; r++, dst += ld)
@@ -3239,7 +3239,7 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
 /* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
    whole vectors, with any floats, as far as the last row has `readable` elements, or else with zeros. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
-                                     size_t k, size_t readable) {
+        size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
     size_t p, i;
@@ -3256,7 +3256,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
 }
 /* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind them is fetched. */
 AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
-                                       size_t ahead) {
+        size_t ahead) {
     const size_t size = ampi_type_size(t);
     size_t j, i;
     for (j = 0; j < n; j += AMPI_K(nr))
@@ -3268,7 +3268,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const vo
 }
 /* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][kc][nr]; the last vector is filled up with 0. */
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
-                                   size_t n, const ampi_pack_room* room) {
+        size_t n, const ampi_pack_room* room) {
     const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
     size_t j, p, i, here;
     if (k == 0) return;                                     /* B may be NULL then */
@@ -3279,7 +3279,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         if (b->is_image) AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
         else
             AMPI_K(lanes_in)(to, AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * b->ld + k0), b->ld * size, b->dtype,
-                             here, k, k);
+                here, k, k);
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
@@ -3289,12 +3289,12 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     }
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
-                           4 * b->ld * size);
+            4 * b->ld * size);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they lie if they are FP32 and go along k or are
    read `once`, else in `to`, whose rows share no cache sets. */
 AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
-                                   size_t k0, int once, const ampi_pack_room* room) {
+        size_t k0, int once, const ampi_pack_room* room) {
     const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
     const size_t runs = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
     const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->taps;
@@ -3313,7 +3313,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
     for (p = 0; p < words; p++, x += ld)
         for (i = 0; i < width; i += AMPI_LANES)
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
-                                                   AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
+                AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
 /* A packed panel of A, m rows, as words: rows along k in place, others as pair_rows does, and for the matrix unit they
    are transposed then. */
@@ -3333,7 +3333,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
     for (i = 0; i < m; i += AMPI_LANES)
         for (p = 0; p < words; p += AMPI_LANES)
             AMPI_K(transpose)(x + words * ld + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x,
-                              AMP_F32);
+                AMP_F32);
 }
 #endif
 
@@ -3342,7 +3342,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 /* alpha * sum + beta * C + bias for `count` neighbouring columns of C from column j on, the first of which is element
    `at`. */
 AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
-                                      float row_bias) {
+        float row_bias) {
     const amp_dtype t = c->dtype;
     const size_t size = ampi_type_size(t), step = c->column;
     const int add = c->beta != 0.0f, bias_of_columns = c->bias && !c->bias_per_row;
@@ -3376,7 +3376,7 @@ AMPI_LANES_FN float AMPI_K(row_bias)(const ampi_result* c, size_t i) {
 /* A macro-tile of sums for rows [i0, i0 + m), columns [j0, j0 + n) of a weight gradient, whose columns lie in memory as
    rows of other matrices do. */
 AMPI_KERNEL_FN void AMPI_K(store_transposed)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
-                                             const float* sums, size_t ld) {
+        const float* sums, size_t ld) {
     float block[AMPI_LANES][AMPI_LANES];
     ampi_result row = *c;
     size_t i, j, l;
@@ -3386,12 +3386,12 @@ AMPI_KERNEL_FN void AMPI_K(store_transposed)(const ampi_result* c, size_t i0, si
             AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * ld + j, ld * sizeof(float), AMP_F32);
             for (l = 0; l < ampi_min_size(n - j, AMPI_LANES); l++)
                 AMPI_K(store_run)(&row, (j0 + j + l) * c->column + i0 + i, 0, block[l],
-                                  ampi_min_size(m - i, AMPI_LANES), -0.0f);
+                    ampi_min_size(m - i, AMPI_LANES), -0.0f);
         }
 }
 /* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
 AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
-                                       const float* sums, size_t ld) {
+        const float* sums, size_t ld) {
     const size_t part = c->part ? c->part : SIZE_MAX, pitch = c->part ? c->pitch : SIZE_MAX;
     const size_t first = j0 / part * c->image, pixel = j0 % part, x0 = pixel % pitch;
     size_t i, j, here, x;
@@ -3404,7 +3404,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
             if (c->part == 0) AMPI_K(store_run)(c, at + x * c->column, j0 + j, sums + j, here, bias);
             else if (row + x < c->used && x < c->cols)
                 AMPI_K(store_run)(c, at + image + x * c->column, j0 + j, sums + j, ampi_min_size(here, c->cols - x),
-                                  bias);
+                    bias);
             row += pitch;
             at += c->next_row;
             if (row < part) continue;
@@ -3419,7 +3419,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
 /* Few rows of A do not pay for packing rows of a stored op(B): each is read once, `deep` of them side by side, and adds
    to the sums, which the first-level cache holds. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
-                                     const AMPI_K(micro_args)* u) {
+        const AMPI_K(micro_args)* u) {
     enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
     const size_t size = ampi_type_size(b->dtype);
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
@@ -3435,15 +3435,14 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
                 AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
                 AMPI_UNROLL for (q = 0; q < deep; q++)
                     if (q < here)
-                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q],
-                                          sum);
+                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q], sum);
                 AMPI_K(store)(sums, sum);
             }
         }
 }
 /* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats. */
-AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
-                                    size_t j0, size_t n, float* scratch) {
+AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
+        float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
@@ -3502,7 +3501,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 /* The same with the matrix unit. Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64
    bytes. Each thread has one. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
-                                                 size_t j0, size_t n, float* scratch) {
+        size_t j0, size_t n, float* scratch) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
         1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
     _tile_loadconfig(&c);
@@ -3516,7 +3515,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 /* Up to 16 planes of an image from element `plane` on, as the stage of a depthwise convolution; see ampi_channels. What
    lanes_in writes behind a row, the next rows overwrite. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
-                                           size_t channels) {
+        size_t channels) {
     const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
@@ -3528,14 +3527,14 @@ AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, 
         if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
         AMPI_K(clear)(stage, left);
         AMPI_K(lanes_in)(stage + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype,
-                         channels, row.inside, g->elements - (from + (channels - 1) * g->plane));
+            channels, row.inside, g->elements - (from + (channels - 1) * g->plane));
         AMPI_K(clear)(stage + end, d->pitch - end);
     }
 }
 /* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel. `count`
    is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x, const uint32_t* at,
-                                          const uint32_t* step, size_t k, int first, float* sums) {
+        const uint32_t* step, size_t k, int first, float* sums) {
     AMPI_V16 acc[AMPI_K(mr)];
     const float* from[AMPI_K(mr)];
     size_t p;
@@ -3554,7 +3553,7 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
 /* A grid row's sums: for y those of its pixels, over the kernel positions; for dw what it adds to those of the kernel
    positions, over its pixels. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
-                                          const uint32_t* step, size_t k, int first, float* sums) {
+        const uint32_t* step, size_t k, int first, float* sums) {
     enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
     size_t i, here;
     for (i = 0; i < count; i += here, at += here, sums += here * AMPI_LANES) {
@@ -3567,7 +3566,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
 /* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a holds FP32 rows of weights
    and b is x, or the sum of dw over them, where a is dy. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
-                                      float* scratch) {
+        float* scratch) {
     const int dw = s->a.is_image;
     const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
@@ -3580,12 +3579,12 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     ampi_channels_table(g, &d, taps_at);
     if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
     else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
-                          channels, g->taps, g->taps);
+        channels, g->taps, g->taps);
     for (n = image; n < image + images; n++) {
         AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
         if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
-                                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
-                                 dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels, dy->pixels);
+                ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
+                dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels, dy->pixels);
         for (y = 0; y < g->h.count; y++) {
             const float* x = stage + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
@@ -3619,7 +3618,7 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
 /* Updates n elements, those behind the last whole register one by one. kind is a constant where it is called. Loops go
    over the lanes of one register, so that a compiler keeps the arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
-                                      const ampi_update* constants, ampi_update_overflow* over) {
+        const ampi_update* constants, ampi_update_overflow* over) {
     enum { width = AMPI_PASS_WIDTH };
     const ampi_update u = *constants;
     const uint32_t low = over->low, finite = over->finite;
@@ -3662,7 +3661,7 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
 }
 #endif
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-                                   ampi_update_overflow* over) {
+        ampi_update_overflow* over) {
 #if AMPI_PASS_WIDTH > 1
     switch (kind) {
         case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
@@ -3681,14 +3680,14 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 /* dst = src, or src * *factor, `count` <= 16 elements. With `clean` each NaN becomes 0x7fc00000; else it becomes quiet,
    and keeps its sign and the upper bits of its payload: halves do so by themselves. */
 AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, const float* factor,
-                                         int clean, size_t count) {
+        int clean, size_t count) {
     AMPI_V16 x = AMPI_K(load_any)(src, from, count);
     if (factor) x = AMPI_K(mul)(x, AMPI_K(set1)(*factor));
     if (clean || to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, clean ? 0 : 0xffff0000u);
     AMPI_K(store_any)(dst, to, x, count);
 }
 AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
-                                         const float* factor, int clean) {
+        const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
     for (; n >= AMPI_LANES; n -= AMPI_LANES) {
         AMPI_FETCH(clean ? dst : src, ahead);               /* results come from a tile */
@@ -3699,7 +3698,7 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
 }
 /* n elements; factor NULL: 1. All but sizes are constants where speed matters. */
 AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-                                    const float* factor, int clean) {
+        const float* factor, int clean) {
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
@@ -3720,7 +3719,7 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
 #undef AMPI_WAY
     if (n == whole) return;
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
-                          n - whole);
+        n - whole);
 }
 /* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
@@ -3745,7 +3744,7 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         AMPI_UNROLL for (l = 0; l < lanes / width; l++)
             if (t == AMP_F16 && width == 4) sums[l] = AMPI_K(square_reg)(sums[l], wide + l * width, AMP_F32, 0);
             else sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1 : l) * width * size, t,
-                                              l % 2);
+                l % 2);
     }
     memcpy(all, sums, sizeof all);
     for (l = 0; l < 16; l++) all[l] += all[l + 16];
@@ -3791,7 +3790,7 @@ static const ampi_kernels AMPI_K(kernels) = {
 
 #ifdef AMPI_PASS_BASE
 #undef AMPI_PASS_BASE
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-convert  Conversions of arrays. */
 
 /* The kernels for the instruction set in use. */
@@ -3875,7 +3874,7 @@ typedef struct ampi_convert_job {
     amp_convert_desc desc;
 } ampi_convert_job;
 AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                             const amp_convert_desc* desc) {
+        const amp_convert_desc* desc) {
     ampi_convert_job job;
     memset(&job, 0, sizeof job);
     job.dst = (char*)dst; job.dst_dtype = ampi_dtype(dst_dtype); job.to = ampi_type_size(dst_dtype);
@@ -3959,37 +3958,37 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
 }
 
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
-                                      size_t cols) {
+        size_t cols) {
     const amp_logger* logger = job->desc.logger;
     const size_t to = job->to, from = job->from, most = SIZE_MAX / 16, largest = to > from ? to : from;
     const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
     AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE, "amp_convert: %s_dtype %d is not a data type",
-                     to ? "src" : "dst", (int)(to ? job->src_dtype : job->dst_dtype));
+        to ? "src" : "dst", (int)(to ? job->src_dtype : job->dst_dtype));
     const int rounding = (int)job->desc.rounding, stochastic = rounding == AMP_ROUND_STOCHASTIC;
     AMPI_REFUSE_CALL(rounding != AMP_ROUND_NEAREST && !stochastic, AMP_ERR_DESC,
-                     "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)", rounding);
+        "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)", rounding);
     AMPI_REFUSE_CALL(stochastic && to != 2, AMP_ERR_DESC,
-                     "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
+        "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
     if (rows == 0 || cols == 0) return AMP_OK;
     AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > most / rows), AMP_ERR_ARGUMENT,
-                     "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of %llu",
-                     (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
+        "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of %llu",
+        (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
     AMPI_REFUSE_CALL(!d || !s, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
-                     d ? "src" : "dst", ampi_shown(n));
+        d ? "src" : "dst", ampi_shown(n));
     AMPI_REFUSE_CALL(n > (SIZE_MAX >> 1) / largest, AMP_ERR_ARGUMENT,
-                     "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n), ampi_shown(largest));
+        "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n), ampi_shown(largest));
     AMPI_REFUSE_CALL(d != s && d < s + ((rows - 1) * src_ld + cols) * from && s < d + ((rows - 1) * dst_ld + cols) * to,
-                     AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
-                     (ampi_ull)(d < s ? s - d : d - s));
+        AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
+        (ampi_ull)(d < s ? s - d : d - s));
     AMPI_REFUSE_CALL(d == s && rows > 1 && dst_ld * to != src_ld * from, AMP_ERR_ARGUMENT,
-                     "amp_convert_rows: dst and src are the same, but their rows are %llu and %llu bytes apart",
-                     (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
+        "amp_convert_rows: dst and src are the same, but their rows are %llu and %llu bytes apart",
+        (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
-                                    size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
+        size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
     ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
     fenv_t floats;
     size_t i, clamped = 0;
@@ -4008,14 +4007,14 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
     return AMP_OK;
 }
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                                    const amp_convert_desc* desc) {
+        const amp_convert_desc* desc) {
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, desc);
 }
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, NULL);
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling. */
 
 /* Half way between the largest float and 2^128: what rounds to infinity. */
@@ -4140,7 +4139,7 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
 
 /* Counts what is above `last` among elements [i, end) of data; `base` is the index of element 0 of data. */
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
-                            ampi_chunk* c) {
+        ampi_chunk* c) {
     for (; i < end; i++) {
         const uint32_t u = t == AMP_F32 ? ampi_bits_at((const float*)data + i) & 0x7fffffffu
                                         : ((const uint16_t*)data)[i] & 0x7fffu;
@@ -4189,7 +4188,7 @@ AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x
 
 /* y + x * inverse: checked as it would be stored, or stored. */
 AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
-                                   ampi_chunk* c) {
+        ampi_chunk* c) {
     const amp_dtype t = ampi_dtype(y->dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
@@ -4214,8 +4213,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const char* src = (const char*)x.data + c->offset * ampi_type_size(from);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n,
-                                &pass->inverse, 0);
+    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, &pass->inverse, 0);
     ampi_kernels_end();
 }
 
@@ -4242,7 +4240,7 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
 
 /* Fills info, if there is one, with what is inf or NaN, or would be in dst, and with the norm of the results. */
 AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
-                          amp_overflow_info* info) {
+        amp_overflow_info* info) {
     ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
     fenv_t floats;
     if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
@@ -4255,7 +4253,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
 
 AMPI_COMPILE_QUICKLY
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-gemm  Matrix product, dense layer. */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
@@ -4302,7 +4300,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->padded = 0;
     if (b->is_image && (b->image.taps > 1 || !a->is_image))
         p->padded = ampi_padded_floats(&b->image, b->along_k ? (size_t)AMPI_LANES : p->kc, b->along_k ? p->kc : p->nc,
-                                       2 * p->packed);
+            2 * p->packed);
     else if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
@@ -4321,7 +4319,7 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     p.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), p.units);
     each = ampi_div_up(p.units, p.shares) * p.unit;
     do ampi_plan_blocks(&p, g, s, p.by_rows ? ampi_min_size(s->m, each) : s->m,
-                        p.by_rows ? s->n : ampi_min_size(s->n, each), cut);
+        p.by_rows ? s->n : ampi_min_size(s->n, each), cut);
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
     return p;
 }
@@ -4354,7 +4352,7 @@ AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const a
     return AMPI_PAIRS_OF_BF16;
 }
 AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share,
-                            float* scratch) {
+        float* scratch) {
     const size_t from = ampi_share(p->units, p->shares, share) * p->unit;
     const size_t to = ampi_min_size(ampi_share(p->units, p->shares, share + 1) * p->unit, p->by_rows ? s->m : s->n);
     void (*product)(const ampi_product*, const ampi_plan*, size_t, size_t, size_t, size_t, float*) = g->product;
@@ -4396,22 +4394,22 @@ AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
     size_t elements;
     if (!ampi_is_compute_dtype(p->dtype))
         return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
-                         p->name, amp_dtype_name(p->dtype), (int)p->dtype);
+            p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
     if (p->ld < p->cols)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lld, but a row of %s has %lld elements", call,
-                         p->name, ld, p->name, cols);
+            p->name, ld, p->name, cols);
     if (!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lld rows of %lld elements", call,
-                         p->name, rows, ld);
+            p->name, rows, ld);
     if (!p->data)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements", call,
-                         p->name, rows, cols);
+            p->name, rows, cols);
     return AMP_OK;
 }
 /* All operands of a call, each by itself and then against each other. */
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
-                                       size_t count) {
+        size_t count) {
     amp_result r = AMP_OK;
     size_t i;
     for (i = 0; r == AMP_OK && i < count; i++)
@@ -4431,8 +4429,7 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, i
     return v;
 }
 /* A product into a plain matrix C; the operands are still to be set. */
-AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype,
-                               size_t ldc) {
+AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
     memset(s, 0, sizeof *s);
     s->m = m; s->n = n; s->k = k;
     s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
@@ -4473,7 +4470,7 @@ AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_
 }
 /* Does a matrix of batch p share a byte with one of batch q? Pairs are looked at only where the spans meet. */
 AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q, size_t q_stride,
-                             size_t count) {
+        size_t count) {
     const ampi_array a = ampi_series_span(p, p_stride, count), b = ampi_series_span(q, q_stride, count);
     const size_t p_count = p_stride ? count : 1, q_count = q_stride ? count : 1;
     size_t i, k;
@@ -4498,15 +4495,15 @@ AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size
 }
 
 AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name, size_t batch,
-                                     size_t stride) {
+        size_t stride) {
     size_t reach;
     if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
     return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
-                     ampi_shown(batch), ampi_shown(stride));
+        ampi_shown(batch), ampi_shown(stride));
 }
 /* What a batch adds to the checks of its first product, whose matrices a, b and c are in the list. */
 AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
-                                      const amp_gemm_shape* s) {
+        const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
     amp_result r = ampi_check_stride(logger, call, "a", s->batch, s->a_stride);
     if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", s->batch, s->b_stride);
@@ -4514,7 +4511,7 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
     if (r != AMP_OK || s->batch == 1 || s->m == 0 || s->n == 0) return r;
     if (ampi_series_meets_itself(c, s->c_stride, s->batch))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lld, matrices of c overlap", call,
-                         ampi_shown(s->c_stride));
+            ampi_shown(s->c_stride));
     if (ampi_series_meet(a, s->a_stride, c, s->c_stride, s->batch)
         || ampi_series_meet(b, s->b_stride, c, s->c_stride, s->batch))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
@@ -4523,8 +4520,8 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
 
 /* The arguments of amp_gemm, checked: the first product of the batch, and the shape with its defaults filled in. */
 AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger, const char* call,
-                                     const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype,
-                                     const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype) {
+        const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+        float beta, void* c, amp_dtype c_dtype) {
     ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, 0, 0, 0 }, { "b", b, b_dtype, AMPI_IN, 0, 0, 0 },
                              { "c", c, c_dtype, AMPI_OUT, 0, 0, 0 } };
     amp_result r;
@@ -4539,7 +4536,7 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if (s->batch == 0) s->batch = 1;
     if ((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
-                         (int)s->trans_a, (int)s->trans_b);
+            (int)s->trans_a, (int)s->trans_b);
     list[0].rows = ta ? s->k : s->m; list[0].cols = ta ? s->m : s->k; list[0].ld = s->lda;
     list[1].rows = tb ? s->n : s->k; list[1].cols = tb ? s->k : s->n; list[1].ld = s->ldb;
     list[2].rows = s->m; list[2].cols = s->n; list[2].ld = s->ldc;
@@ -4582,11 +4579,11 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
 }
 
 AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-                            amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
+        amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
     amp_gemm_shape full;
     ampi_product first;
     amp_result r = ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b,
-                                     b_dtype, beta, c, c_dtype);
+        b_dtype, beta, c, c_dtype);
     if (r != AMP_OK || full.m == 0 || full.n == 0) return r;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
     else ampi_gemm_batch_run(&first, &full, exec);
@@ -4623,7 +4620,7 @@ AMPI_FN ampi_argument ampi_layer_argument(const char* name, const ampi_ref* t, i
     return p;
 }
 AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer* t,
-                                    const ampi_layer_sizes* z, int backward) {
+        const ampi_layer_sizes* z, int backward) {
     const int b = t->b.data ? 0 : AMPI_UNUSED, dx = t->dx.data ? 0 : AMPI_UNUSED;
     const int dw = t->dw.data ? 0 : AMPI_UNUSED, db = t->db.data ? 0 : AMPI_UNUSED;
     const ampi_argument forward[4] = { ampi_layer_argument("x", &t->x, AMPI_IN, z->x),
@@ -4650,7 +4647,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
     memset(sums, 0, sizeof sums);
     for (row = 0; row < n; row += 64)
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
-                                        ampi_min_size(n - row, 64), width);
+            ampi_min_size(n - row, 64), width);
     ampi_kernels_end();
     ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
 }
@@ -4661,7 +4658,7 @@ AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
 }
 
 AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
-                                     int backward) {
+        int backward) {
     const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
     return ampi_check_layer(logger, backward ? "linear backward" : "linear", t, &z, backward);
 }
@@ -4687,9 +4684,8 @@ AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size
     s->b = ampi_matrix(t->x.data, t->x.dtype, in, 0);
 }
 
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                      size_t in, size_t out, const amp_exec* exec) {
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
+        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_product s;
@@ -4701,10 +4697,8 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
 }
 
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                       const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
-                                       void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-                                       int accumulate, size_t n, size_t in, size_t out,
-                                       const amp_exec* exec) {
+        const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
+        amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
@@ -4716,7 +4710,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     return AMP_OK;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-conv   Convolution: the same product of other operands; depthwise by channels. */
 
 /* A checked shape with its defaults filled in, and the sizes that follow from it. */
@@ -4755,24 +4749,23 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     for (i = 0; i < 14; i++)
         if (values[i] < (i < 7))
             return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i], values[i],
-                             i < 7);
+                i < 7);
     s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
     s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
     if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)
         return ampi_fail(logger, AMP_ERR_SHAPE,
-                         "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups,
-                         s->channels, s->out_channels);
+            "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups, s->channels, s->out_channels);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
     if (c->out_h < 0 || c->out_w < 0)
         return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1",
-                         s->height, s->width, s->pad_h, s->pad_w);
+            s->height, s->width, s->pad_h, s->pad_w);
     if (c->out_h == 0 || c->out_w == 0)
         return ampi_fail(logger, AMP_ERR_SHAPE,
-                         "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
-                         "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w,
-                         s->height, s->width, s->pad_h, s->pad_w);
+            "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
+            "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w,
+            s->height, s->width, s->pad_h, s->pad_w);
     c->cg = (size_t)(s->channels / s->groups);
     c->og = (size_t)(s->out_channels / s->groups);
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
@@ -4780,15 +4773,14 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     c->y_count = ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
     if (c->x_count == 0 || c->w_count == 0 || c->y_count == 0)
         return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %s has more elements than memory can hold",
-                         c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
+            c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
     c->taps = (size_t)s->kernel_h * (size_t)s->kernel_w;
     c->in_pixels = (size_t)s->height * (size_t)s->width;
     c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
-                                     const amp_exec* exec) {
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
     ampi_conv2d c;
     amp_result r = ampi_conv2d_init(&c, s, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
@@ -4824,7 +4816,7 @@ AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
 }
 /* x or dy as an operand. Plain planes are one long row. */
 AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
-                                   ampi_side w) {
+        ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
     ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
     ampi_unfold* g = &v.image;
@@ -4845,11 +4837,11 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int a
     const amp_conv2d_shape* s = &c->s;
     const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
     return ampi_image_of(c, x, 0, along_k,
-                         ampi_side_of(h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h, s->stride_h, s->height),
-                         ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
+        ampi_side_of(h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h, s->stride_h, s->height),
+        ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
 }
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
-                                   size_t n, size_t k) {
+        size_t n, size_t k) {
     memset(v, 0, sizeof *v);
     ampi_product_init(&v->s, m, n, k, (void*)out->data, out->dtype, 0);
     v->s.c.beta = add ? 1.0f : 0.0f;
@@ -4916,12 +4908,12 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     ampi_operand* a = &v->s.a;
     ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * taps);
     *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype, (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype,
-                     c->taps, 1);
+        c->taps, 1);
     a->taps = taps; a->taps_w = pw.count;
     a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
     a->output = c->cg * c->taps;
     v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
-                           ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
+        ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
     dx->data = (void*)ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w);
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
     dx->part = dx->used = pixels;
@@ -4939,9 +4931,9 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
     const ampi_operand x = ampi_image_x(c, &t->x, 1);
     const ampi_operand dy =
         ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
-                      ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
+            ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
     ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), transposed ? weights : c->og,
-                          transposed ? c->og : weights, k);
+        transposed ? c->og : weights, k);
     v->s.a = transposed ? x : dy; v->s.b = transposed ? dy : x;
     v->s.c.row = transposed ? 1 : weights; v->s.c.column = transposed ? weights : 1;
     v->a_group = transposed ? x_group : dy_group; v->b_group = transposed ? dy_group : x_group;
@@ -5019,7 +5011,7 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
         size_t task = ampi_share(d.tasks, d.shares, (size_t)i);
         for (; task < end; task++)
             g->depthwise(&wide.s, task % d.blocks * AMPI_LANES, task / d.blocks, images,
-                         memory + weights + (size_t)i * d.floats);
+                memory + weights + (size_t)i * d.floats);
         ampi_kernels_end();
     });
     return 1;
@@ -5064,7 +5056,7 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
 AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t weights = c->cg * c->taps, outputs = c->og;
     ampi_conv2d_dw(v, c, t, c->taps > 1 && outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
-                                                              <= outputs * ampi_div_up(weights, AMPI_LANES));
+        <= outputs * ampi_div_up(weights, AMPI_LANES));
 }
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
@@ -5078,7 +5070,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o)
             const size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + i;
             whole = ampi_max_size((c->out_pixels - i) / 16 * 16, 16);
             ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, at), type, 16, whole / 16,
-                                            ampi_min_size(c->out_pixels - i, 16));
+                ampi_min_size(c->out_pixels - i, 16));
         }
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
@@ -5120,7 +5112,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
 }
 
 AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
-                                     const ampi_layer* t, int backward) {
+        const ampi_layer* t, int backward) {
     amp_result r = ampi_conv2d_init(c, shape, logger);
     if (r != AMP_OK) return r;
     const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count }, { 1, (size_t)c->s.out_channels },
@@ -5128,9 +5120,8 @@ AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* sha
     return ampi_check_layer(logger, backward ? "conv2d backward" : "conv2d", t, &z, backward);
 }
 
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
-                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                      void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype, const void* w,
+        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_convolution v;
@@ -5142,10 +5133,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
-                                       const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
-                                       amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype, const void* x,
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+        void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_convolution v;
@@ -5166,7 +5156,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 
 AMPI_COMPILE_WELL
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-math   exp, log, tanh and the like, the same bits everywhere. */
 
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies; cases are chosen on bits. The
@@ -5318,7 +5308,7 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
     return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-nn  Pooling, normalisation, element by element, losses. */
 
 /* Every operator walks over its data in tiles: it widens a tile into floats on the stack (or takes the operand in place
@@ -5333,17 +5323,17 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 
 /* Refuses NULL, types that operators do not compute on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
-                                       size_t count) {
+        size_t count) {
     const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
     AMPI_REFUSE_CALL(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
-                     "%s: an operand has more elements than memory can hold, or a negative size", op);
+        "%s: an operand has more elements than memory can hold, or a negative size", op);
     for (i = 0; i < count; i++) {
         const ampi_argument* p = &list[i];
         AMPI_REFUSE_CALL(!p->data && !(p->use & AMPI_NULL) && n > 0, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
         AMPI_REFUSE_CALL(p->data && !ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
-                         "%s: %s has type %s (%d), which is none of f32, f16, bf16", op, p->name,
-                         amp_dtype_name(p->dtype), (int)p->dtype);
+            "%s: %s has type %s (%d), which is none of f32, f16, bf16", op, p->name,
+            amp_dtype_name(p->dtype), (int)p->dtype);
     }
     return n > 0 ? ampi_check_apart(logger, op, list, count) : AMP_OK;
 }
@@ -5440,7 +5430,7 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
     ampi_kernels_now()->convert((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
-                                AMP_F32, n, NULL, 1);
+        AMP_F32, n, NULL, 1);
     ampi_kernels_end();
 }
 
@@ -5492,17 +5482,16 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     memset(p, 0, sizeof *p);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
     AMPI_REFUSE_CALL(s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE, AMP_ERR_DESC,
-                     "pool2d: kind %d is neither maximum nor average", (int)s->kind);
+        "pool2d: kind %d is neither maximum nor average", (int)s->kind);
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
-                     || (int64_t)s->height * s->width > INT32_MAX, AMP_ERR_SHAPE,
-                     "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels, s->height,
-                     s->width);
+        || (int64_t)s->height * s->width > INT32_MAX, AMP_ERR_SHAPE,
+        "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels, s->height, s->width);
     AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0, AMP_ERR_DESC,
-                     "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h, s->kernel_w,
-                     s->stride_h, s->stride_w);
+        "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h, s->kernel_w,
+        s->stride_h, s->stride_w);
     AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2,
-                     AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
-                     s->kernel_h, s->kernel_w);
+        AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
+        s->kernel_h, s->kernel_w);
     p->max = s->kind == AMP_POOL_MAX;
     p->h = s->height; p->w = s->width;
     p->kh = s->kernel_h; p->kw = s->kernel_w;
@@ -5511,14 +5500,14 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     p->exclude_pad = s->exclude_pad != 0;
     p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
     AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
-                     "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n, s->channels, s->height, s->width);
+        "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n, s->channels, s->height, s->width);
     oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
     ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
     AMPI_REFUSE_CALL(oh < 0 || ow < 0, AMP_ERR_SHAPE,
-                     "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw, p->h, p->w,
-                     p->ph, p->pw);
+        "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw, p->h, p->w,
+        p->ph, p->pw);
     AMPI_REFUSE_CALL(oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX, AMP_ERR_SHAPE,
-                     "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
+        "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
     p->sh = ampi_min_int(p->sh, p->h);         /* of a larger stride there is one window, whatever the stride */
@@ -5645,7 +5634,7 @@ AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const
 /* The place of the first maximum of each of 16 planes in a window, or in the part of it that this tile holds: `at` is
    that place, `best` the key of its element. begin: the window's first part. */
 AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_t* AMPI_RESTRICT best,
-                                  const ampi_pool_part* u) {
+        const ampi_pool_part* u) {
     const float* x = u->x;
     int32_t top[AMPI_LANES];
     uint32_t where[AMPI_LANES], row = u->place;
@@ -5663,7 +5652,7 @@ AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) at[l] = where[l];
 }
 AMPI_INLINE void ampi_pool_give(int max, const float* AMPI_RESTRICT y, const uint32_t* AMPI_RESTRICT at,
-                                const ampi_pool_part* u) {
+        const ampi_pool_part* u) {
     float* AMPI_RESTRICT x = u->x;
     uint32_t row = u->place;
     int r, c, l;
@@ -5682,7 +5671,7 @@ AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRI
 /* A task for the windows of a row, and those of their pixels that lie in `all`, columns [d->c0, d->c1) of some rows.
    top: the first rows of the windows are among them. */
 AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
-                                   const ampi_pool_part* all, int top, int backwards) {
+        const ampi_pool_part* all, int top, int backwards) {
     const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
     const int64_t first = q->y.c0 * sw - q->p->pw - d->c0;
     ampi_pool_part u = *all;
@@ -5704,7 +5693,7 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
 }
 /* A task for row `oh` of the windows and those of its pixels that lie in the rectangle d. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
-            task, q, oh, d, pixels) {
+        task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
     const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     const int r0 = ampi_max_int(seen.first, d->r0), r1 = ampi_min_int(seen.last, d->r1);
@@ -5842,15 +5831,15 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
 }
 
 /* What a forward and a backward call do: all planes, 16 at a time. */
-AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list,
-                           void (*work)(const ampi_pool_plan* p, const ampi_argument* list, size_t plane)) {
+AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, void (*work)(const ampi_pool_plan* p,
+        const ampi_argument* list, size_t plane)) {
     int64_t i;
     AMPI_PARALLEL_FOR(p->planes * ((size_t)p->h * (size_t)p->w) >= AMPI_PARALLEL_MIN,
         for (i = 0; i < (int64_t)p->planes; i += AMPI_LANES) work(p, list, (size_t)i));
 }
 
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                      const amp_exec* exec) {
+        const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
@@ -5861,7 +5850,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
 }
 
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt, const void* x,
-                                       amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
+        amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
@@ -5904,7 +5893,7 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);    /* the smaller of s and 1-s: s*(1-s) is accurate */
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
-                    ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
+        ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
 /* max(x,0) - x*t + log(1 + exp(-|x|)). */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
@@ -5961,7 +5950,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 /* A table of f for each value of 16 bits, in the workspace, or NULL: for many elements it is sooner made and read than
    f is computed. */
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
-                                              const amp_exec* exec) {
+        const amp_exec* exec) {
     enum { values = 65536 };
     ampi_argument both[2] = { list[AMPI_ARG_X], list[AMPI_ARG_Y] };
     uint16_t* table;
@@ -5978,12 +5967,12 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argum
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     const amp_logger* logger = ampi_exec_logger(exec);
     AMPI_REFUSE_CALL((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
-                     "activation: %d is not an amp_activation", (int)f);
+        "activation: %d is not an amp_activation", (int)f);
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                                          size_t n, const amp_exec* exec) {
+        size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     const uint16_t* table;
     int64_t i;
@@ -5996,7 +5985,7 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 }
 
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
-                                           amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+        amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
         AMPI_ARG(saved, st, AMPI_IN, n) };
@@ -6061,7 +6050,7 @@ AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_col
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
 AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const float* dy, const float* x, size_t row,
-                               size_t n) {
+        size_t n) {
     const int by_column = q->statistics_by_column;
     ampi_row_lanes mean, scale, a, b, gamma, beta;
     ampi_row_lanes_of(&mean, q->mean, by_column, row, 0.0f);
@@ -6071,12 +6060,12 @@ AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const f
     ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, row, 1.0f);
     ampi_row_lanes_of(&beta, q->beta, q->params_by_column, row, -0.0f);
     if (dy) AMPI_LOOP(y, n, ampi_fma(hw, AMPI_LANE_OF(mean) - x[i], AMPI_LANE_OF(b),
-                                     ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
+            ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
     else AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
-                                  AMPI_LANE_OF(beta)));
+        AMPI_LANE_OF(beta)));
 }
 AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
-                                   const float* x, size_t rows, size_t n) {
+        const float* x, size_t rows, size_t n) {
     size_t r;
     for (r = 0; r < rows; r++, y += n, x += n) {
         const float mean = op >= AMPI_EXP ? q->mean[r] : 0.0f, scale = op == AMPI_DIVIDE ? q->scale[r] : 1.0f;
@@ -6089,7 +6078,7 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
 }
 /* Each operator has a loop of its own. */
 AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
-             size_t rows, size_t n), op, q, y, dy, x, rows, n) {
+        size_t rows, size_t n), op, q, y, dy, x, rows, n) {
     if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
     else if (op == AMPI_NORM_DX) ampi_rows_each_as(hw, AMPI_NORM_DX, q, y, dy, x, rows, n);
     else if (op == AMPI_EXP) ampi_rows_each_as(hw, AMPI_EXP, q, y, NULL, x, rows, n);
@@ -6123,7 +6112,7 @@ AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mea
 }
 /* Sixteen elements; in: a mask of those that count, NULL for all. */
 AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-                                const float* gamma, float mean, float scale, double center, const uint32_t* in) {
+        const float* gamma, float mean, float scale, double center, const uint32_t* in) {
     size_t l;
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
         const ampi_term t = ampi_term_of(terms, gamma ? y[l] * gamma[l] : y[l], x[l], mean, scale, center);
@@ -6133,7 +6122,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
     }
 }
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
-                                  const ampi_row_args* q, size_t rows, size_t n, int more) {
+        const ampi_row_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
@@ -6164,7 +6153,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
 /* Sums of rows of n elements; `more`: of one row, which began before. y may be x. With hw each kind of terms has a loop
    of its own. */
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
-             size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
+        size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
     switch (hw ? (int)terms : -1) {
         case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, y, x, q, rows, n, more); break;
         case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
@@ -6179,8 +6168,7 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
 /* Sums of columns, as ampi_terms lists them, added to sum and dot. Rows are n apart; whole groups of lanes are summed,
    those behind column n for nobody. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
-                                     const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
-                                     const ampi_row_args* q, size_t rows, size_t n) {
+        const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes mean, scale;
     size_t r, ampi_i, ampi_l;
@@ -6200,7 +6188,7 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
     }
 }
 AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-             const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q, rows, n) {
+        const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q, rows, n) {
     if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
@@ -6227,7 +6215,7 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
 
 /* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
 AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
-                              size_t d) {
+        size_t d) {
     size_t i, n;
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
         const float* v = ampi_read(x, at + i, rows * n, n);
@@ -6253,7 +6241,7 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
 /* y of rows of d elements from element `at` on; or, if q has a, dx, which adds to what is there, if `add`. gamma and
    beta: parameters of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
-                             const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
+        const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     size_t i, n;
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
@@ -6285,19 +6273,19 @@ typedef struct ampi_bn_plan {
 AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
 
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
-                                     const amp_logger* logger) {
+        const amp_logger* logger) {
     memset(p, 0, sizeof *p);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->spatial < 1, AMP_ERR_SHAPE,
-                     "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
+        "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
     AMPI_REFUSE_CALL(ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1, AMP_ERR_SHAPE,
-                     "batch norm: training needs more than one value per channel, not 1x%dx1", s->channels);
+        "batch norm: training needs more than one value per channel, not 1x%dx1", s->channels);
     p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
     p->momentum = ampi_default_at(&s->momentum, 0.1f);
     AMPI_REFUSE_CALL(!ampi_is_finite(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
-                     "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
+        "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-                     "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
+        "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
@@ -6440,7 +6428,7 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
     for (c = 0; f->training && f->p.momentum != 0.0f && c < g->width; c++)
         ampi_bn_run(f->running_mean, f->running_var, g->first + c, f->p.momentum, g->mean[c],
-                    (float)(g->dot[c] / (values - 1.0)));
+            (float)(g->dot[c] / (values - 1.0)));
 }
 /* y of a group from x, or with q->a dx from dy and x, which stands at `arg`. */
 AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
@@ -6453,8 +6441,8 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
     ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
     for (image = 0; image < p->n; image++)
         ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
-                        (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
-                        columns ? g->width : p->spatial, f->add);
+            (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
+            columns ? g->width : p->spatial, f->add);
 }
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
@@ -6466,9 +6454,8 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
 }
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype xt,
-                                          const void* gamma, const void* beta, amp_dtype pt, float* running_mean,
-                                          float* running_var, float* save_mean, float* save_invstd, void* y,
-                                          amp_dtype yt, const amp_exec* exec) {
+        const void* gamma, const void* beta, amp_dtype pt, float* running_mean, float* running_var, float* save_mean,
+        float* save_invstd, void* y, amp_dtype yt, const amp_exec* exec) {
     ampi_bn_plan p;
     int64_t i;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
@@ -6513,9 +6500,8 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dyt, const void* x,
-                                           amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
-                                           amp_dtype dpt, int accumulate, const amp_exec* exec) {
+        amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx,
+        amp_dtype dxt, void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
     int64_t i;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
@@ -6558,8 +6544,8 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
 }
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma, const void* beta,
-                                          amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y,
-                                          amp_dtype yt, size_t rows, size_t d, const amp_exec* exec) {
+        amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t rows, size_t d,
+        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all), AMPI_ARG(beta, pt, AMPI_NULL, d),
@@ -6571,7 +6557,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     AMPI_REFUSE_CALL(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     AMPI_REFUSE_CALL(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
-                     "layer norm: eps %g must be greater than 0 and finite", (double)eps);
+        "layer norm: eps %g must be greater than 0 and finite", (double)eps);
     f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     return AMP_OK;
@@ -6580,7 +6566,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
 /* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx
    too, for which these are all columns: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start, size_t width,
-                                   double* sums, int with_dx) {
+        double* sums, int with_dx) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     float a[AMPI_ROWS], b[AMPI_ROWS];
@@ -6653,9 +6639,8 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x, amp_dtype xt,
-                                           const void* gamma, amp_dtype pt, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
-                                           amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+        const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx, amp_dtype dxt,
+        void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all),
@@ -6704,7 +6689,7 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 
 /* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
-                                  float* e) {
+        float* e) {
     const ampi_row_args q = { max, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
     size_t i, n;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
@@ -6741,7 +6726,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
 }
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t rows, size_t d,
-                                       const amp_exec* exec) {
+        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
@@ -6771,7 +6756,7 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
 }
 
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
-                                        amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
+        amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
         AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
@@ -6787,19 +6772,19 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
 AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
-            scale, n) {
+        scale, n) {
     (void)hw;
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale) & ~ampi_mask(ampi_uniform(bits[i]) < p)));
 }
 
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
-                                       uint64_t seed, uint64_t offset, const amp_exec* exec) {
+        uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     const amp_logger* logger = ampi_exec_logger(exec);
     int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
     AMPI_REFUSE_CALL(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-                     "dropout: probability %g is outside [0,1)", (double)p);
+        "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
@@ -6807,14 +6792,14 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
         float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
         ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 4));
         ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
-                  ampi_padded(count));
+            ampi_padded(count));
         ampi_store(&list[AMPI_ARG_Y], start, v, count);
     });
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
-                                   size_t n, const amp_exec* exec) {
+        size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
     AMPI_TRY(AMPI_CHECK(exec, "add", n, list));
@@ -6825,13 +6810,13 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
     const amp_logger* logger = ampi_exec_logger(exec);
     AMPI_REFUSE_CALL(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
-                     "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column), ampi_shown(column),
-                     ampi_shown(d), ampi_shown(d_total));
+        "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column), ampi_shown(column),
+        ampi_shown(d), ampi_shown(d_total));
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
-                                      size_t column, size_t rows, const amp_exec* exec) {
+        size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
@@ -6841,12 +6826,12 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     if (d == 0) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
         amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(yt), yt,
-                    (const char*)x + (size_t)i * d * ampi_type_size(xt), xt, d));
+            (const char*)x + (size_t)i * d * ampi_type_size(xt), xt, d));
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
-                                       amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+        amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
@@ -6859,8 +6844,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
         if (!accumulate)
-            amp_convert((char*)x + to * ampi_type_size(xt), xt,
-                        (const char*)y + from * ampi_type_size(yt), yt, d);
+            amp_convert((char*)x + to * ampi_type_size(xt), xt, (const char*)y + from * ampi_type_size(yt), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
             ampi_load_f32(tile, y, yt, from + i, count);
             ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
@@ -6884,19 +6868,19 @@ AMPI_FN amp_result ampi_check_weight(const amp_exec* exec, const char* op, float
 }
 
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
-                                     size_t classes) {
+        size_t classes) {
     const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
     AMPI_REFUSE_CALL(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
-                     "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
-                     ampi_shown(classes));
+        "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
+        ampi_shown(classes));
     AMPI_REFUSE_CALL(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-                     "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
+        "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
     AMPI_REFUSE_CALL(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (i = 0; i < n; i++)
         AMPI_REFUSE_CALL(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
-                         "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
-                         (ampi_ull)i, (ampi_ull)(classes - 1));
+            "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
+            (ampi_ull)i, (ampi_ull)(classes - 1));
     return AMP_OK;
 }
 
@@ -6942,8 +6926,7 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
 }
 
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt, const int32_t* labels,
-                                                     float smoothing, float* loss, size_t n, size_t classes,
-                                                     const amp_exec* exec) {
+        float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
@@ -6959,9 +6942,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
 }
 
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt, const int32_t* labels,
-                                                      float smoothing, const float* loss_scale, float weight,
-                                                      void* dlogits, amp_dtype dxt, size_t n, size_t classes,
-                                                      const amp_exec* exec) {
+        float smoothing, const float* loss_scale, float weight, void* dlogits, amp_dtype dxt, size_t n, size_t classes,
+        const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = {
         AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
@@ -6981,7 +6963,7 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
 }
 
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-                                     amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
+        amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1), AMPI_ARG(target, tt, AMPI_IN, n) };
     double parts[AMPI_PARTS];
@@ -6998,7 +6980,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         for (i = first; i < end; i++) {
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_each((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
-                      ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
+                ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
             ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
@@ -7008,8 +6990,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 }
 
 AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-                                      amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt,
-                                      size_t n, const amp_exec* exec) {
+        amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
     float factor;
@@ -7022,28 +7003,26 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
 }
 
 AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, float* loss, size_t n,
-                                   const amp_exec* exec) {
+        const amp_exec* exec) {
     return ampi_loss_forward(AMPI_MSE, "mse", x, xt, target, tt, loss, n, exec);
 }
 AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-                                    const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n,
-                                    const amp_exec* exec) {
+        const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     return ampi_loss_backward(AMPI_MSE_SLOPE, "mse backward", x, xt, target, tt, loss_scale, weight, dx, dxt, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-                                               float* loss, size_t n, const amp_exec* exec) {
+        float* loss, size_t n, const amp_exec* exec) {
     return ampi_loss_forward(AMPI_BCE, "bce with logits", x, xt, target, tt, loss, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-                                                const float* loss_scale, float weight, void* dx, amp_dtype dxt,
-                                                size_t n, const amp_exec* exec) {
+        const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     return ampi_loss_backward(AMPI_BCE_SLOPE, "bce with logits backward", x, xt, target, tt, loss_scale, weight, dx,
-                              dxt, n, exec);
+        dxt, n, exec);
 }
 
 AMPI_COMPILE_QUICKLY
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-policy */
 
 /* A row of AMP_OP_LIST. */
@@ -7090,7 +7069,7 @@ AMP_DEF const char* amp_level_name(amp_level level) {
 }
 AMP_DEF const char* amp_reason_name(amp_reason reason) {
     return ampi_name_among("level list\0white list\0black list\0"
-                           "set by hand\0keep_batchnorm_fp32\0region\0pinned\0", (unsigned)reason);
+        "set by hand\0keep_batchnorm_fp32\0region\0pinned\0", (unsigned)reason);
 }
 
 typedef struct ampi_style_row {
@@ -7147,16 +7126,16 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const char* level = amp_level_name(d->level);
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
     AMPI_REFUSE_POLICY(d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16,
-                       "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
+        "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
     AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
-                       amp_style_name(d->style), level);
+        amp_style_name(d->style), level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
-                       "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
+        "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->master_weights != 0,
-                       "master_weights needs O2 or O3; the weights of %s are FP32 already", level);
+        "master_weights needs O2 or O3; the weights of %s are FP32 already", level);
     AMPI_REFUSE_POLICY(!ampi_is_switch(d->keep_batchnorm_fp32) || !ampi_is_switch(d->master_weights),
-                       "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
-                       d->keep_batchnorm_fp32, d->master_weights);
+        "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
+        d->keep_batchnorm_fp32, d->master_weights);
     return AMP_OK;
 }
 
@@ -7164,15 +7143,15 @@ AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const int white = d->white_count, black = d->black_count;
     AMPI_REFUSE_POLICY(white < 0 || black < 0 || (white && !d->white) || (black && !d->black),
-                       "a list has a count but no entries, or a count below 0");
+        "a list has a count but no entries, or a count below 0");
     AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black), "O0 runs everything in FP32, it takes no lists");
     AMPI_REFUSE_POLICY(white && black, "give a white or a black list, not both; for more take amp_policy_set_rule");
     for (int i = 0; i < white + black; i++) {
         const amp_op op = white ? d->white[i] : d->black[i];
         AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
-                           "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
+            "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
         AMPI_REFUSE_POLICY(white && ampi_op_is_loss(op), "%s on the white list: a loss is FP32 at every level",
-                           amp_op_name(op));
+            amp_op_name(op));
     }
     return AMP_OK;
 }
@@ -7200,7 +7179,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i), AMP_REASON_LEVEL);
     if (d.keep_batchnorm_fp32 != 0)
         ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
-                        AMP_REASON_KEEP_BN);
+            AMP_REASON_KEEP_BN);
     for (int i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
     for (int i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
     *p = out;
@@ -7217,10 +7196,10 @@ AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
     AMPI_TRY(ampi_policy_check_choice(p->level, p->style, logger));
     AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
-                       "low_dtype must be f16 or bf16; start from amp_policy_init");
+        "low_dtype must be f16 or bf16; start from amp_policy_init");
     for (int i = 0; i < AMP_OP_COUNT; i++)
         AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]), "%s cannot have the rule %s (%d)",
-                           amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
+            amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
     return AMP_OK;
 }
 
@@ -7247,7 +7226,7 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
     return ampi_policy_list(p, AMP_RULE_FP32, out, capacity);
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-scaler */
 
 /* --- fields of descs, also of an optimizer's --- */
@@ -7270,10 +7249,10 @@ AMPI_FN double ampi_field_value(const void* p, char kind) {
 }
 
 AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, const char* what,
-                                    const amp_logger* logger) {
+        const amp_logger* logger) {
     const double value = ampi_field_value((const char*)desc + f->at, f->kind);
     AMPI_REFUSE_CALL(value < f->low || value > f->high || !ampi_is_finite64(&value), AMP_ERR_DESC,
-                     "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value, f->range);
+        "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value, f->range);
     return AMP_OK;
 }
 
@@ -7372,20 +7351,20 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
     const amp_scaler_rule* r = &x->rule;
     const float init = x->state.scale;
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
-                                      !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
-                     "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or "
-                     "hysteresis", preset);
+        !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
+        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or "
+        "hysteresis", preset);
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
-                     "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
+        "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
-                     "scaler: ignore_overflow is for static presets, not for %s", preset);
+        "scaler: ignore_overflow is for static presets, not for %s", preset);
     AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale), "scaler: init_scale 0: the preset %s has no default, give one",
-                     preset);
+        preset);
     for (int i = 0; i < AMPI_SCALER_FIELDS; i++)
         AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
     AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
-                     "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
+        "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
     AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g", r->min, init);
     AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g", r->max, init);
     return AMP_OK;
@@ -7571,16 +7550,16 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
     const char* place = t->place;
     AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
     AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place,
-                     t->count);
+        t->count);
     for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
         const char* name = ampi_name_or_none(x.name);
         AMPI_REFUSE_CALL(!ampi_is_compute_dtype(x.dtype), AMP_ERR_DTYPE,
-                         "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name, (int)x.dtype);
+            "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name, (int)x.dtype);
         AMPI_REFUSE_CALL(x.count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lld elements",
-                         place, i, name, ampi_shown(x.count));
+            place, i, name, ampi_shown(x.count));
         AMPI_REFUSE_CALL(x.count > 0 && !x.data, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lld",
-                         place, i, name, ampi_shown(x.count));
+            place, i, name, ampi_shown(x.count));
     }
     return AMP_OK;
 }
@@ -7599,8 +7578,8 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
     size_t a, b;
     if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b)) return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place,
-                     (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
-                     (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
+        (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
+        (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
 /* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none. All was if the
@@ -7639,7 +7618,7 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
     for (int i = 0; i < src->count; i++) {
         const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
         AMPI_REFUSE_CALL(from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
-                         src->place, i, ampi_shown(to), ampi_shown(from));
+            src->place, i, ampi_shown(to), ampi_shown(from));
     }
     return ampi_tensors_apart(s, dst, src);
 }
@@ -7662,7 +7641,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells too */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
-                      "skipped", place, s->state.scale_in_use);
+                "skipped", place, s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;
@@ -7693,7 +7672,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
 
 /* Looks at src times `inverse` and, if there is a dst, moves or adds that there; info may be NULL. */
 AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-                                    int accumulate, amp_overflow_info* info) {
+        int accumulate, amp_overflow_info* info) {
     amp_overflow_info found;
     ampi_unscale(src, dst, inverse, accumulate, &found);
     if (ampi_tensors_any(src)) {
@@ -7719,8 +7698,8 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
     const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_unscale");
     return ampi_scaler_look(s, &t, AMPI_UNSCALED, info);
 }
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
-                                           int count, int accumulate, amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
+        int accumulate, amp_overflow_info* info) {
     const char* place = "amp_scaler_unscale_into";
     const ampi_tensors to = ampi_tensors_of(dst, count, place), from = ampi_tensors_of(src, count, place);
     AMPI_TRY(ampi_scaler_enter_into(s, &to, &from));
@@ -7745,14 +7724,14 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const double scale = s->state.scale;
     const char* what = NULL;
     if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
-                                                               : s->rule.at_min == AMP_LIMIT_ERROR))
+            : s->rule.at_min == AMP_LIMIT_ERROR))
         what = hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor";
     else if (hit & 2) what = "more overflows in a row than max_skips";
     AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
-                     (int)s->state.consecutive_skips);
+        (int)s->state.consecutive_skips);
     AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
-                     "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
-                     (int)s->rule.max_unsound);
+        "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
+        (int)s->rule.max_unsound);
     AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),        /* on_limit may have set it */
                      AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale "
                      "and max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
@@ -7763,7 +7742,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     const amp_logger* logger = &s->logger;
     AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
-                     "the last update");
+        "the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -7773,7 +7752,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
+            "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
     s->state.scale = scale;
     s->state.exact_scale = (double)scale;
     ampi_scaler_use_scale(&s->state);
@@ -7862,7 +7841,7 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
 }
 /* Names the first number that differs. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
-                                           const unsigned char* ours) {
+        const unsigned char* ours) {
     static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
                                          "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
                                          "at_max_skips", "ignore_overflow", "static", "exact growth_factor",
@@ -7870,8 +7849,8 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
     int i = 0;
     while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
     return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
-                     "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, ampi_scaler_number(theirs, i),
-                     i < 14 ? 6 : 17, ampi_scaler_number(ours, i));
+        "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, ampi_scaler_number(theirs, i),
+        i < 14 ? 6 : 17, ampi_scaler_number(ours, i));
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
@@ -7895,13 +7874,13 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
     const amp_logger* logger = &s->logger;
     AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes",
-                     AMP_SCALER_STATE_BYTES);
+        AMP_SCALER_STATE_BYTES);
     memcpy(theirs, bytes, size);
     ampi_scaler_write(s, ours);
     const uint32_t version = ampi_get32(theirs + 4);
     AMPI_REFUSE_CALL(memcmp(theirs, ours, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
-                         ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
-                     AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+        ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
+        AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
     if (version == 1) {
         memcpy(theirs + 120, theirs + 96, 4);
         memcpy(theirs + 96, ours + 96, 24);
@@ -7911,7 +7890,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     ampi_saved saved = { s->rule, s->state };
     ampi_scaler_move(&saved, theirs, 1);
     AMPI_REFUSE_CALL(!ampi_scaler_state_is_sound(&s->rule, &saved.state), AMP_ERR_FORMAT,
-                     "amp_scaler_load: the state holds a scale or a count that no scaler has");
+        "amp_scaler_load: the state holds a scale or a count that no scaler has");
     s->state = saved.state;
     ampi_scaler_keep(&s->rule, &s->state, version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : s->state.scale);
     ampi_scaler_use_scale(&s->state);
@@ -7919,7 +7898,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     return AMP_OK;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-optim */
 
 /* --- schedule --- */
@@ -7968,7 +7947,7 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
         return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : s->gamma,
-                            s->step_size > 0 ? after / s->step_size : 0);
+            s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
     if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
@@ -8016,11 +7995,11 @@ AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
 }
 
 AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code, const char* place,
-                                     const amp_logger* logger) {
+        const amp_logger* logger) {
     for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
         AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code, "%s: groups[%d].%s %g must be finite and not negative, or "
-                         "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", *value);
+            "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", *value);
     }
     return AMP_OK;
 }
@@ -8033,12 +8012,12 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     for (size_t i = 0; i < sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields; i++)
         AMPI_TRY(ampi_check_field(d, &ampi_optimizer_fields[i], "optimizer", logger));
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
-                     "optimizer: nesterov needs momentum > 0 and no dampening");
+        "optimizer: nesterov needs momentum > 0 and no dampening");
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps is negative");
     AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
-                     "optimizer: schedule.total_steps must be greater than schedule.warmup_steps");
+        "optimizer: schedule.total_steps must be greater than schedule.warmup_steps");
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
-                     "optimizer: schedule.step_size must be at least 1");
+        "optimizer: schedule.step_size must be at least 1");
     AMPI_REFUSE_DESC(d->group_count > 0 && !d->groups, "optimizer: group_count is not 0, but groups is NULL");
     return ampi_groups_check(d->groups, d->group_count, AMP_ERR_DESC, "optimizer", logger);
 }
@@ -8073,7 +8052,7 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
-                      "low_dtype must be F16 or BF16");
+        "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
     AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "no memory holds that many elements");
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
@@ -8110,14 +8089,14 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &one, &other)) return AMP_OK;
     const size_t n = AMPI_PARAM_ARRAYS, a = one < other ? one : other, b = one < other ? other : one;
     return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
-                     "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
-                     array[a % n], (int)(a / n), ampi_name_or_none(o->params[a / n].name),
-                     array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
+        "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
+        array[a % n], (int)(a / n), ampi_name_or_none(o->params[a / n].name),
+        array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
-AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
-                                       int count, const char* place) {
+AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count,
+        const char* place) {
     amp_optimizer made;
     amp_optimizer_desc* d = &made.desc;
     memset(&made, 0, sizeof made);
@@ -8280,7 +8259,7 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
 
 /* The constants of this step for one group. factor: the schedule's. */
 AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult,
-                                          double factor) {
+        double factor) {
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
@@ -8317,15 +8296,15 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 
 /* The state, which the caller may have written. */
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
-                                              const char* place) {
+        const char* place) {
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
-                     "%s: state.lr %g must be finite and not negative", place, s->lr);
+        "%s: state.lr %g must be finite and not negative", place, s->lr);
     AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
-                     (long long)s->step);
+        (long long)s->step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
         AMPI_REFUSE_CALL(s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step, AMP_ERR_ARGUMENT,
-                         "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
-                         (long long)s->frozen_steps[i], (long long)s->step);
+            "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
+            (long long)s->frozen_steps[i], (long long)s->step);
     return AMP_OK;
 }
 
@@ -8336,7 +8315,7 @@ AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char
 
 /* The caller may have changed the parameters since init. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s, ampi_tensors* t,
-                                        const char* place) {
+        const char* place) {
     const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
     AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
     AMPI_TRY(ampi_optimizer_check_rates(o, place));
@@ -8359,8 +8338,8 @@ AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
 }
 
 /* Norm and overflows of the gradients, by a pass or from their last check. Returns 1 if the step may be applied. */
-AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
-                                float factor, amp_overflow_info* found) {
+AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor,
+        amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
     if (ampi_optimizer_blind(o, s)) {
         ampi_overflow_clear(found);
@@ -8380,7 +8359,7 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
 }
 
 AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
-                                       amp_optimizer_info* info) {
+        amp_optimizer_info* info) {
     amp_optimizer_info report;
     int unscaled = 1;
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
@@ -8404,7 +8383,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
 
 /* Steps, or unscales. A scaler without a logger uses the optimizer's meanwhile. */
 AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what, const char* place,
-                                       amp_optimizer_info* info) {
+        amp_optimizer_info* info) {
     ampi_tensors t;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, info);
@@ -8426,12 +8405,11 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     if (!ampi_lr_is_valid(&lr, 0))
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative",
-                         lr);
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative", lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
         ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
-                    (long long)o->state.step);
+            (long long)o->state.step);
     return AMP_OK;
 }
 
@@ -8442,7 +8420,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     return AMP_OK;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-backend */
 
 AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
@@ -8458,7 +8436,7 @@ AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const
     return AMP_OK;
 }
 AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-    const amp_exec* exec) {
+        const amp_exec* exec) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = ampi_exec_logger(exec);
@@ -8475,7 +8453,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
 }
 
 AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int from_host,
-    const amp_reading* how, const amp_exec* exec) {
+        const amp_reading* how, const amp_exec* exec) {
     float x[AMPI_TILE];
     size_t run, count;
     (void)from_host; (void)exec;
@@ -8499,11 +8477,11 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_d
 }
 
 AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-    uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
+        uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
     return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
 AMPI_FN amp_result ampi_cpu_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-    const amp_exec* exec) {
+        const amp_exec* exec) {
     (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
@@ -8521,7 +8499,7 @@ AMPI_FN amp_result ampi_cpu_losses(amp_training* t, const float* losses, int cou
     return AMP_OK;
 }
 AMPI_FN amp_result ampi_cpu_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
-    const amp_exec* exec) {
+        const amp_exec* exec) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     (void)exec;
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
@@ -8570,7 +8548,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     return &cpu;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-model */
 
 #define AMPI_NONE (-1)
@@ -8996,7 +8974,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "the desc is NULL");
     AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE, "a model has at most %d inputs", AMP_MAX_INPUTS);
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "%d x %d x %d for a batch "
-                      "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
+        "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     for (int c = 0; c < d->channels; c++)
         AMPI_REFUSE_LAYER((d->mean && !amp_is_finite(&d->mean[c], AMP_F32)) || (d->std && (d->std[c] == 0.0f
@@ -9770,7 +9748,7 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     shape[3] = (size_t)s->kernel_w;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-train */
 
 AMP_DEF const char* amp_outcome_name(amp_outcome o) {
@@ -9801,7 +9779,7 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
 /* Each layer has a stream of its own, whose position counts elements over all passes and ranks: k micro-batches, or k
    ranks, draw what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt, void* y,
-    amp_dtype yt) {
+        amp_dtype yt) {
     const amp_training* t = &m->training;
     const size_t count = m->pass.rows * n->features;
     const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch, seed = ampi_stream(m, -2 - n->number);
@@ -10405,7 +10383,7 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 
 /* A pass in evaluation mode: the losses into *told or, if that is NULL, the value of `last` into out. */
 AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_node* last, amp_eval_info* told,
-    float* out) {
+        float* out) {
     fenv_t floats;
     ampi_start_pass(m, b, 0);
     if (told) m->pass.correct = &told->correct;
@@ -10706,7 +10684,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     return r;
 }
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-checkpoint */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
@@ -10912,7 +10890,7 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 
 /* What each call begins with. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
-                                   const amp_file_desc* desc) {
+        const amp_file_desc* desc) {
     memset(f, 0, sizeof *f);
     if (desc) f->desc = *desc;
     f->owner = "memory";
@@ -11117,7 +11095,7 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
 }
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
-                                 const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
+        const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
     ampi_file f;
     AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
     if (text_count < 0 || (text_count > 0 && !texts))
@@ -11252,7 +11230,7 @@ AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
     }
     if (found != 7) ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
     if (!j->error && (count > UINT64_MAX / bits || count * bits % 8 != 0 || e->begin > e->end
-                      || count * bits / 8 != e->end - e->begin))
+            || count * bits / 8 != e->end - e->begin))
         ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
 }
 
@@ -11291,7 +11269,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
         const ampi_entry* e = &f->entries[i];
         if (e->begin != end)
             return AMPI_BAD_FILE(f, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
-                                 e->begin > end ? "behind a hole" : "inside the one before");
+                e->begin > end ? "behind a hole" : "inside the one before");
     }
     if (end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside a tensor", f->path);
     if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
@@ -11335,7 +11313,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     for (size_t i = 0; n > AMPI_MAX_HEADER && i < sizeof foreign / sizeof *foreign; i++)
         if (memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0)
             return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
-                                 f->path, foreign[i][1]);
+                f->path, foreign[i][1]);
     if (n < 2 || n > AMPI_MAX_HEADER)
         return AMPI_BAD_FILE(f, "'%s': header of %llu bytes; 2 to %u are valid", f->path, (ampi_ull)n, AMPI_MAX_HEADER);
     if (n > f->bytes - 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its header", f->path);
@@ -11372,12 +11350,11 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
         if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
         if (e->dtype != dtype)
             return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name,
-                                 e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type],
-                                 amp_dtype_name(dtype), f->owner);
+                e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
         ampi_show_shape((size_t)t->rank, t->shape, ours);
         if (strcmp(ampi_show_shape(e->rank, e->shape, theirs), ours) != 0)
             return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours,
-                                 f->owner);
+                f->owner);
         e->wanted = &t->tensor;
         e->place = (size_t)total;
         total += (e->end - e->begin + 7) / 8 * 8;
@@ -11398,7 +11375,7 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
         if (!data) continue;
         if (e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc), e->crc) != 0)
             return AMPI_BAD_FILE(f, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s", f->path,
-                                 ampi_show(f, e->name), crc, e->crc);
+                ampi_show(f, e->name), crc, e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
     for (e = f->entries; e < end; e++) {
@@ -11414,7 +11391,7 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
 }
 
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
-                                 const amp_file_desc* desc) {
+        const amp_file_desc* desc) {
     ampi_file f;
     AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
     amp_result r = ampi_file_open(&f, path);
@@ -11424,7 +11401,7 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 }
 
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
-                                    const amp_file_desc* desc) {
+        const amp_file_desc* desc) {
     ampi_file f;
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
@@ -11602,7 +11579,7 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
             snprintf(shown[i], AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
-                     shown[1], c->file.owner, outcome);
+        shown[1], c->file.owner, outcome);
 }
 
 /* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many. */
@@ -11634,7 +11611,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     }
     if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
     return AMPI_BAD_FILE(f, "'%s' is damaged: the state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
-                         computed, ampi_show(f, crc_text));
+        computed, ampi_show(f, crc_text));
 }
 
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
@@ -11663,10 +11640,10 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     for (size_t i = 0; i < f->entry_count; i++)
         if (!f->entries[i].wanted)
             return AMPI_BAD_FILE(f, "tensor '%s' is in the file, but not in %s", ampi_show(f, f->entries[i].name),
-                                 f->owner);
+                f->owner);
     if (strcmp(graph->theirs, graph->text) != 0)
         return AMPI_BAD_FILE(f, "'%s' was saved by %s", f->path, f->model ? "a model with other layers, types or "
-                             "settings of layers" : "an optimizer with its parameters in other groups");
+            "settings of layers" : "an optimizer with its parameters in other groups");
     AMPI_TRY(ampi_file_read(f));
     o->state = c->o.state;
     memcpy(o->groups, c->o.groups, sizeof o->groups);
@@ -11689,12 +11666,12 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     const char* more = f->missing_count > 3 ? ", ..." : "";
     if (f->missing_count == f->count)
         return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s%s", f->path, f->owner,
-                             f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
+            f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->missing_count > 0)
         ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s%s; the file "
-                    "is '%s'", f->missing_count, f->count, f->owner, f->missing, more, f->path);
+            "is '%s'", f->missing_count, f->count, f->owner, f->missing, more, f->path);
     if (count) *count = f->count - f->missing_count;
     return AMP_OK;
 }
@@ -11702,8 +11679,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
 /* With m = NULL of a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
-                                      const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
-                                      int* count) {
+        const amp_file_tensor* more, int more_count, const amp_file_desc* desc, int* count) {
     ampi_checkpoint c;
     const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger : &silent;
     memset(&c, 0, sizeof c);
@@ -11751,11 +11727,11 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
 }
 
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-                                      int count, const amp_file_desc* desc) {
+        int count, const amp_file_desc* desc) {
     return ampi_checkpoint_do(AMPI_SAVE, NULL, o, s, path, more, count, desc, NULL);
 }
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-                                      int count, const amp_file_desc* desc) {
+        int count, const amp_file_desc* desc) {
     return ampi_checkpoint_do(AMPI_LOAD, NULL, o, s, path, more, count, desc, NULL);
 }
 
@@ -11763,7 +11739,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 AMPI_COMPILE_WELL
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>impl-report */
 
 /* What a type can hold: its least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
@@ -11815,7 +11791,7 @@ AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
 }
 
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
-                                     int add) {
+        int add) {
     enum { CHUNK = 256 };
     double tile[CHUNK];
     fenv_t floats;
@@ -11854,7 +11830,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     AMPI_TRY(ampi_check_training(m, batch, "model stats"));
     AMPI_REFUSE(m->micro, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
-                stats ? capacity : 0, m->layer_count);
+        stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     ampi_start_pass(m, batch, 1);
     m->pass.looking = 1;
@@ -11957,7 +11933,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #endif
 #endif /* AMP_IMPLEMENTATION */
 
-/* ======================================================================================== */
+/* ================================================================ */
 /* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.
    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
