@@ -1015,6 +1015,7 @@ static void test_batch_norm(void) {
     /* A mean far from zero: a variance from E[x^2] - E[x]^2 in FP32 would be noise. */
     check_batch_norm(AMP_F32, AMP_F32, 30, 2, 40, 10000);
     check_batch_norm(AMP_F32, AMP_F32, 300, 3, 1, -3000);
+    check_batch_norm(AMP_F32, AMP_F32, 300, 3, 1, -100000);        /* as the sums of squares of x itself would not do */
 }
 
 /* One pixel makes the variance of channel 1 infinite, or all of it NaN: its running statistics stay, the others move. */
