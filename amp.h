@@ -7035,7 +7035,7 @@ typedef struct ampi_op_row {
     int kind, reads, shares;
 } ampi_op_row;
 
-/* The operator of a node that finalize adds: its input in another type. No layer has it, and no rule. */
+/* A cast that finalize adds: its input in another type. No layer and no rule has this operator. */
 #define AMPI_OP_CAST ((amp_op)AMP_OP_COUNT)
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
@@ -7079,7 +7079,7 @@ typedef struct ampi_style_row {
     amp_scaler_preset o1_scaler, o2_scaler;
 } ampi_style_row;
 
-/* The row of a style; NULL for a value that is not one. */
+/* The row of a style, or NULL. */
 AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
     static const ampi_style_row rows[] = {
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
@@ -7120,7 +7120,7 @@ AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, co
 /* A desc's field that takes 0, 1 or AMP_ZERO. */
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
-/* O0 and O1 keep the model in FP32, so there is no choice about batch norm or masters, as in Apex. */
+/* As in Apex, O0 and O1 keep the model in FP32 and leave no choice of batch norm or masters. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
@@ -7229,7 +7229,7 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 /* ================================================================ */
 /* >>impl-scaler */
 
-/* --- fields of descs, also of an optimizer's --- */
+/* --- fields of descs, an optimizer's too --- */
 
 /* A field and its range. kind: d double, f float, i int or enumerator. */
 typedef struct ampi_desc_field {
@@ -7269,7 +7269,7 @@ typedef struct ampi_scaler_row {
     amp_scaler_rule rule;
 } ampi_scaler_row;
 
-/* The row of a preset; NULL for a value that is not one. */
+/* The row of a preset, or NULL. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips)         \
@@ -7286,17 +7286,16 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p) {
     return row ? row->text : "?";
 }
 
-/* A scale whose inverse is a finite float: positive, finite, above 2^-128 (which is subnormal). */
+/* A scale whose inverse is a finite float: finite and above 2^-128 (a subnormal). */
 #define AMPI_SMALLEST_SCALE 0x00200000u
 AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     uint32_t u = ampi_bits_at(p);
     return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
 }
 
-/* What a scaler moves by, and what moves. */
 typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
 
-/* Fields of a desc, where else than 0, take the place of a preset's values. zero: AMP_ZERO makes 0 of them. */
+/* A desc's fields other than 0 replace a preset's values. zero: AMP_ZERO makes 0 of them. */
 static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scaler_fields[] = {
 #define AMPI_X(name, place, zero, ...) \
     { { #name, offsetof(ampi_saved, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
@@ -7404,7 +7403,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 
 /* --- the rule --- */
 
-/* Products and quotients of floats formed in double round to float as if formed there. */
+/* A product or quotient of floats in double rounds to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return r->is_double ? x->exact_scale : (double)x->scale;
 }
@@ -7452,7 +7451,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_stat
     if (!x->unsound) x->consecutive_unsound = 0;
     else if (x->consecutive_unsound < INT32_MAX) x->consecutive_unsound++;
     if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= 4;
-    /* A double above all floats is of no use to the next window alone, whose overflow brings it back. */
+    /* A double above all floats spoils just the next window, whose overflow brings it back. */
     comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW &&
                  ampi_bits64(x->exact_scale) < AMPI_INF64;
     if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;
@@ -7481,7 +7480,7 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
 }
 
-/* The entry of the list with this key; NULL if there is none. */
+/* The entry of the list with this key, or NULL. */
 AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     for (int i = 0; i < s->list_count; i++)
         if (s->lists[i].key == key) return &s->lists[i];
@@ -7505,8 +7504,8 @@ AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t)
     return set;
 }
 
-/* Adds memory of a list: to its last span where they touch, or where the table has no more than one span left for each
-   list; that span then covers what lies between, too. */
+/* Adds memory of a list: to its last span where they touch, or where the table has at most one span left for each list;
+   the span then covers the gap, too. */
 AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) {
     const int full = s->span_count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
     int at = s->span_count - 1;
@@ -7521,8 +7520,8 @@ AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) 
     if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
 }
 
-/* Remembers what was done to a list; a check that finds the table full is forgotten: the step checks again. Unscaled
-   lists that are stepped as one are stepped each. After an unscale no earlier check of other lists is trusted. */
+/* Remembers what was done to a list, but no check when the table is full: the step checks again. Unscaled lists that
+   are stepped as one are stepped each. An unscale voids earlier checks of other lists. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
     const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
@@ -7564,7 +7563,7 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
     return AMP_OK;
 }
 
-/* Tensor id of dst, which is written, or, behind these, of src, which is read. */
+/* Tensor id of dst, which is written, or behind these of src, which is read. */
 typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
 AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const ampi_two_lists* two = (const ampi_two_lists*)lists;
@@ -7623,11 +7622,10 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
     return ampi_tensors_apart(s, dst, src);
 }
 
-/* Adds the findings of one list to the window's. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     const uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
     const int unsound = all->unsound;
-    if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report has raised it, but names nothing */
+    if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report names nothing */
     all->unsound = unsound;
     all->inf_count = inf;
     all->nan_count = nan;
@@ -7650,7 +7648,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     return 0;
 }
 
-/* Raises found_inf, where the rule heeds it; unsound: and lays it to the forward pass. */
+/* Raises found_inf where the rule heeds it; unsound: blames the forward pass. */
 AMPI_FN void ampi_scaler_raise(amp_scaler* s, int unsound) {
     ampi_scaler_open(s);
     s->recorded = 1;
@@ -7670,7 +7668,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     return loss * s->state.scale_in_use;
 }
 
-/* Looks at src times `inverse` and, if there is a dst, moves or adds that there; info may be NULL. */
+/* Checks src times `inverse`, and moves or adds the product to dst if not NULL; info may be NULL. */
 AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
         int accumulate, amp_overflow_info* info) {
     amp_overflow_info found;
@@ -7684,7 +7682,6 @@ AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, cons
     return AMP_OK;
 }
 
-/* Checks a list, or unscales it in place. */
 AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, amp_overflow_info* info) {
     int unscaled;
     AMPI_TRY(ampi_scaler_enter(s, t, what, &unscaled));
@@ -7762,8 +7759,8 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 /* --- save and load --- */
 
 /* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 52..55 AMP_LIMIT_ERROR, 124..127 CRC-32 of all
-   before. The other fields of rule and state are rows of a table: one or more of a size that lie side by side. Version
-   1 has no doubles, and at 96 what version 2 has at 120. */
+   before. A table has the other fields of rule and state: a row is neighbours of one size. Version 1 has no doubles,
+   and at 96 what version 2 has at 120. */
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
@@ -7777,7 +7774,7 @@ static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
     { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
     { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
-/* Whole numbers of `size` bytes, the lowest first. */
+/* Integers of `size` bytes, lowest byte first. */
 AMPI_FN void ampi_put(unsigned char* p, size_t size, uint64_t u) {
     for (; size > 0; size--, u >>= 8) *p++ = (unsigned char)(u & 0xffu);
 }
@@ -7788,8 +7785,8 @@ AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
 }
 AMPI_FN uint32_t ampi_get32(const unsigned char* p) { return (uint32_t)ampi_get(p, 4); }
 
-/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with the CRC `crc` (0 = none) and n more, eight at a
-   time. Row k of the table: what a byte does to the remainder when k more bytes follow. */
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with CRC `crc` (0 = none) and n more, eight at a time.
+   Row k of the table: what a byte does to the remainder when k more bytes follow. */
 AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     const unsigned char* p = (const unsigned char*)bytes;
     uint32_t table[8 * 256], next;
@@ -7806,7 +7803,7 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     return ~crc;
 }
 
-/* Copies the table's fields to the bytes, or from them; where the highest byte comes first, in reverse. */
+/* Copies the table's fields to the bytes, or from them; a big-endian host reverses each. */
 AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
     const uint16_t one = 1;
     const int reverse = *(const unsigned char*)&one == 0;
@@ -7923,7 +7920,7 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
+/* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series whose first omitted term is below 2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
@@ -7989,7 +7986,7 @@ static const ampi_desc_field ampi_optimizer_fields[] = {
 #undef AMPI_X
 };
 
-/* A rate or a weight decay; of a group AMP_ZERO, too. */
+/* A rate or a weight decay; a group may have AMP_ZERO. */
 AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
     return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
 }
@@ -8004,7 +8001,7 @@ AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, a
     return AMP_OK;
 }
 
-/* The whole desc, after the defaults were filled in. */
+/* The whole desc, defaults filled in. */
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
@@ -8022,7 +8019,7 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     return ampi_groups_check(d->groups, d->group_count, AMP_ERR_DESC, "optimizer", logger);
 }
 
-/* The groups in use: one, with the desc's settings, where the desc has none. */
+/* The groups in use: one with the desc's settings, if it has none. */
 AMPI_HD AMPI_FN int ampi_group_count(const amp_optimizer* o) {
     return o->desc.group_count > 0 ? o->desc.group_count : 1;
 }
@@ -8071,7 +8068,7 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return AMP_OK;
 }
 
-/* Array `id` of the parameters. Moments that are not used now, a frozen parameter's too, may lie anywhere. */
+/* Array `id` of the parameters. Unused moments, a frozen parameter's too, may lie anywhere. */
 enum { AMPI_PARAM_ARRAYS = 5 };
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
@@ -8094,7 +8091,7 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
         array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
 }
 
-/* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
+/* amp_optimizer_init without the low copies: what params point to stays as it is. */
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count,
         const char* place) {
     amp_optimizer made;
@@ -8117,7 +8114,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     return AMP_OK;
 }
 
-/* 16-bit weights: what would be infinite is the largest finite value. */
+/* 16-bit weights saturate at the largest finite value. */
 AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
     ampi_store_f32(low, t, 0, w, n);
     ampi_saturate(low, t, n);
@@ -8156,7 +8153,7 @@ typedef struct ampi_step {
     double w_sum, direction_sum;    /* LAMB: sums of squares */
 } ampi_step;
 
-/* Without a master a weight must fit its 16 bits; otherwise its copy saturates. */
+/* A weight without a master must fit its 16 bits; a copy saturates. */
 AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
     memset(over, 0, sizeof *over);
     over->finite = 0x7f7fffffu;
@@ -8215,7 +8212,7 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     info->saturated += c->nan;
 }
 
-/* A first pass finds the norms of weights and direction; the second one's step is -lr times their ratio. */
+/* The first pass finds the norms of weights and direction; the second steps by -lr times their ratio. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
@@ -8239,7 +8236,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 
 /* --- the step --- */
 
-/* t: the steps that have moved the group. Products of two floats are exact in double. */
+/* t: steps that moved the group. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
     const double correction1 = 1.0 - ampi_pow_int(d->beta1, t + 1);
@@ -8326,18 +8323,18 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     return AMP_OK;
 }
 
-/* The check of just these gradients, if it was the last thing done to them; else NULL. */
+/* The check of just these gradients, if nothing was done to them since; else NULL. */
 AMPI_FN const amp_scaler_list* ampi_optimizer_checked(amp_scaler* s, const ampi_tensors* t) {
     const amp_scaler_list* list = s ? ampi_scaler_entry(s, ampi_tensors_key(t)) : NULL;
     return list && list->done == AMPI_CHECKED ? list : NULL;
 }
 
-/* Nobody looks at the gradients: they are not scaled, nor clipped, and need not be finite. */
+/* Gradients are neither checked, scaled nor clipped, and need not be finite. */
 AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
     return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
-/* Norm and overflows of the gradients, by a pass or from their last check. Returns 1 if the step may be applied. */
+/* Norm and overflows of the gradients, from a pass or their last check. Returns 1 if the step may be applied. */
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor,
         amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
@@ -8443,7 +8440,7 @@ AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype to, const void* src, am
     return amp_convert_with(dst, to, src, from, n, &d);
 }
 
-/* A label of any type, and as the operators take it: -1 is of no class. */
+/* A label of any type, as the operators take it: -1 is no class. */
 AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_t i) {
     return t == AMP_U8 ? ((const uint8_t*)labels)[i] : t == AMP_I64 ? ((const int64_t*)labels)[i]
                                                                     : ((const int32_t*)labels)[i];
@@ -8465,7 +8462,7 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_d
         else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src)[at + i];
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
         else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
-        AMPI_FORGET(x);      /* product and difference are rounded one by one */
+        AMPI_FORGET(x);      /* product and difference round apart */
         for (size_t i = 0; i < count && how->constants; i += run) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
             run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
@@ -8526,7 +8523,7 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
     t->scaler.state.found_inf = t->scaler.state.unsound = 0;
 }
 
-/* The operators are the public ones themselves. */
+/* The operators are the public ones. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
@@ -8561,7 +8558,7 @@ typedef struct ampi_lease {
     struct ampi_lease* next;      /* while planning */
 } ampi_lease;
 
-/* Of a node: its value, the gradient of it, and its contributions to those of its inputs where it is not the first. */
+/* A node's value, its gradient, and its contributions to inputs' gradients where another node's is the first. */
 enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
 
 /* A layer, or a cast that finalize has placed. */
@@ -8569,15 +8566,15 @@ typedef struct ampi_node {
     amp_layer layer;              /* what the user may see */
     const ampi_op_row* row;       /* of its operator */
     struct ampi_node *prev, *next;    /* in the order of execution: layers as built, a cast before its first reader */
-    int number, time;             /* of a layer, in the order of building, a cast has none; in that of execution */
+    int number, time;             /* in the order of building (layers alone); in that of execution */
     uint32_t tag;                 /* in its value, see ampi_node_tag */
-    struct ampi_node *inputs[2], *reads[2];   /* as built; whose memory is really read: behind flatten, or a cast */
+    struct ampi_node *inputs[2], *reads[2];   /* as built; whose memory is read: behind flatten, or a cast */
     int input_count;
     size_t features;              /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;    /* of the innermost region, and of amp_pin; 0 = none */
     int weight, bias;             /* numbers of the parameters, or AMPI_NONE */
     int group, index;             /* optimizer group; running number of an input or a loss */
-    int blamed;                   /* the logger knows that inf or NaN began here */
+    int blamed;                   /* the logger was told that inf or NaN began here */
     /* what the operator needs */
     amp_init init;
     size_t fan_in, fan_out;
@@ -8585,20 +8582,20 @@ typedef struct ampi_node {
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;    /* of a layer norm: eps */
     float p, loss_weight, smoothing;
-    float *running, *stats;       /* norms: running mean and variance, and those of the batch */
+    float *running, *stats;       /* norms: mean and variance, running and of the batch */
     void* target;                 /* of a loss */
-    amp_reading reading;          /* inputs; its constants lie in the backend's memory, and here on the host */
+    amp_reading reading;          /* inputs; its constants lie with the backend, and here on the host */
     float* constants;
     /* what finalize finds */
     int leads;                    /* 1 = a GRAY operator may be LOW before it */
-    amp_dtype visible, wanted;    /* the types that rules of later layers see, and in which all readers read it */
+    amp_dtype visible, wanted;    /* the type that later layers' rules see; that in which all readers read */
     int users;                    /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
-    int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
+    int wants_grad;               /* needs_grad, and one of them is not frozen in this step */
     int grad_written;             /* while planning: a reader has written its gradient */
-    struct ampi_node *data_root, *grad_root;    /* who owns the memory of its value, and of the gradient */
+    struct ampi_node *data_root, *grad_root;    /* owners of the memory of value and gradient */
     ampi_lease leases[AMPI_LEASES];
-    void *data, *grad, *parts[2]; /* where the leases are; no part = its contribution is the first */
+    void *data, *grad, *parts[2]; /* where the leases are; no part = the first contribution */
 } ampi_node;
 
 /* One run over the graph. */
@@ -8609,8 +8606,8 @@ typedef struct ampi_pass {
     int accumulate;               /* add to the weight gradients */
     float grad_factor;            /* 1 / (micro-batches * ranks) */
     int looking;                  /* leave batch norm's running statistics alone */
-    int* correct;                 /* counts rows of logits with the largest at the label; NULL = nobody asks */
-    amp_layer_stats* observed;    /* statistics of each layer; NULL = nobody asks */
+    int* correct;                 /* counts rows of logits with the largest at the label; or NULL */
+    amp_layer_stats* observed;    /* statistics of each layer; or NULL */
 } ampi_pass;
 
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
@@ -8633,7 +8630,7 @@ struct amp_model {
     amp_param_group groups[AMP_MAX_GROUPS];
     const amp_backend* backend;
     amp_exec exec;
-    amp_logger op_logger;         /* keeps the sentence of an operator, then passes it on */
+    amp_logger op_logger;         /* keeps an operator's sentence and passes it on */
     char error[512];
     amp_result build_result;      /* the first mistake of the graph */
     amp_logger draft_logger;      /* for mistakes of the draft, see ampi_draft_refused */
@@ -8647,7 +8644,7 @@ struct amp_model {
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
-    float* loss_values;           /* behind them are two flags: a gradient is not finite, and the loss is not */
+    float* loss_values;           /* behind them two flags: a gradient, the loss is not finite */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
     ampi_pass pass;
@@ -8656,12 +8653,11 @@ struct amp_model {
     int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
-    int told_update;              /* a sum of 1, the logger knows of overflows of the update, 2, of saturated copies */
-    int saved;                    /* the running statistics from before this step can be put back */
-    char trouble[sizeof ((amp_step_info*)0)->message];   /* what a forward pass of this step did wrong; "" = nothing */
+    int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
+    int saved;                    /* running statistics from before this step exist */
+    char trouble[sizeof ((amp_step_info*)0)->message];   /* what went wrong in this step's forward pass; or "" */
 };
 
-/* For each node in the order of execution. */
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
 /* Calls function f of the model's backend. */
 #define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
@@ -8674,7 +8670,7 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
-/* As AMPI_REFUSE_CALL, to the logger of model m; and the same about the draft of a layer. */
+/* AMPI_REFUSE_CALL with the logger of model m; the same about the draft of a layer. */
 #define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
 #define AMPI_REFUSE_LAYER(condition, ...) \
     do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
@@ -8691,7 +8687,7 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
 #define ampi_build_fail(m, ...) \
     ((void)((m)->build_result == AMP_OK && ((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) != AMP_OK))
 
-/* Log function for the draft: what is wrong with it is a mistake of the graph. */
+/* Log function for the draft: its mistakes are the graph's. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     const ampi_node* n = &m->draft;
@@ -8700,14 +8696,14 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
         n->layer.name, sentence);
 }
 
-/* What is returned for a layer with a mistake. What is built on it is silently nothing. */
+/* The value of a layer with a mistake; layers built on it are silently nothing. */
 AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 
 /* --- memory --- */
 
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
-/* The bytes that a block was counted to need, zeroed and aligned to a cache line; of no bytes, nothing. */
+/* A block's counted bytes, zeroed and aligned to a cache line; no block for 0 bytes. */
 AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     const int on_host = which >= AMPI_BLOCK_HOST;
     ampi_allocation* b = &m->blocks[which];
@@ -8722,7 +8718,7 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
     return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(m, zero, b->base, b->bytes);
 }
-/* The next `bytes` of a block; NULL as long as sizes are only counted. No allocation gives SIZE_MAX bytes. */
+/* The next `bytes` of a block; NULL while sizes are counted. No allocation gives SIZE_MAX bytes. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
     ampi_allocation* b = &m->blocks[which];
     void* p = b->base ? b->base + b->at : NULL;
@@ -8735,7 +8731,7 @@ AMPI_FN float* ampi_floats_take(amp_model* m, int which, size_t count) {
 
 /* --- life --- */
 
-/* A name, and every function that the CPU's table has: from `open` on there is nothing else in it. */
+/* A name, and all functions: from `open` on the table has nothing else. */
 AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     typedef void (*function)(void);
     const function none = NULL;
@@ -8767,7 +8763,7 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     return AMP_OK;
 }
 
-/* Whatever the desc points at may be gone afterwards: what is needed later is copied. */
+/* What the desc points at may be gone afterwards, so what is needed later is copied. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
@@ -8803,7 +8799,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     return AMP_OK;
 }
 
-/* Takes the model back to the graph as it was built. */
+/* Takes the model back to the graph as built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->training_open) ampi_run(m, training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
@@ -8834,8 +8830,8 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building --- */
 
-/* A value is the number of its node, counted from 1, and the node's tag: 32 bits of a hash (FNV-1a) of what leads to
-   it. So a value of another model shows. */
+/* A value is the number of its node, from 1, and the node's tag, a 32-bit hash (FNV-1a) of what leads to the node. So a
+   value of another model shows. */
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -8857,19 +8853,19 @@ AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     while (n && n->number != i) n = n->next;
     return n;
 }
-/* The node of a value; a value that is not of this model has none. */
+/* The node of a value, or NULL if the value is not of this model. */
 AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
     ampi_node* n = v.id < 1 ? NULL : ampi_nth(m, v.id - 1);
     return n && n->tag == v.tag ? n : NULL;
 }
 
-/* After a mistake nothing more is built, and nothing after finalize. */
+/* Nothing is built after a mistake or after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
     if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
-/* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
+/* The node of a value, or NULL when the graph has a mistake; a foreign handle is one. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
     ampi_node* n = ampi_find(m, v);
@@ -8885,7 +8881,7 @@ AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
     n->layer.height = h;
     n->layer.width = w;
 }
-/* The draft of a node on `in`, which may be NULL: as yet it has the shape and, for messages, the name of it. */
+/* The draft of a node on `in` or NULL, whose shape and, for messages, name the draft takes. */
 AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     ampi_node* n = &m->draft;
     memset(n, 0, sizeof *n);
@@ -8899,7 +8895,7 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     n->inputs[n->input_count++] = in;
     return n;
 }
-/* The draft of a layer on x. NULL if the graph has a mistake, which a desc that is NULL is. */
+/* The draft of a layer on x, or NULL if the graph has a mistake; desc NULL is one. */
 AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const void* desc) {
     ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     if (!in) return NULL;
@@ -8908,14 +8904,13 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
     ampi_fail(&m->draft_logger, AMP_ERR_DESC, "the desc is NULL");
     return NULL;
 }
-/* A setting of the draft must lie in [0, most]. */
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
             : "%s %g must be finite and not negative", what, (double)*x);
 }
 
-/* The draft as a node of its own; NULL if there is no memory. */
+/* The draft as a node of its own; NULL without memory. */
 AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
     ampi_node* n = (ampi_node*)ampi_alloc(&m->desc.allocator, sizeof *n);
     if (n) *n = m->draft;
@@ -8923,7 +8918,7 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
     return n;
 }
 
-/* c*h*w elements of batch samples must be countable, with room for 8 bytes each. */
+/* c*h*w elements of batch samples must be countable at 8 bytes each. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
     size_t n = 0;
     return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
@@ -8931,7 +8926,7 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
            && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
-/* Makes the draft a layer of the current region, with a name: "conv2d3" is the third convolution. */
+/* Makes the draft a layer of the current region with a name: "conv2d3" is the third convolution. */
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
     amp_layer* l = &n->layer;
@@ -8955,7 +8950,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
-/* The same for a layer with weights and, if wanted, a bias. */
+/* The same with weights and, if wanted, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
@@ -9102,7 +9097,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
-/* Two inputs of equal height and width, whose channels are equal or follow each other. */
+/* Two inputs of one height and width, whose channels are equal or follow each other. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     ampi_node *n = ampi_draft_on(m, op, x, m), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
@@ -9161,7 +9156,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m) {
     else m->region_count--;
 }
 
-/* F32 before F16 before BF16: the order of the enum is that order. */
+/* F32 before F16 before BF16, the order of the enum. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     ampi_node* n = ampi_node_of(m, v, "pin");
     if (!n) return;
@@ -9174,7 +9169,7 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
-/* Another layer of this name; NULL if there is none. */
+/* Another layer of this name, or NULL. */
 AMPI_FN const ampi_node* ampi_namesake(const amp_model* m, const ampi_node* n, const char* name) {
     const ampi_node* o = m->first;
     while (o && (o == n || strcmp(o->layer.name, name) != 0)) o = o->next;
@@ -9203,7 +9198,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     else n->group = group;
 }
 
-/* --- finalize, 1: which type each layer computes in, and each value is kept in --- */
+/* --- finalize, 1: the types that layers compute in and values are kept in --- */
 
 /* Behind flatten: the node whose memory it is. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
