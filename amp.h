@@ -6,7 +6,7 @@
    Any C99 or C++11 compiler builds it, with no flag and no library but -lm.
 
    [TOC]   jump: search for ">>name"
-     guide        what there is, in the order you may want to read it
+     guide        what there is
      config       version, option macros
      base         result codes, data types, logger, allocator, random numbers
      cpu          the instruction set in use
@@ -29,44 +29,44 @@
 /* >>guide    Read this once. */
 /*
    Three ways in.
-   1. You have a training loop with your own memory. Take single parts, which own nothing: amp_convert and amp_gemm for
-      half operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights.
+   1. You have a training loop and its memory. Take single parts, which own nothing: amp_convert and amp_gemm for half
+      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights.
           once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
           per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
           to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL); to go on, amp_optimizer_load.
-   2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., then
-      amp_model_finalize, then amp_fit for a data set, or amp_train_step for each batch.
+   2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize, then amp_fit for a
+      data set, or amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
 
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that
-   an optimizer updates, and a low copy with them. loss scale: the factor that keeps small gradients out of half's
-   underflow. unscale: to divide it out again, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped.
-   window: from one amp_scaler_update to the next.
+   an optimizer updates, with a low copy. loss scale: the factor that keeps small gradients out of half's underflow.
+   unscale: to divide it out, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped. window: from one
+   amp_scaler_update to the next.
    Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
    Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
-   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. inf and NaN are
-   looked for as bits in memory, under -Ofast too. A NaN that an operator of the CPU stores is 0x7fc00000 rounded to its
+   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. inf and NaN
+   are found by their bits in memory, under -Ofast too. A NaN that a CPU operator stores is 0x7fc00000 rounded to its
    type; conversions and concat keep its sign and what fits of its payload.
-   The same bits everywhere. On the CPU the results do not depend on instruction set, compiler, optimisation level or
-   number of threads: every multiply-add is an fma, every sum has a fixed order (of a product: k ascending), exp and its
-   kin are the header's own. What breaks it: -Ofast or -ffast-math, a changed rounding mode, flush to zero, floats that
-   are carried wider than they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
+   The same bits everywhere. CPU results do not depend on instruction set, compiler, optimisation level or thread count:
+   every multiply-add is an fma, every sum has a fixed order (a product's: k ascending), exp and its kin are the
+   header's own. Exceptions: -Ofast, -ffast-math, a changed rounding mode, flush to zero, floats carried wider than
+   they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has changed nothing:
    AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger gets one sentence that names the
-   place. Nothing prints, exits or aborts. An overflow in training is not an error: amp_step_info tells it.
+   place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it.
    Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
    A NULL desc is all defaults, a NULL logger silent, a NULL info not wanted. In C++ {} works where a desc is expected.
-   Pointers.  Each is aligned as its element type is, which is not checked. Sizes count elements unless bytes are named.
+   Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless bytes are named.
    Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp large operators use
-   threads. Where a process forks after that, GNU's OpenMP hangs in the child: fork before, or call
-   omp_set_num_threads(1) in the child.
-   GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
+   threads; a process forked after that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the
+   child.
+   GPUs.      amp_cuda.cuh has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
    parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
-   Exceptions of floating point, where a host unmasks them: steps, evaluation, predictions, statistics, checks of
-   gradients and saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says.
+   Floating-point exceptions, where a host unmasks them: steps, evaluation, predictions, statistics, gradient checks and
+   saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says.
    Include it with quotes: <amp.h> is another header on Windows (C++ AMP). */
 
 #ifndef AMPI_PASS    /* see impl-vector */
@@ -86,15 +86,15 @@
 #define AMP_VERSION_PATCH 0
 #define AMP_VERSION (AMP_VERSION_MAJOR * 10000 + AMP_VERSION_MINOR * 100 + AMP_VERSION_PATCH)
 
-/* Option macros. None of them changes the layout of a struct, so files may differ in them.
-     AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
+/* Option macros. None changes the layout of a struct, so files may differ in them.
+     AMP_IMPLEMENTATION  emit the implementation here: in exactly one file
      AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
-     AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
-     AMP_SELF            the name of this file in quotes, if it is not "amp.h"
-     AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
-     AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: less code, sooner compiled; the same bits
-     AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
-     AMP_NO_STDIO        no FILE, no files: removes checkpoint, print and the stderr logger   */
+     AMP_DEF             linkage of public functions, e.g. __declspec(dllexport)
+     AMP_SELF            this file's name in quotes, if not "amp.h"
+     AMP_NO_SIMD         portable C: no intrinsics, no cpuid; the same bits, slower
+     AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: compiles sooner; the same bits
+     AMP_NO_OPENMP       no threads, even where OpenMP is on
+     AMP_NO_STDIO        no FILE: removes checkpoint, print and the stderr logger */
 #ifndef AMP_DEF
   #if defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
     #define AMP_DEF static __attribute__((unused))
@@ -152,7 +152,6 @@ AMP_DEF const char* amp_result_string(amp_result r);
 /* In a desc: really zero, where 0 means the default. */
 #define AMP_ZERO (-1)
 
-/* Element types. */
 typedef AMPI_ENUM(amp_dtype) {
     AMP_DTYPE_DEFAULT = 0,    /* AMP_F32 unless a field says otherwise */
     AMP_F32  = 1,   /* float */
@@ -168,15 +167,15 @@ typedef AMPI_ENUM(amp_dtype) {
 AMP_DEF size_t amp_dtype_size(amp_dtype t);
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. With AMP_OK: what the caller may
-   not expect of a call that went well, such as a file without some weights. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. With AMP_OK: what may surprise
+   after a call that went well, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
 } amp_logger;
 
 #if !defined(AMP_NO_STDIO)
-/* Ready-made log function: writes "amp: <sentence>" and a newline to stderr. */
+/* A log function: writes "amp: <sentence>" and a newline to stderr. */
 AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data);
 #endif
 
@@ -187,14 +186,14 @@ typedef struct amp_allocator {
     void* user_data;
 } amp_allocator;
 
-/* In which order a product of two BF16 matrices adds up. FIXED: k ascending, on every processor. FAST: the order of the
-   matrix unit (Intel's AMX on Linux), several times as fast, where m and n are at least 16 and k at least 32.
-   Subnormals and sums below 2^-126 count as zero then; the bits depend on the processor, not on threads. */
+/* The order of sums in a product of two BF16 matrices. FIXED: k ascending, on every processor. FAST: the matrix unit's
+   (Intel's AMX on Linux), several times as fast, where m, n >= 16 and k >= 32. Subnormals and sums below 2^-126 are
+   zero then; the bits depend on the processor, not on threads. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 /* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
 typedef struct amp_exec {
-    void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = none */
+    void*  workspace;            /* scratch (GPU memory on a GPU), any alignment; NULL = none */
     size_t workspace_size;       /* bytes */
     const amp_logger* logger;
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
@@ -217,7 +216,7 @@ AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 
 /* ================================================================ */
-/* >>cpu      Which instructions the kernels use. The results are the same bits on each. */
+/* >>cpu      Which instructions the kernels use. Results have the same bits on each. */
 
 typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_AUTO   = 0,   /* the best that this processor has */
@@ -228,15 +227,15 @@ typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
 } amp_isa;
 
-/* The instruction set in use: at the first call the best, or what the environment variable AMP_ISA names, if it is
-   available (scalar | neon | avx2 | avx512 | avx512_bf16). */
+/* The instruction set in use: the best at the first call, or the available one that the environment variable AMP_ISA
+   names (scalar | neon | avx2 | avx512 | avx512_bf16). */
 AMP_DEF amp_isa amp_cpu_isa(void);
-/* For tests: changes it for the whole process, while no thread is inside the library. AMP_ERR_UNSUPPORTED if it is not
-   available. */
+/* For tests: sets it for the whole process while no thread is inside the library. AMP_ERR_UNSUPPORTED if unavailable.
+   */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
-/* 1 if AMP_SUMS_FAST has a matrix unit to use with the instruction set in use, else 0. On Linux this asks for it. */
+/* 1 if AMP_SUMS_FAST has a matrix unit with the instruction set in use, else 0. On Linux this asks for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
-/* "auto", "scalar", ..., "avx512_bf16"; "?" for any other value. */
+/* "auto", "scalar", ..., "avx512_bf16"; "?" for another value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* ================================================================ */
@@ -251,7 +250,7 @@ typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;   /* 1 sign, 8 expo
 #define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24  */
 
 /* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a signed zero. A NaN is
-   made quiet and keeps the upper bits of its payload. From double directly: going through float would round twice. */
+   made quiet and keeps its payload's upper bits. From double directly: through float it would round twice. */
 AMP_DEF amp_half     amp_half_from_float(float f);
 AMP_DEF amp_half     amp_half_from_double(double d);
 AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f);
@@ -261,7 +260,7 @@ AMP_DEF float  amp_half_to_float(amp_half h);
 AMP_DEF double amp_half_to_double(amp_half h);
 AMP_DEF float  amp_bfloat16_to_float(amp_bfloat16 h);
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h);
-/* Tests on the bits of the element at x, of type F32, F16, BF16 or F64. Elements of another type are finite. */
+/* Tests on the bits of the element at x, of type F32, F16, BF16 or F64. Other types are finite. */
 AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
@@ -269,36 +268,35 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 /* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
 
-/* NEAREST: ties go to even. STOCHASTIC: away from zero with a probability equal to the fraction cut off, namely if 32
-   random bits are below its first 32 bits; above the largest finite value the next one is infinity. */
+/* NEAREST: ties to even. STOCHASTIC: away from zero if 32 random bits are below the first 32 bits of the fraction cut
+   off; above the largest finite value the next one is infinity. */
 typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 1 } amp_rounding;
 
 typedef struct amp_convert_desc {
     int          saturate;      /* 1 = infinity, read or made, becomes the largest finite value of dst_dtype */
     amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
     uint64_t     seed;          /* of the stochastic stream */
-    uint64_t     offset;        /* stream position of element 0: element i uses offset + i */
-    size_t*      saturated;     /* NULL, or a counter that is increased by the number of clamped elements */
+    uint64_t     offset;        /* element i uses stream position offset + i */
+    size_t*      saturated;     /* NULL, or a counter to which clamped elements are added */
     const amp_logger* logger;
 } amp_convert_desc;
 /* amp_convert with options. */
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
     const amp_convert_desc* desc);
-/* The same for rows x cols elements of matrices, whose rows are dst_ld and src_ld (>= cols) elements apart; element
-   (i, j) uses offset + i * cols + j. dst == src is allowed where rows are equally many bytes apart. */
+/* The same for rows x cols elements of matrices whose rows are dst_ld and src_ld (>= cols) elements apart; element
+   (i, j) uses offset + i * cols + j. dst == src is allowed if rows are equally many bytes apart. */
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* ================================================================ */
-/* >>ops      Operators on raw pointers, usable alone. Forward beside backward. */
+/* >>ops      Operators on raw pointers, usable alone. */
 
-/* Rules for all of them: Tensors are row-major and packed (but for amp_gemm's), images are N,C,H,W. Each operand has a
-   type of its own: F32, F16 or BF16. A gradient output that is NULL is not wanted (x of amp_concat_backward aside). A
-   result may not overlap an operand or another result; where they "may be the same", they have one type and begin at
-   one place. */
+/* Rules for all: tensors are row-major and packed (amp_gemm's aside), images are N,C,H,W. Each operand has its own
+   type: F32, F16 or BF16. A gradient output may be NULL, not wanted (x of amp_concat_backward aside). A result may not
+   overlap an operand or another result; where they "may be the same", they have one type and one address. */
 
 /* What `accumulate` of a backward function adds to instead of overwriting it, or-ed: the parameters' gradients (dw, db,
-   dgamma, dbeta), or dx. Any value without _INPUT, except 0, is _PARAMS. Sums are formed in FP32 and rounded once. */
+   dgamma, dbeta), or dx. A value without _INPUT, except 0, is _PARAMS. Sums are FP32, rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
@@ -307,7 +305,7 @@ typedef AMPI_ENUM(amp_accumulate) {
 
 typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpose;
 
-/* C = alpha * op(A) * op(B) + beta * C, row-major: op(A) is m x k, op(B) is k x n, C is m x n. */
+/* C = alpha * op(A) * op(B) + beta * C: op(A) is m x k, op(B) is k x n, C is m x n. */
 typedef struct amp_gemm_shape {
     amp_transpose trans_a, trans_b;    /* A is stored m x k, or k x m if transposed; B likewise */
     size_t m, n, k;
@@ -317,13 +315,13 @@ typedef struct amp_gemm_shape {
     size_t c_stride;                   /* likewise; matrices of C may not overlap */
 } amp_gemm_shape;
 
-/* beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
+/* beta == 0 overwrites C unread (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
    Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head. */
 AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
     amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: about 3 MB for each thread at most; less is
-   used as far as it goes. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its
-   backward call one of (n, in, out) and one of (out, in, n). */
+/* Bytes of workspace for amp_gemm's full speed at this size: at most about 3 MB for each thread; less is used as far as
+   it goes. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its backward call two,
+   of (n, in, out) and (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer --- */
@@ -338,7 +336,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 
 /* --- convolution --- */
 
-/* Shapes of a 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
+/* 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
    OH = (H + 2*pad_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
 typedef struct amp_conv2d_shape {
     int n, channels, height, width;    /* of x; each >= 1 */
@@ -352,8 +350,8 @@ typedef struct amp_conv2d_shape {
 
 /* OH and OW of a shape, with the operators' errors. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run at full speed, several times as fast as without: usually 1 to
-   10 MB for each thread, and up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
+/* Bytes of workspace with which the two calls below run several times as fast: usually 1 to 10 MB for each thread, and
+   up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 /* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]. */
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype, const void* w,
@@ -389,19 +387,17 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* --- normalisation --- */
 
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
-   training: mean and (biased) variance are those of this batch, and running = (1-momentum)*running + momentum*batch
-     (unbiased variance), as in PyTorch; those of a channel that would become inf or NaN stay as they were.
+   training: mean and (biased) variance are the batch's, and running = (1-momentum)*running + momentum*batch
+     (unbiased variance), as in PyTorch; those of a channel that would become inf or NaN stay.
    evaluation (training == 0): the running ones. Mean and 1/sqrt(var_c + eps) go to save_mean[C] and save_invstd[C]. */
 typedef struct amp_batch_norm_shape {
-    int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
-    float eps;                         /* 0 = 1e-5; > 0 */
-    float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
-    int   frozen;                      /* 1 = as after bn.eval() in PyTorch: forward always evaluates, backward is the
-                                          gradient of that */
+    int   n, channels, spatial;    /* each >= 1; n*spatial >= 2 in training, unless frozen */
+    float eps;                     /* 0 = 1e-5; > 0 */
+    float momentum;                /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
+    int   frozen;                  /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is its gradient */
 } amp_batch_norm_shape;
 
-/* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too. In evaluation save_mean
-   and save_invstd may be NULL. */
+/* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in evaluation. */
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
     const void* gamma, const void* beta, amp_dtype param_dtype, float* running_mean, float* running_var,
     float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec);
@@ -420,7 +416,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     const void* gamma, amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
     amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
     const amp_exec* exec);
-/* Bytes of workspace that make the backward call faster on long rows: at most 256 KB, and as much for each thread. */
+/* Bytes of workspace that speed backward up on long rows: at most 256 KB, and as much for each thread. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element --- */
@@ -433,13 +429,12 @@ typedef AMPI_ENUM(amp_activation) {
     AMP_SIGMOID = 4,      /* 1 / (1 + exp(-x)) */
 } amp_activation;
 
-/* Bytes of workspace with which the forward call is faster on many elements of 16 bits. */
+/* Bytes of workspace that speed forward up on many 16-bit elements. */
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 2 + 64 };
 /* y = f(x), n elements; x and y may be the same. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
     amp_dtype y_dtype, size_t n, const amp_exec* exec);
-/* dx = dy * f'. `saved` is the output y for RELU, TANH and SIGMOID, the input x for the GELUs. dx and dy may be the
-   same. */
+/* dx = dy * f'. `saved` is y for RELU, TANH and SIGMOID, x for the GELUs. dx and dy may be the same. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
     amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
 
@@ -450,8 +445,8 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
     amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
 
-/* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else x/(1-p). The backward
-   pass is the same call on the gradient. x and y may be the same. */
+/* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else x/(1-p). Backward is
+   the same call on the gradient. x and y may be the same. */
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
     uint64_t seed, uint64_t offset, const amp_exec* exec);
 
@@ -466,11 +461,11 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
     amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
-/* --- losses: FP32 arithmetic; the loss is the mean over the batch --- */
+/* --- losses, in FP32 --- */
 
-/* Each forward writes the mean loss to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
-   (*loss_scale) * weight * loss, weight finite; NULL = 1, and on a GPU the scale lies on the device. With a scaler of
-   your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
+/* Each forward writes the mean loss of the batch to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
+   (*loss_scale) * weight * loss, weight finite; NULL = 1; on a GPU the scale lies on the device. With a scaler of your
+   own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
 
 /* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): a target
    is (1-smoothing) on the label plus smoothing/K everywhere. */
@@ -492,12 +487,12 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     const amp_exec* exec);
 
 /* ================================================================ */
-/* >>policy   Autocast: which operator runs in which type. Rules are data. */
+/* >>policy   Autocast: which operator runs in which type. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
    O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
-   reads: what of the forward pass the backward pass reads again.
+   reads: what backward reads of the forward pass.
    shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone). */
 #define AMP_OP_LIST(X)                                                                       \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
@@ -529,15 +524,14 @@ typedef AMPI_ENUM(amp_rule) {
     AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,    /* the type of the first input */
-    AMP_RULE_GRAY = 4,      /* LOW from an input in 16 bits to a LOW operator or an end of the graph, with only GRAY and
-                               FOLLOW between; else FP32 */
+    AMP_RULE_GRAY = 4,      /* LOW on a path of GRAY or FOLLOW from a 16-bit input to LOW or a graph's end; else FP32 */
 } amp_rule;
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
 /* Whose lists a policy has: X(NAME, "name", a bit for each level, cast_back, scaler at O1, at O2).
-   cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: a dynamic scaler's preset where the
-   desc has none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
+   cast_back: at O1 results of LOW operators are cast back to FP32. scaler: a dynamic scaler's preset where the desc has
+   none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
    type_config="half"; OneFlow's graph pass. */
 #define AMP_STYLE_LIST(X)                                                 \
     X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                  \
@@ -551,7 +545,7 @@ typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
 /* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are FP32 in every rule.
-   OneFlow's list has the losses, too; here they are FP32. */
+   OneFlow lists the losses, too; here they are FP32. */
 #define AMP_STYLE_RULES(X)             \
     X(MINDSPORE, O1, RELU,       LOW)  \
     X(APEX,      O1, GELU,       FP32) \
@@ -580,7 +574,7 @@ typedef struct amp_policy_desc {
     const amp_op* black;      /* operators to run in FP32; give one list or the other */
     int black_count;
     int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
-    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
+    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: as above */
     const amp_logger* logger;
 } amp_policy_desc;
 
@@ -595,13 +589,13 @@ typedef AMPI_ENUM(amp_reason) {
     AMP_REASON_PIN = 6,       /* amp_pin */
 } amp_reason;
 
-/* A filled-in policy: plain data, to be copied and edited. */
+/* A policy: plain data, to be copied and edited. */
 typedef struct amp_policy {
     amp_level  level;
     amp_dtype  low_dtype;
     amp_style  style;
-    int        cast_back;              /* 1 = results of LOW operators are cast back to FP32 */
-    int        master_weights;         /* 0 = parameters of LOW operators exist in 16 bits only */
+    int        cast_back;         /* 1 = results of LOW operators are cast back to FP32 */
+    int        master_weights;    /* 0 = parameters of LOW operators exist in 16 bits only */
     amp_rule   rules[AMP_OP_COUNT];
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
@@ -626,17 +620,16 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 /* ================================================================ */
 /* >>scaler   The loss scale. */
 
-/* One state machine follows the scalers of the systems below, step by step: scale s, tracker c of clean steps,
-   hysteresis left h.
+/* One state machine follows the systems below step by step: scale s, tracker c of clean steps, hysteresis left h.
      overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min).
      clean step:    c += 1; if c >= interval: s = s * growth, c = 0.
      unsound step:  the forward pass gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
 
-/* What growth beyond the largest float does. A max_scale, where there is one, holds under each of them. */
+/* What growth beyond the largest float does. A max_scale holds under each. */
 typedef AMPI_ENUM(amp_scaler_guard) {
     AMP_GUARD_KEEP  = 1,     /* s stays */
     AMP_GUARD_CLAMP = 2,     /* s becomes max_scale, or the largest float if there is none */
-    AMP_GUARD_NONE  = 3,     /* s becomes infinite: no step is applied any more, as update says */
+    AMP_GUARD_NONE  = 3,     /* s becomes infinite: every step is skipped then, as update says */
 } amp_scaler_guard;
 
 /* When the hysteresis is refilled, besides at growth. */
@@ -646,7 +639,7 @@ typedef AMPI_ENUM(amp_scaler_refill) {
     AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
 } amp_scaler_refill;
 
-/* What an overflow does that finds the scale at its floor. */
+/* What an overflow with the scale at its floor does. */
 typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_DEFAULT  = 0,  /* the preset's */
     AMP_LIMIT_CLAMP    = 1,  /* the step is skipped, the scale stays */
@@ -654,15 +647,15 @@ typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_CALLBACK = 3,  /* on_limit decides */
 } amp_scaler_limit;
 
-/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
+/* Presets, with each system's own values. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
    DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer; flax
    DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
    and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1.
    X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill, at_min, skips)
    kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles (DOUBLE: its float scales the loss).
    _DIV: an overflow divides by growth instead of multiplying. init 0: must be given. interval 0: the scale never moves.
-   late: clean steps added to the interval. start: the tracker at the beginning and after an overflow. Growth is 2;
-   backoff 0: 1/growth. min, max 0: none. skips: overflows in a row that are allowed, 0 = any number. */
+   late: clean steps added to the interval. start: the tracker at first and after overflows. Growth is 2; backoff 0:
+   1/growth. min, max 0: none. skips: overflows allowed in a row, 0 = any number. */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
 #define AMP_SCALER_PRESET_LIST(X) \
@@ -696,37 +689,36 @@ typedef struct amp_scaler amp_scaler;
 
 /* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor and hysteresis. */
 typedef struct amp_scaler_desc {
-    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH, torch.amp.GradScaler */
+    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
     float init_scale;           /* finite, > 2^-128, so that 1/scale is finite */
     double growth_factor;       /* finite, > 1 */
     double backoff_factor;      /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
-    int   growth_interval;      /* clean steps before the scale grows, >= 1; Flax and NNabla take one more; AMP_ZERO =
-                                   never grow (Flax and NNabla: on every step) */
+    int   growth_interval;      /* clean steps before growth, >= 1; Flax and NNabla take one more; AMP_ZERO = never
+                                   (Flax and NNabla: every step) */
     float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
     float max_scale;            /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
     int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
     amp_scaler_limit at_min;    /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;            /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
     int   max_unsound;          /* likewise of unsound windows; 0 = 20. Not saved with the state */
-    int   ignore_overflow;      /* static presets: 1 = overflows are counted, but no step is skipped (MindSpore's
+    int   ignore_overflow;      /* static presets: 1 = overflows count, but skip no step (as MindSpore's
                                    drop_overflow_update=false) */
-    int (*on_limit)(const amp_scaler* s, void* user_data);  /* for AMP_LIMIT_CALLBACK, after the window: may set the
-                                   scale; 0 = go on, else update returns AMP_ERR_OVERFLOW */
+    /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns AMP_ERR_OVERFLOW. */
+    int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
     const amp_logger* logger;   /* copied */
 } amp_scaler_desc;
 
 /* What the checks of a window have found. */
 typedef struct amp_overflow_info {
-    int      found_inf;         /* 1 if any gradient was inf or NaN, or would become so when unscaled */
+    int      found_inf;         /* 1 if any gradient was inf or NaN, or would be when unscaled */
     int      unsound;           /* 1 if the forward pass was to blame */
-    uint64_t inf_count;         /* elements that are +-inf, or whose unscaled value would be */
+    uint64_t inf_count;         /* elements that are +-inf, or would be when unscaled */
     uint64_t nan_count;
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    int      last_tensor;       /* the last of that list that has one: where infinities began, if the list is in the
-                                   order of the forward pass; -1 if none */
+    int      last_tensor;       /* likewise the last: where infinities began, if the list is in forward order */
     char     last_name[48];
     double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
 } amp_overflow_info;
@@ -735,12 +727,12 @@ typedef struct amp_overflow_info {
 typedef struct amp_scaler_state {
     float    scale;             /* the current loss scale */
     float    inverse;           /* (float)(1 / (double)scale_in_use) */
-    float    scale_in_use;      /* the scale with which the loss of this window was multiplied */
+    float    scale_in_use;      /* the scale that multiplied this window's loss */
     int32_t  tracker;           /* clean steps in a row */
     int32_t  hysteresis_left;
     int32_t  found_inf;         /* stays up until update */
     int32_t  consecutive_skips;
-    int32_t  unsound;           /* likewise, raised with found_inf: the forward pass of this window gave inf or NaN */
+    int32_t  unsound;           /* likewise, raised with found_inf: the forward pass gave inf or NaN */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
     double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
     int32_t  consecutive_unsound, reserved;
@@ -766,7 +758,7 @@ typedef struct amp_scaler_list {
     uint32_t    done;
 } amp_scaler_list;
 
-/* A plain struct: have as many as you like. It owns nothing and may be copied between windows. */
+/* A plain struct, which owns nothing and may be copied between windows. */
 struct amp_scaler {
     amp_scaler_rule   rule;
     amp_scaler_state  state;
@@ -782,34 +774,33 @@ struct amp_scaler {
     uint8_t           span_list[AMP_SCALER_MAX_SPANS];
 };
 
-/* Starts a scaler; NULL: PyTorch's. After an error *s is as before. */
+/* Starts a scaler; NULL: PyTorch's. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32; the scale stays until update. A loss of inf or NaN makes the window unsound. 1.0f gives the
-   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or not initialised: the
-   other calls are AMP_ERR_STATE then. */
+   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or not initialised,
+   where other calls are AMP_ERR_STATE. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or that become so when
-   unscaled to FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A
-   scale without a finite inverse raises it, too. found_inf stays up until update: to let one overflow stop several
-   optimizers, check all lists before the first step. `info`: what this call alone has found, and its norm.
+/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or become so when unscaled to
+   FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A scale
+   without a finite inverse raises it, too. To let one overflow stop several optimizers, check all lists before the
+   first step. `info`: what this call alone has found, and its norm.
    AMP_ERR_STATE: before any scale_loss, or where a list shares memory with another that was unscaled or stepped in this
    window. Check and step take a list made of whole unscaled ones, check any that was stepped. Memory between the
    tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only, and may be repeated; elements are counted each time. amp_optimizer_step trusts its findings: who writes
-   to the gradients after it calls it again. */
+/* Reads only; repeated calls count elements again. amp_optimizer_step trusts its findings: call it again after writing
+   to the gradients. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to each tensor's own type, once per window, before the step; at most
-   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. If anything is not finite the gradients
-   stay: there will be no step. */
+   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and
    src[i] have equal counts, types may differ; no dst overlaps another or any src. May be repeated with new
    micro-batches in src; a src that was unscaled in place, or a dst that was stepped, is AMP_ERR_STATE. If any result is
-   not finite dst stays. The norm is that of the results. */
+   not finite dst stays. The norm is the results'. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
     int accumulate, amp_overflow_info* info);
 /* Raises found_inf by hand, e.g. after an all-reduce of flags; before scale_loss, too. */
@@ -820,16 +811,16 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
-   AMP_ERR_OVERFLOW, after the end of the window: at_min, max_skips, max_unsound, or a scale that is infinite or 2^-128
-   and less, with which all steps will be skipped until amp_scaler_set_scale. */
+   AMP_ERR_OVERFLOW, after the window's end: at_min, max_skips, max_unsound, or a scale infinite or <= 2^-128, with
+   which all steps are skipped until amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
 /* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, as a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum:
-   1 an overflow at the floor, 2 more overflows in a row than allowed, 4 more unsound windows, 8 a scale of no use (see
-   amp_scaler_update). 0 if one of them is NULL. */
+/* The rule alone, a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum: 1
+   an overflow at the floor, 2 more overflows in a row than allowed, 4 more unsound windows, 8 a scale of no use (see
+   amp_scaler_update). 0 if an argument is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes, the same on each machine. AMP_ERR_STATE inside a window. Loading what
