@@ -4248,12 +4248,12 @@ AMPI_COMPILE_QUICKLY
 /* >>impl-gemm  Matrix product, dense layer. */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
-/* Floats of a workspace, from where it is aligned. */
+/* Floats of a workspace once aligned. */
 AMPI_FN size_t ampi_room(const amp_exec* exec) {
     return exec && exec->workspace && exec->workspace_size > 64 ? (exec->workspace_size - 64) / sizeof(float) : 0;
 }
 
-#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)    /* <omp.h> is included at the top */
+#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
 AMPI_FN size_t ampi_threads(void) {
     const int t = omp_get_active_level() < omp_get_max_active_levels() ? omp_get_max_threads() : 1;
     return t > 0 ? (size_t)t : 1;
@@ -4261,7 +4261,7 @@ AMPI_FN size_t ampi_threads(void) {
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
-/* Of n tasks in a row, the first one of a share: as a static schedule deals them. */
+/* The first of n tasks that a share takes, as a static schedule deals them. */
 AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
     return n / shares * share + (share < n % shares ? share : n % shares);
 }
@@ -4269,15 +4269,15 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 /* --- blocking --- */
 
 enum { AMPI_MC = 96, AMPI_TALL = 768,
-       AMPI_STACK_FLOATS = 14 * 1024 };      /* scratch memory of a product without a workspace */
+       AMPI_STACK_FLOATS = 14 * 1024 };    /* scratch memory of a product without a workspace */
 
-/* Threads that a product is worth: an element brought from memory counts as 4 multiplications. */
+/* Threads that a product is worth: an element from memory counts as 4 multiplications. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n, `cut` times halved. Blocks of k are of about the same depth. Scratch memory: a panel of
-   A, a block of B, a line, a padded copy, the sums. */
+/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are of about the same
+   depth. Scratch memory: a panel of A, a block of B, a line, a padded copy, the sums. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
@@ -4297,7 +4297,8 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
-/* The plan of a product with large blocks, or with those that `room` floats or else the stack hold. */
+/* The plan of a product: the largest blocks that `room` floats hold, or else, from two cuts on, the stack. The loop
+   ends, as the least blocks (32 deep, 16 rows, nr columns) fit the stack. */
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_plan p;
@@ -4314,9 +4315,10 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
     return p;
 }
-/* Are the sums of products of two bfloat16 whose least exponent fields are a and b never subnormal, which vdpbf16ps
-   takes as zero? All are multiples of 2^(a - 127 - 7 + b - 127 - 7), which is at least 2^-126 then. */
+/* vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the factors, all sums of products are
+   multiples of 2^(a + b - 268). Is that at least 2^-126, so that no sum is subnormal? */
 AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >= 1 && a + b >= 142; }
+/* The least exponent field in an operand, zeros not counted, which add nothing; 256 if all are zero. */
 AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t runs, size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
@@ -4358,7 +4360,7 @@ AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s
     float scratch[AMPI_STACK_FLOATS + 16];
     ampi_share_run(g, s, p, share, ampi_align64(scratch));
 }
-/* Computes a checked product, in the workspace if that has room for small blocks at least. */
+/* Computes a checked product, in the workspace if its blocks fit there. */
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const size_t room = ampi_room(exec);
@@ -4379,7 +4381,7 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
 
 /* --- amp_gemm --- */
 
-/* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
+/* Checks a matrix: its type, leading dimension and pointer, and that its bytes can be counted. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
     const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
@@ -4398,7 +4400,7 @@ AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
             p->name, rows, cols);
     return AMP_OK;
 }
-/* All operands of a call, each by itself and then against each other. */
+/* Checks operands, each by itself, then against each other. */
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
     amp_result r = AMP_OK;
@@ -4419,7 +4421,7 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, i
     v.along_k = along_k;
     return v;
 }
-/* A product into a plain matrix C; the operands are still to be set. */
+/* A product into a plain matrix C, still without operands. */
 AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
     memset(s, 0, sizeof *s);
     s->m = m; s->n = n; s->k = k;
@@ -4442,9 +4444,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_gemm_floats(&s) * sizeof(float) + 128;
 }
 
-/* A stride is the elements from one matrix of a batch to the next. */
-
-/* Matrix i of a batch. */
+/* Matrix i of a batch. A stride is the elements from one matrix to the next. */
 AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
     ampi_argument x = *first;
     if (x.data) x.data = (const char*)x.data + i * stride * ampi_type_size(x.dtype);
@@ -4459,7 +4459,7 @@ AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_
     const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
 }
-/* Does a matrix of batch p share a byte with one of batch q? Pairs are looked at only where the spans meet. */
+/* Does a matrix of batch p share a byte with one of batch q? */
 AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q, size_t q_stride,
         size_t count) {
     const ampi_array a = ampi_series_span(p, p_stride, count), b = ampi_series_span(q, q_stride, count);
@@ -4473,8 +4473,7 @@ AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi
         }
     return 0;
 }
-/* Does a matrix of a batch share a byte with a later one? The distance decides, and beyond the first one's last byte
-   there are none. */
+/* Does a matrix of a batch share a byte with a later one? Only distances matter: the first matrix stands for all. */
 AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
     const size_t reach = ampi_matrix_reach(p);
     size_t i;
@@ -4492,7 +4491,7 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
     return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
         ampi_shown(batch), ampi_shown(stride));
 }
-/* What a batch adds to the checks of its first product, whose matrices a, b and c are in the list. */
+/* What a batch adds to the checks of its first product; the list has a, b and c. */
 AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
         const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
@@ -4509,7 +4508,7 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
     return AMP_OK;
 }
 
-/* The arguments of amp_gemm, checked: the first product of the batch, and the shape with its defaults filled in. */
+/* Checks amp_gemm's arguments: gives the batch's first product, and the shape with its defaults. */
 AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger, const char* call,
         const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
         float beta, void* c, amp_dtype c_dtype) {
@@ -4534,15 +4533,15 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
     if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
-    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0, added to beta * C, changes nothing */
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0 added to beta * C changes nothing */
     p->c.beta = beta;
     p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
     p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
     return AMP_OK;
 }
 
-/* Whole products to each thread if there are enough for equal shares, or if one is over too soon to be shared; each
-   share works in its part of the workspace. */
+/* Threads take whole products if there are enough for equal shares, or if one is too short to be shared. Each share has
+   a part of the workspace. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s, const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
@@ -4598,7 +4597,7 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
 
 typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
 #define AMPI_NO_REF { NULL, AMP_F32 }
-/* The tensors of a call. Backward y is dy, and a gradient that is NULL is not wanted. */
+/* A call's tensors. Backward y is dy, and a NULL gradient is not wanted. */
 typedef struct ampi_layer { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer;
 /* Rows and columns of x, w, b and y. */
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
@@ -4702,9 +4701,9 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 }
 
 /* ================================================================ */
-/* >>impl-conv   Convolution: the same product of other operands; depthwise by channels. */
+/* >>impl-conv  Convolution: the same product of other operands; depthwise by channels. */
 
-/* A checked shape with its defaults filled in, and the sizes that follow from it. */
+/* A checked shape with its defaults, and the sizes that follow. */
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
@@ -4720,7 +4719,7 @@ AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int st
     return padded > 0x7fffffff ? -1 : room < 0 ? 0 : (int)(room / stride) + 1;
 }
 
-/* a*b*c*d elements of at most 8 bytes, or 0 if that is too many. */
+/* a*b*c*d elements of at most 8 bytes, or 0 if too many. */
 AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     size_t n = (size_t)a;
     if (!ampi_mul_size(n, (size_t)b, &n) || !ampi_mul_size(n, (size_t)c, &n)
@@ -4733,7 +4732,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
                                          "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
                                          "groups" };
     amp_conv2d_shape* s = &c->s;
-    int values[14], i;                     /* the shape's fields */
+    int values[14], i;
     if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
     *s = *shape;
     memcpy(values, s, sizeof values);
@@ -4782,7 +4781,7 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
 
 /* --- a convolution as products --- */
 
-/* The product of the first group, and elements from the operands of one group to those of the next. */
+/* The first group's product, and elements from one group's operands to the next one's. */
 typedef struct ampi_convolution {
     ampi_product s;
     size_t groups, images, a_group, b_group, c_group, bias_group;
@@ -4839,8 +4838,8 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
-/* The product of a forward pass, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x, so A is w
-   and B the unfolded x. A row of C is an output's plane, plane after plane, an image's pixels being one part of it. */
+/* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the unfolded x. A row
+   of C is an output's planes, one after another; an image's pixels are one part. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t k = c->cg * c->taps;
     ampi_result* y = &v->s.c;
@@ -4856,12 +4855,11 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     v->bias_group = c->og;
 }
 
-/* Pixels phase, phase + stride, ... of one side of the input meet the kernel positions first, first + next, ...,
-   `count` of them. Pixel phase + stride * i meets output i + offset at the first, and `step` outputs on at each next
-   one. */
+/* Pixels phase, phase + stride, ... of one side of the input meet `count` kernel positions: first, first + next, ...
+   Pixel phase + stride * i meets output i + offset at the first, and `step` outputs on at each next one. */
 typedef struct ampi_phase { size_t count, pixels; int first, next, offset, step; } ampi_phase;
-/* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next. By Euclid's algorithm,
-   in which k * step = a modulo n and `back` * step = b all along. */
+/* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next. Euclid's algorithm
+   keeps k * step = a and `back` * step = b modulo n. */
 AMPI_FN int64_t ampi_solve_modulo(int64_t step, int64_t target, int64_t n, int64_t* period) {
     int64_t a = step % n, b = n, k = 1, back = 0;
     while (a > 0) {
@@ -4914,8 +4912,8 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy and B the unfolded x; or, transposed, the other way round,
-   so that nothing large is transposed in packing. */
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x; transposed, the other way round, so
+   that packing transposes nothing large. */
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int transposed) {
     const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
     const size_t dy_group = c->og * c->out_pixels, x_group = c->cg * c->in_pixels;
@@ -4954,9 +4952,9 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
-/* The columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums
-   for places that are no pixel are not stored. Where they cost more than packing, which takes about as long as 16 rows
-   of A, columns stay pixels. */
+/* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
+   places that are no pixel are not stored. Where such sums cost more than packing (about 16 rows of A), columns stay
+   pixels. */
 AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
@@ -4972,9 +4970,9 @@ AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     g->pixels = c->part = (size_t)part;
     v->s.n = v->images * c->part;
 }
-/* Depthwise convolutions, in which each channel is a group with one output, take blocks of 16 channels, of all images
-   together for a weight gradient. Threads take `shares` of the tasks, each with `floats` of scratch memory. Others have
-   0 shares. */
+/* Depthwise convolution: each channel is a group with one output. A task is 16 channels of one image, or of all images
+   if A is an image (weight gradient). Threads take `shares` of the tasks, each with `floats` of scratch memory. Other
+   convolutions have 0 shares. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     ampi_depthwise d = { 0, 0, 0, 0 };
@@ -4985,7 +4983,7 @@ AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     d.floats = ampi_channels_of(&v->s.b.image).floats;
     return d;
 }
-/* Returns 0 if it is another kind of convolution, or the workspace is too small. */
+/* Runs all tasks; returns 0 for another convolution, or if the workspace is too small. */
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const ampi_depthwise d = ampi_depthwise_of(v);
@@ -5007,7 +5005,7 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     });
     return 1;
 }
-/* y, dw or one phase of dx. Weights that would be gathered again and again are laid out first, where there is room. */
+/* y, dw or one phase of dx. Weights that would be gathered often are first laid out, where there is room. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
     const size_t weights = ampi_wide_weights(v);
     ampi_convolution wide = *v;
@@ -5049,8 +5047,8 @@ AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const 
     ampi_conv2d_dw(v, c, t, c->taps > 1 && outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
         <= outputs * ampi_div_up(weights, AMPI_LANES));
 }
-/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
-   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
+/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
+   adds the 16 sums (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
     const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[16];
@@ -5071,8 +5069,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o)
 
 /* --- amp_conv2d --- */
 
-/* Floats of workspace for one product: FP32 weights, and what the neediest form takes. Shares are threads, each with
-   scratch memory of its own, which ampi_gemm_floats counts itself. */
+/* Floats of workspace for one product: FP32 weights, and the most that a form takes; ampi_gemm_floats counts shares. */
 AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
@@ -5081,7 +5078,7 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_wide_weights(v) + floats;
 }
-/* Phases of a side that are looked at: the first ones have the most pixels. */
+/* Phases of a side that are looked at: the first have the most pixels. */
 enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     const ampi_layer none = { AMPI_NO_REF, { NULL, AMP_F16 }, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF,
@@ -5148,12 +5145,11 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 AMPI_COMPILE_WELL
 
 /* ================================================================ */
-/* >>impl-math   exp, log, tanh and the like, the same bits everywhere. */
+/* >>impl-math  exp, log, tanh and the like, the same bits everywhere. */
 
-/* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies; cases are chosen on bits. The
-   coefficients are minimax fits (Remez exchange on the relative error), rounded to float one after the other, with the
-   rest fitted again after each. Errors are the largest seen over every third float of the range against the double
-   functions of libm, in units of the result's last place. */
+/* Polynomials over ampi_fma for AMPI_KERNEL bodies, without branches: cases are chosen on bits. Coefficients are
+   minimax fits (Remez exchange, relative error), rounded to float one by one, the rest fitted again after each. Errors:
+   the largest over every third float of the range against libm's double functions, in units of the last place. */
 
 /* mask is all ones or all zeros: its ones take a, its zeros b. */
 AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
@@ -5170,7 +5166,7 @@ AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x
 AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float(ampi_magnitude(x) | (ampi_bits(sign) & 0x80000000u));
 }
-/* |x| or high, whichever is smaller; of a NaN high. */
+/* The smaller of |x| and high; of a NaN high. */
 AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
     const uint32_t a = ampi_magnitude(x), b = ampi_bits(high);
     return ampi_float(a < b ? a : b);
@@ -5255,9 +5251,9 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
 
 /* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
    The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd and Laframboise
-   1981 for erfc). The shift makes eight powers enough, t - 7/64 is exact, and P has little cancellation. a^2 is formed
-   in two parts, and t is corrected by what its rounding left. Beyond 12.9, where the tail leaves the normal floats, it
-   is 0. Error: 3.6, and 1.2 for the density. */
+   1981 for erfc). With this shift eight powers are enough, w is exact, and P has little cancellation. a^2 has two
+   parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal float there, is 0. Error: 3.6, and 1.2
+   for the density. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
@@ -5277,8 +5273,8 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
 
-/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, at most an eighth of a turn,
-   goes to a polynomial of the cosine or the sine. Error: 1.57. */
+/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at most, goes to a
+   polynomial of cosine or sine. Error: 1.57. */
 AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
     float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
@@ -5302,10 +5298,10 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* ================================================================ */
 /* >>impl-nn  Pooling, normalisation, element by element, losses. */
 
-/* Every operator walks over its data in tiles: it widens a tile into floats on the stack (or takes the operand in place
-   where it is F32), runs a kernel over it, and narrows it back. Kernels work on AMPI_LANES elements at a time; tiles
-   are filled up with zeros to a multiple of that. Sums use AMPI_LANES double accumulators, element i of a row going to
-   accumulator i % AMPI_LANES, which one fixed tree adds up; products of two floats are exact in double. */
+/* Operators work in tiles: each widens a tile to floats on the stack (or takes F32 operands in place), runs a kernel
+   over it, and narrows it back. Kernels take AMPI_LANES elements at a time; zeros fill tiles up. Sums have AMPI_LANES
+   double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. Products of
+   two floats are exact in double. */
 
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
@@ -5332,10 +5328,10 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
-/* How many bytes ahead loops over rows of n floats ask for memory. */
+/* Bytes that loops over rows of n floats ask for ahead. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
-   gcc is told that no lane reads what another one writes. Others vectorise the detour through an array. */
+   gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
   #define AMPI_LOOP(to, n, value)                                                             \
     do {                                                                                      \
@@ -5373,7 +5369,7 @@ AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
 }
 AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
 
-/* Product of two sizes for a check; SIZE_MAX, which the check above refuses, if it overflows. */
+/* a * b, or SIZE_MAX on overflow, which the check above refuses. */
 AMPI_FN size_t ampi_area(size_t a, size_t b) {
     size_t n;
     return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
@@ -5384,24 +5380,23 @@ AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LA
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
 /* A tile of rows holds as many whole rows as fit, at most AMPI_ROWS, or a part of a longer one. Kernels read and write
-   whole groups of lanes. So a tile has room for one group behind the last row, and what a row writes behind its end is
-   overwritten by the next row. */
+   whole groups of lanes, so a tile has room for one behind the last row. What a row writes behind its end, the next row
+   overwrites. */
 enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
 AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1; }
 AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d - start, AMPI_PART); }
 
-/* Where the operands of a call stand in its list: what it reads, its result (dx of a gradient), what it reads besides,
-   and the others of norms. */
+/* Places in a call's list: what it reads, its result (dx of a gradient), what it reads besides, then those of norms. */
 enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
        AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY };
 
-/* Whether kernels may run on an operand itself, in rows of d elements: it holds floats, and whole groups of them. */
+/* May kernels run on an operand itself, in rows of d? It must hold floats in whole groups of lanes. */
 AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
     return ampi_dtype(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
 }
 
-/* Elements [i, i + n), which are rows of d elements, as floats to read: in place or widened into `tile`. all: how many
-   elements the operand has, or 0 where a result is written over it. */
+/* Elements [i, i + n), rows of d, as floats to read: in place or widened into `tile`. all: elements of the operand, or
+   0 if a result is written over it. */
 AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d, size_t all, float* tile) {
     if (n == 0 || ampi_direct(v, d) || (ampi_dtype(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
         return (const float*)v->data + i;
@@ -5416,8 +5411,8 @@ AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float
 AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
     return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
 }
-/* Elements [i, i + n) of a result, if there is one, from v, which may lie there. Every NaN of a result is 0x7fc00000,
-   rounded to its type: which one an operation gives differs between processors, and between orders of operands. */
+/* Stores elements [i, i + n) of a result, if any, from v, which may lie there. Every NaN becomes 0x7fc00000, rounded to
+   the type: which NaN an operation gives differs between processors and orders of operands. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
     ampi_kernels_now()->convert((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
@@ -5427,7 +5422,7 @@ AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t
 
 /* --- sums --- */
 
-/* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
+/* a * b + sum. The product of two floats is exact in double, so a fused operation gives the same bits. */
 AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
     if (hw) return __builtin_fma((double)a, (double)b, sum);
@@ -5445,7 +5440,7 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
+/* A long sum has this many parts of whole tiles (or rows), which threads share. */
 enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
@@ -5462,7 +5457,7 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, siz
 
 /* --- pooling --- */
 
-/* A checked shape with the defaults filled in. */
+/* A checked shape with its defaults. */
 typedef struct ampi_pool_plan {
     int max, h, w, oh, ow, kh, kw, sh, sw, ph, pw, exclude_pad;
     size_t planes;
@@ -5501,7 +5496,7 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
         "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
-    p->sh = ampi_min_int(p->sh, p->h);         /* of a larger stride there is one window, whatever the stride */
+    p->sh = ampi_min_int(p->sh, p->h);    /* a larger stride leaves one window as well */
     p->sw = ampi_min_int(p->sw, p->w);
     return AMP_OK;
 }
@@ -5531,7 +5526,7 @@ AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, in
     s.last = (int)(end < out ? end : out);
     return s;
 }
-/* How many pixels of the plane an average divides by. */
+/* Pixels that an average divides by. */
 AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
               columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
@@ -5546,14 +5541,13 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
     return (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, key);
 }
 
-/* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so that no row has an end inside a
-   vector, whatever its length, the stride and the padding.
-   Orders of sums. An average of a small plane adds its window row by row. Another one adds the columns of its window,
-   each of which is summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes
-   that are not small the windows of one row are summed first, from the last one to the first one, AMPI_POOL_BLOCK
-   windows at a time, counted from the first window on each AMPI_POOL_BAND columns. */
+/* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends inside a vector.
+   Orders of sums. An average of a small plane adds its window row by row. Of another plane the columns of a window are
+   summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
+   small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
+   window on each AMPI_POOL_BAND columns. */
 enum { AMPI_POOL_PIXELS = 256,         /* pixels or windows of a tile, at most */
-       AMPI_POOL_ROOM = (256 + 16) * 16,                       /* its floats, and those of 16 pixels behind it */
+       AMPI_POOL_ROOM = (256 + 16) * 16,    /* its floats, and those of 16 pixels behind it */
        AMPI_POOL_SIDE = 128,           /* its columns, if its windows are not wider */
        AMPI_POOL_MAXIMA = 128,         /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
@@ -5568,8 +5562,8 @@ typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
 AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
 AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
 
-/* Windows add up their pixels, take the maximum, or search for its place; or they give gradients to all their pixels,
-   or to the maximum. */
+/* Windows sum their pixels, take the maximum or search for its place, or give gradients to all pixels or the
+   maximum. */
 typedef enum ampi_pool_task {
     AMPI_POOL_SUM, AMPI_POOL_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
@@ -5581,11 +5575,10 @@ typedef struct ampi_pool_tile {
     int columns;                       /* are columns of a window, or windows of a row, summed first? */
     ampi_rect y;                       /* the windows that are here */
     float *windows, *pixels, *line;    /* numbers of windows; pixels; a row of such sums */
-    uint32_t *best, *at;               /* greatest key of each window, and row * width + column of it in its plane */
+    uint32_t *best, *at;               /* each window's greatest key, and its row * width + column in its plane */
 } ampi_pool_tile;
 
-/* Fills a tile of pixels, or q->windows, from a rectangle of the operand at `arg`, or stores it there, if that is the
-   result. */
+/* Fills a tile of pixels, or q->windows, from a rectangle of the operand at `arg`; a result is stored there instead. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
     const amp_dtype t = ampi_dtype(q->list[arg].dtype);
@@ -5601,8 +5594,8 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
-/* The pixels of a window in a tile: `columns` in each of `rows` rows, which are ld floats apart. The first one, at x,
-   is pixel `place` of its plane, whose rows have `width` pixels. */
+/* The pixels of a window in a tile: `columns` in each of `rows` rows, ld floats apart. The first, at x, is pixel
+   `place` of its plane, whose rows have `width` pixels. */
 typedef struct ampi_pool_part { float* x; int rows, columns; size_t ld; uint32_t place, width; } ampi_pool_part;
 
 /* The first of equal maxima stays; a NaN is larger than any number. `begin`: y has no meaning yet. */
@@ -5622,8 +5615,8 @@ AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const
             }
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) y[l] = v[l];
 }
-/* The place of the first maximum of each of 16 planes in a window, or in the part of it that this tile holds: `at` is
-   that place, `best` the key of its element. begin: the window's first part. */
+/* The first maximum of each of 16 planes in a window, or in its part in this tile: `at` is its place, `best` its key.
+   begin: the window's first part. */
 AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_t* AMPI_RESTRICT best,
         const ampi_pool_part* u) {
     const float* x = u->x;
@@ -5659,8 +5652,8 @@ AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRI
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) to[i + l] += x[i + l];
 }
-/* A task for the windows of a row, and those of their pixels that lie in `all`, columns [d->c0, d->c1) of some rows.
-   top: the first rows of the windows are among them. */
+/* A task for a row of windows and their pixels in `all`, columns [d->c0, d->c1) of some rows. top: the windows' first
+   rows are among them. */
 AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
         const ampi_pool_part* all, int top, int backwards) {
     const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
@@ -5682,7 +5675,7 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
         else ampi_pool_sum(task == AMPI_POOL_MAX, begin, q->windows + i, &u);
     }
 }
-/* A task for row `oh` of the windows and those of its pixels that lie in the rectangle d. */
+/* A task for row `oh` of the windows and its pixels in the rectangle d. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
         task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
@@ -5708,7 +5701,7 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
 }
 
-/* Numbers of windows, divided by how many pixels each averages. */
+/* Divides windows by the pixels that each averages. */
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
@@ -5720,7 +5713,7 @@ AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
         }
 }
 
-/* The windows q->y take all their pixels, as many at a time as a tile holds: row by row, or column by column. */
+/* The windows q->y take all their pixels, a tile at a time: row by row, or column by column. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     const ampi_pool_plan* p = q->p;
     const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
@@ -5764,7 +5757,7 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     }
 }
 
-/* The rows of windows from q->y.r0 to `end` give their gradients to dx, a tile of the pixels of d. */
+/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. */
 AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
     const int most = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
@@ -5782,8 +5775,8 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
                 ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
         }
 }
-/* A tile of the gradient moves down over columns [d.c0, d.c1). Rows that further windows see stay in it; but windows
-   that are taller than a tile give to each one anew. */
+/* A tile of the gradient moves down over columns [d.c0, d.c1). Rows that further windows see stay in it; windows taller
+   than a tile give to each tile anew. */
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
@@ -5821,7 +5814,7 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     }
 }
 
-/* What a forward and a backward call do: all planes, 16 at a time. */
+/* Works on all planes, 16 at a time. */
 AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, void (*work)(const ampi_pool_plan* p,
         const ampi_argument* list, size_t plane)) {
     int64_t i;
@@ -5854,10 +5847,9 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 
 /* --- activations --- */
 
-/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 =
-   sigmoid(2u). */
+/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 = sigmoid(2u). */
 #define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
-#define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715  */
+#define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715 */
 
 /* dy where ReLU lets it through. */
 AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
@@ -5890,13 +5882,13 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
-/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
+/* Losses that are a mean over elements: the terms of each, and the slopes. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
-/* What is done to single elements a and b: an activation; its gradient, where a is dy and b the saved output (RELU,
-   TANH, SIGMOID) or input; a loss, where b is the target; and others. p: a factor. */
+/* Operations on single elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b
+   is the target; and others. p: a factor. */
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
-/* Each operator has a loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
+/* Each operator has its own loop: compilers inline all of a switch, in each place where one lies in a loop. */
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
@@ -5938,8 +5930,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
-/* A table of f for each value of 16 bits, in the workspace, or NULL: for many elements it is sooner made and read than
-   f is computed. */
+/* f of each value of 16 bits, as a table in the workspace, or NULL. For many elements a table is faster than f. */
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
         const amp_exec* exec) {
     enum { values = 65536 };
@@ -5975,6 +5966,7 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     return AMP_OK;
 }
 
+/* `saved`: forward's output y (RELU, TANH, SIGMOID) or input x (GELUs). AMPI_SAME: dx and dy may be one array. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
         amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -5988,8 +5980,8 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- rows --- */
 
-/* An operand as floats, a part at a time: in place, or widened into the tile, where it stays until another part is
-   asked for. missing: each element of an operand that is NULL. all: see ampi_view_rows. */
+/* An operand as floats, a part at a time: in place, or in the tile until another part is asked for. missing: each
+   element of a NULL operand. all: see ampi_view_rows. */
 typedef struct ampi_reader {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     const ampi_argument* v;
@@ -5997,14 +5989,14 @@ typedef struct ampi_reader {
     size_t all, at, n;
     const float* floats;               /* elements [at, at + n) */
 } ampi_reader;
-/* Of the operand that stands at `arg` in a list. */
+/* Of a list's operand at `arg`. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
     r->v = &list[arg];
     r->missing = arg == AMPI_ARG_GAMMA ? 1.0f : 0.0f;
     r->all = r->v->data == list[AMPI_ARG_Y].data ? 0 : r->v->cols;
     r->floats = NULL;
 }
-/* Elements [at, at + n), which are rows of d elements. */
+/* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     size_t l;
     if (r->floats && r->at == at && r->n == n) return r->floats;
@@ -6022,14 +6014,14 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
      DIVIDE       y = (x * scale - base) * factor
      SOFTMAX_DX   y = x * (dy - mean) */
 typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE, AMPI_SOFTMAX_DX } ampi_row_op;
-/* Its numbers: arrays for the rows, or of norms for the columns, and of all rows the same. */
+/* Its numbers: arrays for rows, or of norms for columns; base and factor hold for all rows. */
 typedef struct ampi_row_args {
     const float *mean, *scale, *a, *b, *gamma, *beta;
     int statistics_by_column, params_by_column;
     float base, factor;
 } ampi_row_args;
-/* One of these arrays, or a number for all if it is NULL. Sixteen numbers for each group of lanes lie at first + step *
-   the group's first column. */
+/* One of these arrays, or a number for all if NULL. A group's sixteen numbers lie at first + step * its first
+   column. */
 typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
 AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
@@ -6091,7 +6083,7 @@ typedef struct ampi_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_sums;
 
-/* What one element adds to the sums that ampi_terms lists: `sum`, and g * d to dot. center: a mean in double. */
+/* An element's terms, see ampi_terms: `sum`, and g * d for dot. center: a mean in double. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
     ampi_term t;
@@ -6141,8 +6133,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
     }
 }
-/* Sums of rows of n elements; `more`: of one row, which began before. y may be x. With hw each kind of terms has a loop
-   of its own. */
+/* Sums of rows of n elements; `more`: one row goes on. y may be x. With hw each kind of terms has its own loop. */
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
         size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
     switch (hw ? (int)terms : -1) {
@@ -6156,8 +6147,8 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
     }
 }
 
-/* Sums of columns, as ampi_terms lists them, added to sum and dot. Rows are n apart; whole groups of lanes are summed,
-   those behind column n for nobody. */
+/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart. Groups of lanes are whole; sums behind column
+   n are of no use. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
         const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
@@ -6186,7 +6177,7 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 
-/* An operator over rows of d elements: the list of its operands, and what some operators take besides. */
+/* An operator over rows of d elements: its operands, and what some operators take besides. */
 typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
@@ -6220,7 +6211,7 @@ AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t
     if (add) ampi_each(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
     ampi_store(y, i, v, n);
 }
-/* The same of sums, n <= AMPI_TILE of them; there may be no result. */
+/* A result, if there is one, from n <= AMPI_TILE sums. */
 AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
     float v[AMPI_TILE];
     size_t l;
@@ -6229,8 +6220,8 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
     ampi_store_added(y, i, v, n, add);
 }
 
-/* y of rows of d elements from element `at` on; or, if q has a, dx, which adds to what is there, if `add`. gamma and
-   beta: parameters of columns, or NULL. */
+/* y of rows of d elements from element `at` on, or dx if q has a, added to what is there if `add`. gamma and beta are
+   of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
         const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
@@ -6248,10 +6239,10 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
 
 /* --- batch norm --- */
 
-/* A group of channels is summed and then normed: as many as fit a tile, at most AMPI_BN_WIDE. A channel of several
-   pixels is summed by lanes, a tile at a time: as many planes of it as fit, or a part of one plane. A plane of 128
-   pixels or more, in whole groups of lanes, is a tile of its own: its pixels are on the same lanes then, and it is read
-   in place. Channels of one pixel are columns, whose sums go from image to image. */
+/* Channels are summed and normed in groups: as many as fit a tile, at most AMPI_BN_WIDE. A channel of several pixels is
+   summed by lanes, a tile at a time: as many of its planes as fit, or a part of one. A plane of 128 pixels or more, in
+   whole groups of lanes, is a tile: its pixels stay on their lanes, and it is read in place. Channels of one pixel are
+   columns, summed image after image. */
 enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
@@ -6260,7 +6251,7 @@ typedef struct ampi_bn_plan {
     float eps, momentum;
 } ampi_bn_plan;
 
-/* Frozen statistics are nobody's function: both passes are those of evaluation. */
+/* Frozen statistics are constants: both passes are those of evaluation. */
 AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
 
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
@@ -6313,7 +6304,7 @@ AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g
     ampi_bn_read(f, g, AMPI_ARG_GAMMA, 1.0f, g->gamma);
 }
 
-/* n elements of a channel as floats, from element `at` of the operand on: of a plane, or of several whole ones. */
+/* n elements of a channel as floats, from element `at` on: of a plane, or of several whole ones. */
 AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t at, size_t n) {
     size_t i;
     if (n <= p->spatial) return ampi_read(x, at, n, n);
@@ -6323,7 +6314,7 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
     x->floats = NULL;
     return x->tile;
 }
-/* The sums of a group's channels, g->mean being their means; of x alone, or of dy and x. */
+/* Sums of a group's channels, whose means are g->mean: of x, or of dy and x. */
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
@@ -6354,9 +6345,9 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     }
 }
 
-/* A number near each channel's mean: the mean of its first pixels, at most 16, rounded to x's type, so that differences
-   from it are floats without another rounding, unless they are much larger than x. 0 where that is no number, and
-   where a difference might be infinite. */
+/* A pivot near each channel's mean: the mean of at most 16 first pixels, rounded to x's type, so that differences from
+   it are exact floats unless much larger than x. The pivot is 0 where that mean is no number, or a difference might be
+   infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
     const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
@@ -6377,10 +6368,10 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     }
     for (c = 0; c < g->width; c++) if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
 }
-/* Means, to g->sum, and squared distances from them, summed, to g->dot, in one pass over the M values of a channel:
-   with q, the sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the
-   mean of m of the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from
-   the sum of x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
+/* Means to g->sum, and the sum of squared distances from them to g->dot, in one pass over a channel's M values: squares
+   = q - M (mean - pivot)^2, where q sums (x - pivot)^2. Little cancels: the pivot is the mean of m values, so (mean -
+   pivot)^2 is at most M/m times the variance. The mean comes from the sum of x, or of x - pivot for types of 16 bits.
+   No compiler may contract a quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
     const int wide = ampi_dtype(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     size_t c;
@@ -6589,8 +6580,8 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
-/* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
-   are not many, as adding their sums is not shared. */
+/* Rows of a run. A column's sum adds its runs' sums in their order, so threads can share runs. Runs are few, as adding
+   their sums is not shared. */
 AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
 /* Runs that are summed at a time. */
 AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
@@ -6606,9 +6597,9 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) sums[i] += run[i];
 }
-/* dgamma and dbeta of columns [start, start + n), and with_dx as above: threads take runs in turn. The sums lie in
-   `room`, or here, where they are those of a tile at most. A run's have their place for themselves: the run that had it
-   before has been added by then, since no more of them are under way than there are places, and are added in turn. */
+/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. Sums lie in `room`, or
+   here for a tile at most. A run has its place to itself: runs are added in turn, and no more are under way than there
+   are places. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
@@ -6678,7 +6669,7 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
     }
 }
 
-/* The maximum of each of some rows, and the sum of exp(x - max). Rows that fit a tile leave those terms in e. */
+/* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
         float* e) {
     const ampi_row_args q = { max, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
@@ -6875,8 +6866,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z) for each of some rows, at most AMPI_ROWS,
-   where z = x - max. */
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max, of AMPI_ROWS rows at
+   most. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
