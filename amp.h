@@ -193,20 +193,20 @@ typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 /* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
 typedef struct amp_exec {
-    void*  workspace;            /* scratch (GPU memory on a GPU), any alignment; NULL = none */
-    size_t workspace_size;       /* bytes */
+    void*  workspace;         /* scratch (GPU memory on a GPU), any alignment; NULL = none */
+    size_t workspace_size;    /* bytes */
     const amp_logger* logger;
-    void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
-    void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
+    void*  stream;            /* cudaStream_t on a GPU; ignored by the CPU */
+    void*  context;           /* the backend's own, set by a model or amp_cuda_exec; else NULL */
     amp_sums sums;
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
 typedef struct amp_tensor {
-    void*       data;            /* count elements; may be NULL if count is 0 */
-    amp_dtype   dtype;           /* 0 = AMP_F32 */
+    void*       data;     /* count elements; may be NULL if count is 0 */
+    amp_dtype   dtype;    /* 0 = AMP_F32 */
     size_t      count;
-    const char* name;            /* for messages; may be NULL */
+    const char* name;     /* for messages; may be NULL */
 } amp_tensor;
 
 /* Random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32 uniform bits; floats
@@ -245,9 +245,9 @@ AMP_DEF const char* amp_isa_name(amp_isa isa);
 typedef struct amp_half     { uint16_t bits; } amp_half;       /* 1 sign, 5 exponent, 10 fraction bits */
 typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;   /* 1 sign, 8 exponent,  7 fraction bits */
 
-#define AMP_HALF_MAX      65504.0f          /* largest finite half             */
-#define AMP_HALF_MIN      6.103515625e-5f   /* smallest normal half, 2^-14     */
-#define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24  */
+#define AMP_HALF_MAX      65504.0f          /* largest finite half */
+#define AMP_HALF_MIN      6.103515625e-5f   /* smallest normal half, 2^-14 */
+#define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24 */
 
 /* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a signed zero. A NaN is
    made quiet and keeps its payload's upper bits. From double directly: through float it would round twice. */
@@ -273,11 +273,11 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 1 } amp_rounding;
 
 typedef struct amp_convert_desc {
-    int          saturate;      /* 1 = infinity, read or made, becomes the largest finite value of dst_dtype */
-    amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
-    uint64_t     seed;          /* of the stochastic stream */
-    uint64_t     offset;        /* element i uses stream position offset + i */
-    size_t*      saturated;     /* NULL, or a counter to which clamped elements are added */
+    int          saturate;   /* 1 = infinity, read or made, becomes the largest finite value of dst_dtype */
+    amp_rounding rounding;   /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
+    uint64_t     seed;       /* of the stochastic stream */
+    uint64_t     offset;     /* element i uses stream position offset + i */
+    size_t*      saturated;  /* NULL, or a counter to which clamped elements are added */
     const amp_logger* logger;
 } amp_convert_desc;
 /* amp_convert with options. */
@@ -307,12 +307,12 @@ typedef AMPI_ENUM(amp_transpose) { AMP_NO_TRANS = 0, AMP_TRANS = 1 } amp_transpo
 
 /* C = alpha * op(A) * op(B) + beta * C: op(A) is m x k, op(B) is k x n, C is m x n. */
 typedef struct amp_gemm_shape {
-    amp_transpose trans_a, trans_b;    /* A is stored m x k, or k x m if transposed; B likewise */
+    amp_transpose trans_a, trans_b;  /* A is stored m x k, or k x m if transposed; B likewise */
     size_t m, n, k;
-    size_t lda, ldb, ldc;              /* elements from a stored row to the next; 0 = packed */
-    size_t batch;                      /* products of this shape; 0 = 1 */
-    size_t a_stride, b_stride;         /* elements from a matrix of the batch to the next; 0 = one for all */
-    size_t c_stride;                   /* likewise; matrices of C may not overlap */
+    size_t lda, ldb, ldc;            /* elements from a stored row to the next; 0 = packed */
+    size_t batch;                    /* products of this shape; 0 = 1 */
+    size_t a_stride, b_stride;       /* elements from a matrix of the batch to the next; 0 = one for all */
+    size_t c_stride;                 /* likewise; matrices of C may not overlap */
 } amp_gemm_shape;
 
 /* beta == 0 overwrites C unread (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
@@ -326,7 +326,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer --- */
 
-/* y[N,O] = x[N,I] * w[O,I]^T + b[O].   b may be NULL. */
+/* y[N,O] = x[N,I] * w[O,I]^T + b[O]. b may be NULL. */
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
     amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec);
 /* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. */
@@ -339,13 +339,13 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 /* 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
    OH = (H + 2*pad_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
 typedef struct amp_conv2d_shape {
-    int n, channels, height, width;    /* of x; each >= 1 */
-    int out_channels;                  /* >= 1, a multiple of groups */
-    int kernel_h, kernel_w;            /* >= 1 */
-    int stride_h, stride_w;            /* 0 = 1 */
-    int pad_h, pad_w;                  /* zeros on each side; 0 = none */
-    int dilation_h, dilation_w;        /* 0 = 1 */
-    int groups;                        /* 0 = 1; divides channels; groups == channels is depthwise */
+    int n, channels, height, width;  /* of x; each >= 1 */
+    int out_channels;                /* >= 1, a multiple of groups */
+    int kernel_h, kernel_w;          /* >= 1 */
+    int stride_h, stride_w;          /* 0 = 1 */
+    int pad_h, pad_w;                /* zeros on each side; 0 = none */
+    int dilation_h, dilation_w;      /* 0 = 1 */
+    int groups;                      /* 0 = 1; divides channels; groups == channels is depthwise */
 } amp_conv2d_shape;
 
 /* OH and OW of a shape, with the operators' errors. */
@@ -368,11 +368,11 @@ typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
    average counts padding as zeros unless exclude_pad. A global pool has kernel = height, width. */
 typedef struct amp_pool2d_shape {
     amp_pool kind;
-    int n, channels, height, width;    /* of x; each >= 1 */
-    int kernel_h, kernel_w;            /* >= 1 */
-    int stride_h, stride_w;            /* 0 = the kernel's size */
-    int pad_h, pad_w;                  /* at most half of the kernel */
-    int exclude_pad;                   /* average only: divide by the pixels that exist */
+    int n, channels, height, width;  /* of x; each >= 1 */
+    int kernel_h, kernel_w;          /* >= 1 */
+    int stride_h, stride_w;          /* 0 = the kernel's size */
+    int pad_h, pad_w;                /* at most half of the kernel */
+    int exclude_pad;                 /* average only: divide by the pixels that exist */
 } amp_pool2d_shape;
 
 /* As amp_conv2d_output. */
@@ -391,10 +391,10 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
      (unbiased variance), as in PyTorch; those of a channel that would become inf or NaN stay.
    evaluation (training == 0): the running ones. Mean and 1/sqrt(var_c + eps) go to save_mean[C] and save_invstd[C]. */
 typedef struct amp_batch_norm_shape {
-    int   n, channels, spatial;    /* each >= 1; n*spatial >= 2 in training, unless frozen */
-    float eps;                     /* 0 = 1e-5; > 0 */
-    float momentum;                /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
-    int   frozen;                  /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is its gradient */
+    int   n, channels, spatial;  /* each >= 1; n*spatial >= 2 in training, unless frozen */
+    float eps;                   /* 0 = 1e-5; > 0 */
+    float momentum;              /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
+    int   frozen;                /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is its gradient */
 } amp_batch_norm_shape;
 
 /* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in evaluation. */
@@ -422,11 +422,11 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 /* --- element by element --- */
 
 typedef AMPI_ENUM(amp_activation) {
-    AMP_RELU    = 0,      /* max(x, 0); NaN stays NaN */
-    AMP_GELU    = 1,      /* x * Phi(x), the exact form (erf) */
-    AMP_GELU_TANH = 2,    /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */
+    AMP_RELU    = 0,    /* max(x, 0); NaN stays NaN */
+    AMP_GELU    = 1,    /* x * Phi(x), the exact form (erf) */
+    AMP_GELU_TANH = 2,  /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */
     AMP_TANH    = 3,
-    AMP_SIGMOID = 4,      /* 1 / (1 + exp(-x)) */
+    AMP_SIGMOID = 4,    /* 1 / (1 + exp(-x)) */
 } amp_activation;
 
 /* Bytes of workspace that speed forward up on many 16-bit elements. */
@@ -580,7 +580,7 @@ typedef struct amp_policy_desc {
 
 /* Who decided the type of an operator or a node. */
 typedef AMPI_ENUM(amp_reason) {
-    AMP_REASON_LEVEL = 0,     /* the level's own list */
+    AMP_REASON_LEVEL = 0,     /* the level's list */
     AMP_REASON_WHITE = 1,     /* the user's white list */
     AMP_REASON_BLACK = 2,     /* the user's black list */
     AMP_REASON_RULE = 3,      /* amp_policy_set_rule */
@@ -594,8 +594,8 @@ typedef struct amp_policy {
     amp_level  level;
     amp_dtype  low_dtype;
     amp_style  style;
-    int        cast_back;         /* 1 = results of LOW operators are cast back to FP32 */
-    int        master_weights;    /* 0 = parameters of LOW operators exist in 16 bits only */
+    int        cast_back;       /* 1 = results of LOW operators are cast back to FP32 */
+    int        master_weights;  /* 0 = parameters of LOW operators exist in 16 bits only */
     amp_rule   rules[AMP_OP_COUNT];
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
@@ -627,9 +627,9 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* What growth beyond the largest float does. A max_scale holds under each. */
 typedef AMPI_ENUM(amp_scaler_guard) {
-    AMP_GUARD_KEEP  = 1,     /* s stays */
-    AMP_GUARD_CLAMP = 2,     /* s becomes max_scale, or the largest float if there is none */
-    AMP_GUARD_NONE  = 3,     /* s becomes infinite: every step is skipped then, as update says */
+    AMP_GUARD_KEEP  = 1,   /* s stays */
+    AMP_GUARD_CLAMP = 2,   /* s becomes max_scale, else the largest float */
+    AMP_GUARD_NONE  = 3,   /* s becomes infinite: every step is skipped then, as update says */
 } amp_scaler_guard;
 
 /* When the hysteresis is refilled, besides at growth. */
@@ -682,7 +682,7 @@ typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scal
 #undef AMPI_X
 enum { AMP_SCALER_PRESET_COUNT = 0 AMP_SCALER_PRESET_LIST(AMPI_COUNT) };
 
-/* "pytorch", "mindspore_manager", ...; "?" for a value that is not a preset. */
+/* "pytorch", "mindspore_manager", ...; "?" for another value. */
 AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
 
 typedef struct amp_scaler amp_scaler;
@@ -693,37 +693,37 @@ typedef struct amp_scaler_desc {
     float init_scale;           /* finite, > 2^-128, so that 1/scale is finite */
     double growth_factor;       /* finite, > 1 */
     double backoff_factor;      /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
-    int   growth_interval;      /* clean steps before growth, >= 1; Flax and NNabla take one more; AMP_ZERO = never
-                                   (Flax and NNabla: every step) */
+    /* Clean steps before growth, >= 1, AMP_ZERO = never; Flax and NNabla take one more, AMP_ZERO = every step. */
+    int   growth_interval;
     float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
     float max_scale;            /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
     int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
     amp_scaler_limit at_min;    /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;            /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
     int   max_unsound;          /* likewise of unsound windows; 0 = 20. Not saved with the state */
-    int   ignore_overflow;      /* static presets: 1 = overflows count, but skip no step (as MindSpore's
-                                   drop_overflow_update=false) */
+    /* Static presets: 1 = overflows count, but skip no step (MindSpore's drop_overflow_update=false). */
+    int   ignore_overflow;
     /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns AMP_ERR_OVERFLOW. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
     const amp_logger* logger;   /* copied */
 } amp_scaler_desc;
 
-/* What the checks of a window have found. */
+/* What a window's checks have found. */
 typedef struct amp_overflow_info {
-    int      found_inf;         /* 1 if any gradient was inf or NaN, or would be when unscaled */
-    int      unsound;           /* 1 if the forward pass was to blame */
-    uint64_t inf_count;         /* elements that are +-inf, or would be when unscaled */
+    int      found_inf;       /* 1 if any gradient was inf or NaN, or would be when unscaled */
+    int      unsound;         /* 1 if the forward pass was to blame */
+    uint64_t inf_count;       /* elements that are +-inf, or would be when unscaled */
     uint64_t nan_count;
-    int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
-    uint64_t first_index;       /* element in that tensor */
-    char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    int      last_tensor;       /* likewise the last: where infinities began, if the list is in forward order */
+    int      first_tensor;    /* index in the list of the first check that found one; -1 if none */
+    uint64_t first_index;     /* element in that tensor */
+    char     first_name[48];  /* its name, cut to fit; "" if it has none */
+    int      last_tensor;     /* likewise the last: where infinities began, if the list is in forward order */
     char     last_name[48];
-    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
+    double   norm;            /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
 } amp_overflow_info;
 
-/* The state that moves: a plain struct, the same on the host and on a GPU. */
+/* The state that moves: a plain struct, the same on host and GPU. */
 typedef struct amp_scaler_state {
     float    scale;             /* the current loss scale */
     float    inverse;           /* (float)(1 / (double)scale_in_use) */
@@ -738,10 +738,10 @@ typedef struct amp_scaler_state {
     int32_t  consecutive_unsound, reserved;
 } amp_scaler_state;
 
-/* What the machine follows: the preset's values, or the desc's. It may be written between windows. */
+/* The machine's rule: the preset's values, or the desc's; you may write it between windows. */
 typedef struct amp_scaler_rule {
     double growth, backoff;             /* backoff 0: an overflow divides by growth */
-    float min, max;                     /* 0 if there is none */
+    float min, max;                     /* 0 = none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
     int32_t guard, refill, at_min;      /* an amp_scaler_guard, _refill, _limit */
     int32_t max_skips, ignore_overflow, is_static;
@@ -753,8 +753,8 @@ typedef struct amp_scaler_rule {
 #define AMP_SCALER_MAX_LISTS 64
 #define AMP_SCALER_MAX_SPANS 512
 typedef struct amp_scaler_list {
-    uint64_t    key;            /* of the memory and types of its tensors, whatever their order */
-    double      norm;           /* as found by the last check */
+    uint64_t    key;    /* of the memory and types of its tensors, whatever their order */
+    double      norm;   /* as found by the last check */
     uint32_t    done;
 } amp_scaler_list;
 
@@ -766,7 +766,7 @@ struct amp_scaler {
     amp_logger        logger;
     int             (*on_limit)(const amp_scaler* s, void* user_data);
     void*             user_data;
-    int               scaled;   /* 1 once the loss of this window was scaled */
+    int               scaled;   /* 1 once this window's loss was scaled */
     int               recorded; /* 1 once it has a check, an unscale or a report */
     int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
@@ -794,7 +794,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 /* Reads only; repeated calls count elements again. amp_optimizer_step trusts its findings: call it again after writing
    to the gradients. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
-/* g *= 1/scale in place, rounded to each tensor's own type, once per window, before the step; at most
+/* g *= 1/scale in place, rounded to its tensor's type, once per window, before the step; at most
    AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and
@@ -803,11 +803,11 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
    not finite dst stays. The norm is the results'. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
     int accumulate, amp_overflow_info* info);
-/* Raises found_inf by hand, e.g. after an all-reduce of flags; before scale_loss, too. */
+/* Raises found_inf, e.g. after an all-reduce of flags; before scale_loss, too. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* 1 = every check of this window was clean; 0 = skip this step, also if s is NULL or nothing was checked yet (the
-   logger hears AMP_ERR_STATE). */
+/* 1 = all checks of this window were clean; 0 = skip this step, also if s is NULL or nothing was checked yet
+   (AMP_ERR_STATE to the logger). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
@@ -815,7 +815,7 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
    which all steps are skipped until amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
-/* Sets the scale by hand between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
+/* Sets the scale between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum: 1
