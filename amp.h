@@ -4276,8 +4276,8 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are of about the same
-   depth. Scratch memory: a panel of A, a block of B, a line, a padded copy, the sums. */
+/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally deep.
+   Scratch memory: a panel of A, a block of B, a line, a padded copy, the sums. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
@@ -4297,8 +4297,8 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
-/* The plan of a product: the largest blocks that `room` floats hold, or else, from two cuts on, the stack. The loop
-   ends, as the least blocks (32 deep, 16 rows, nr columns) fit the stack. */
+/* The plan of a product: the largest blocks that `room` floats hold, or else, from two cuts on, the stack. The least
+   blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_plan p;
@@ -4412,7 +4412,7 @@ AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* cal
 #define AMPI_CHECK_MATRICES(logger, call, list) \
     ampi_check_matrices(logger, call, list, sizeof(list) / sizeof((list)[0]))
 
-/* A stored matrix of runs ld elements apart as an operand. */
+/* A matrix of runs ld elements apart as an operand. */
 AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
     ampi_operand v;
     memset(&v, 0, sizeof v);
@@ -4454,7 +4454,7 @@ AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, 
 AMPI_FN size_t ampi_matrix_reach(const ampi_argument* p) {
     return p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
 }
-/* The bytes from the first to the last matrix of a batch of at least one. */
+/* The bytes from a batch's first to its last matrix, count >= 1. */
 AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_t count) {
     const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
@@ -4533,15 +4533,14 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
     if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
-    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;       /* -0 added to beta * C changes nothing */
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;    /* -0 added to beta * C changes nothing */
     p->c.beta = beta;
     p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
     p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
     return AMP_OK;
 }
 
-/* Threads take whole products if there are enough for equal shares, or if one is too short to be shared. Each share has
-   a part of the workspace. */
+/* Threads take whole products if these suffice for equal shares, or if one is too short to be shared. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s, const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
@@ -4558,7 +4557,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
         own.workspace_size = step;
         for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
             ampi_product one = *first;
-            if (one.k > 0) {       /* else a and b may be NULL */
+            if (one.k > 0) {    /* else a and b may be NULL */
                 one.a.data = (const char*)first->a.data + k * s->a_stride * ampi_type_size(one.a.dtype);
                 one.b.data = (const char*)first->b.data + k * s->b_stride * ampi_type_size(one.b.dtype);
             }
@@ -4593,7 +4592,7 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
-/* --- what dense layers and convolutions are called with --- */
+/* --- calls of dense layers and convolutions --- */
 
 typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
 #define AMPI_NO_REF { NULL, AMP_F32 }
@@ -4628,7 +4627,7 @@ AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, 
 
 /* --- dense layer --- */
 
-/* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time, of 64 rows that a first-level cache holds. */
+/* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a first-level cache holds. */
 AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, size_t o) {
     const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[256];
@@ -4643,7 +4642,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
 }
 AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
     int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,     /* else threads are not worth their start */
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,    /* else threads are not worth their start */
                       for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
 }
 
@@ -4707,8 +4706,8 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
-    size_t cg, og, taps;               /* channels and outputs of one group, kernel_h * kernel_w */
-    size_t in_pixels, out_pixels;      /* of one plane */
+    size_t cg, og, taps;             /* channels and outputs of one group, kernel_h * kernel_w */
+    size_t in_pixels, out_pixels;    /* of one plane */
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
 
@@ -4839,7 +4838,7 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
 }
 
 /* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the unfolded x. A row
-   of C is an output's planes, one after another; an image's pixels are one part. */
+   of C is an output's planes in turn, each one part. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t k = c->cg * c->taps;
     ampi_result* y = &v->s.c;
@@ -4929,9 +4928,9 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->c_group = c->og * weights;
 }
 
-/* --- how it is computed --- */
+/* --- computing it --- */
 
-/* Floats that the weights of all groups take as FP32 rows; 0 if they are such rows. */
+/* Floats of all groups' weights as FP32 rows; 0 if they are such rows. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->is_image || (a->dtype == AMP_F32 && a->taps == 0)) return 0;
@@ -4953,8 +4952,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->a_group = rows;
 }
 /* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
-   places that are no pixel are not stored. Where such sums cost more than packing (about 16 rows of A), columns stay
-   pixels. */
+   places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
 AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
@@ -4971,8 +4969,8 @@ AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     v->s.n = v->images * c->part;
 }
 /* Depthwise convolution: each channel is a group with one output. A task is 16 channels of one image, or of all images
-   if A is an image (weight gradient). Threads take `shares` of the tasks, each with `floats` of scratch memory. Other
-   convolutions have 0 shares. */
+   if A is an image (weight gradient). Threads take `shares` of the tasks, 0 for other convolutions, each with `floats`
+   of scratch memory. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     ampi_depthwise d = { 0, 0, 0, 0 };
@@ -5026,7 +5024,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     }
 }
 
-/* dx, phase by phase. Where a phase meets no kernel position nothing is added to dx. */
+/* dx, phase by phase. A phase that meets no kernel position adds nothing. */
 AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const amp_exec* exec) {
     int h, w, zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
@@ -5173,12 +5171,12 @@ AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
 }
 /* Likewise with the sign of x; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);      /* up to infinity, NaNs lie behind */
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);    /* up to infinity, NaNs lie behind */
     return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
 }
 
 /* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23 rounds to
-   an integer in the low bits of the sum. ln2 is taken in two parts; x - n*first is exact under fma. */
+   an integer in the low bits of the sum. ln2 has two parts; x - n*first is exact under fma. */
 AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
     uint32_t i = ampi_bits(shifted) - 0x4b400000u;
@@ -5199,10 +5197,10 @@ AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return y * scale;
 }
-/* exp(x) for x <= 88. Subnormal results are 0: they would cost some processors a hundred cycles each. The product by a
-   power of two is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
+/* exp(x) for x <= 88. Subnormal results, a hundred cycles each on some processors, are 0. The product by a power of two
+   is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
-    const uint32_t least = 0xc2aeac4fu;     /* the bits of -87.3365402; below it, down to -inf */
+    const uint32_t least = 0xc2aeac4fu;    /* the bits of -87.3365402; below it, down to -inf */
     const uint32_t below = ampi_bits(x) - (least + 1u);
     return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least));
 }
@@ -5219,8 +5217,7 @@ AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     return ampi_copysign(ampi_select(ampi_mask(from <= 0x7f800000u - 0x3f200000u), large, p), x);
 }
 
-/* 1 / (1 + exp(-x)), without overflow, and accurate in both tails: 1/(1+e) or e/(1+e) with e = exp(-|x|).
-   Error: 2.41. */
+/* 1 / (1 + exp(-x)), without overflow and accurate in both tails: 1/(1+e) or e/(1+e), e = exp(-|x|). Error: 2.41. */
 AMPI_HD AMPI_INLINE float ampi_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
@@ -5252,8 +5249,8 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
 /* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
    The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd and Laframboise
    1981 for erfc). With this shift eight powers are enough, w is exact, and P has little cancellation. a^2 has two
-   parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal float there, is 0. Error: 3.6, and 1.2
-   for the density. */
+   parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal float there, is 0. Errors: 3.6, density
+   1.2. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
@@ -5300,8 +5297,7 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 
 /* Operators work in tiles: each widens a tile to floats on the stack (or takes F32 operands in place), runs a kernel
    over it, and narrows it back. Kernels take AMPI_LANES elements at a time; zeros fill tiles up. Sums have AMPI_LANES
-   double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. Products of
-   two floats are exact in double. */
+   double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. */
 
 /* Loops over fewer elements than this stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
@@ -5328,7 +5324,7 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
-/* Bytes that loops over rows of n floats ask for ahead. */
+/* How far ahead, in bytes, loops over rows of n floats prefetch. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
    gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
@@ -5361,7 +5357,7 @@ AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(f
     } while (0)
   #define AMPI_IN_REGISTERS
 #endif
-/* Sixteen masks for a group of lanes, of which n are in its row: all ones, then all zeros. */
+/* Masks of a group's lanes, of which n are in its row: all ones, then all zeros. */
 AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
     static const uint32_t masks[2 * AMPI_LANES] = {
         ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u };
@@ -5380,8 +5376,7 @@ AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LA
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
 /* A tile of rows holds as many whole rows as fit, at most AMPI_ROWS, or a part of a longer one. Kernels read and write
-   whole groups of lanes, so a tile has room for one behind the last row. What a row writes behind its end, the next row
-   overwrites. */
+   whole groups of lanes: a tile has room for one behind the last row, and the next row overwrites a row's surplus. */
 enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
 AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1; }
 AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d - start, AMPI_PART); }
@@ -5407,7 +5402,7 @@ AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, 
 AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float* tile) {
     return ampi_view_rows(v, i, n, n, 0, tile);
 }
-/* Where to form such elements of a result, which ampi_store then stores: in place or in `tile`. */
+/* Where to form elements of a result, which ampi_store stores then: in place or in `tile`. */
 AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
     return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
 }
@@ -5509,7 +5504,7 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
-/* Pixels of one row (or column) of a plane that window `o` covers: [first, last), padding cut off. */
+/* Pixels [first, last) of a plane's row (or column) that window `o` covers, without padding. */
 typedef struct ampi_span { int first, last; } ampi_span;
 AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
     int64_t start = (int64_t)o * stride - pad;
@@ -5546,10 +5541,10 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
    summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
    small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
    window on each AMPI_POOL_BAND columns. */
-enum { AMPI_POOL_PIXELS = 256,         /* pixels or windows of a tile, at most */
+enum { AMPI_POOL_PIXELS = 256,    /* pixels or windows of a tile, at most */
        AMPI_POOL_ROOM = (256 + 16) * 16,    /* its floats, and those of 16 pixels behind it */
-       AMPI_POOL_SIDE = 128,           /* its columns, if its windows are not wider */
-       AMPI_POOL_MAXIMA = 128,         /* windows whose maxima are searched at a time */
+       AMPI_POOL_SIDE = 128,      /* its columns, if its windows are not wider */
+       AMPI_POOL_MAXIMA = 128,    /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
 
 /* Is this a small plane? See the orders of sums. */
@@ -5562,8 +5557,7 @@ typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
 AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
 AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
 
-/* Windows sum their pixels, take the maximum or search for its place, or give gradients to all pixels or the
-   maximum. */
+/* Windows sum their pixels, take the maximum or search for its place, or give gradients to all or to the maximum. */
 typedef enum ampi_pool_task {
     AMPI_POOL_SUM, AMPI_POOL_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
@@ -5864,7 +5858,7 @@ AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
     return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
-/* Derivatives. Beyond |x| = 16 they are 0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
+/* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
     x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));    /* infinity * 0 would be a NaN */
@@ -5882,13 +5876,13 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
-/* Losses that are a mean over elements: the terms of each, and the slopes. */
+/* Losses that are a mean over elements: their terms and slopes. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
 /* Operations on single elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b
    is the target; and others. p: a factor. */
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
-/* Each operator has its own loop: compilers inline all of a switch, in each place where one lies in a loop. */
+/* Each operator has its own loop: compilers inline all of a switch wherever it lies in a loop. */
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
@@ -5914,7 +5908,7 @@ AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float 
 #undef AMPI_EACH
 }
 
-/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of the same type. */
+/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of its type. */
 AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
     AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
     float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
@@ -5987,7 +5981,7 @@ typedef struct ampi_reader {
     const ampi_argument* v;
     float missing;
     size_t all, at, n;
-    const float* floats;               /* elements [at, at + n) */
+    const float* floats;    /* elements [at, at + n) */
 } ampi_reader;
 /* Of a list's operand at `arg`. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
@@ -6020,8 +6014,7 @@ typedef struct ampi_row_args {
     int statistics_by_column, params_by_column;
     float base, factor;
 } ampi_row_args;
-/* One of these arrays, or a number for all if NULL. A group's sixteen numbers lie at first + step * its first
-   column. */
+/* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its first column. */
 typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
 AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
@@ -6059,7 +6052,7 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
         else AMPI_LOOP(y, n, x[i] * (g[i] - mean));
     }
 }
-/* Each operator has a loop of its own. */
+/* Each operator has its own loop. */
 AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
         size_t rows, size_t n), op, q, y, dy, x, rows, n) {
     if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
@@ -6071,14 +6064,14 @@ AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, c
 
 /* What is summed in double. */
 typedef enum ampi_terms {
-    AMPI_SUM,                          /* sum: x */
-    AMPI_PRODUCTS,                     /* dot: y * x */
-    AMPI_DISTANCES,                    /* dot: (x - sum)^2, where sum holds the row's mean */
-    AMPI_DOT,                          /* sum: y * gamma; dot: y * gamma * (x - mean) * scale */
-    AMPI_SQUARES,                      /* sum: x; dot: (x - mean)^2 */
-    AMPI_SQUARES_LESS                  /* sum: x - mean; dot: (x - mean)^2 */
+    AMPI_SUM,            /* sum: x */
+    AMPI_PRODUCTS,       /* dot: y * x */
+    AMPI_DISTANCES,      /* dot: (x - sum)^2, where sum holds the row's mean */
+    AMPI_DOT,            /* sum: y * gamma; dot: y * gamma * (x - mean) * scale */
+    AMPI_SQUARES,        /* sum: x; dot: (x - mean)^2 */
+    AMPI_SQUARES_LESS    /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
-/* The sums of rows; and by lanes those of the last row, from which a kernel can go on. */
+/* Sums of rows; by lanes those of the last row, from which a kernel can go on. */
 typedef struct ampi_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_sums;
@@ -6147,8 +6140,7 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, cons
     }
 }
 
-/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart. Groups of lanes are whole; sums behind column
-   n are of no use. */
+/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole groups of lanes. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
         const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
@@ -6177,13 +6169,13 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 
-/* An operator over rows of d elements: its operands, and what some operators take besides. */
+/* An operator over rows of d elements: its operands, and what some take besides. */
 typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
-    double eps;                        /* of layer norm */
-    int add, add_params;               /* dx, and the gradients of parameters, add to what is there */
-    const int32_t* labels;             /* of a loss; NULL: softmax alone */
+    double eps;               /* of layer norm */
+    int add, add_params;      /* dx, and parameters' gradients, add to what is there */
+    const int32_t* labels;    /* of a loss; NULL: softmax alone */
     float smoothing, factor;
 } ampi_rows;
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
@@ -6205,7 +6197,7 @@ AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, am
     }
 }
 
-/* Elements [i, i + n) of a result from v, in whole groups of lanes; they add to what is there, if `add`. */
+/* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
 AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
     AMPI_ALIGNED float old[AMPI_ROWS_TILE];
     if (add) ampi_each(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
@@ -6246,8 +6238,8 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
 enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
-    size_t groups, per_group;        /* groups of channels, channels in one */
-    size_t planes;                   /* of a channel, in a tile */
+    size_t groups, per_group;    /* groups of channels, channels in one */
+    size_t planes;               /* of a channel, in a tile */
     float eps, momentum;
 } ampi_bn_plan;
 
@@ -6345,8 +6337,8 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     }
 }
 
-/* A pivot near each channel's mean: the mean of at most 16 first pixels, rounded to x's type, so that differences from
-   it are exact floats unless much larger than x. The pivot is 0 where that mean is no number, or a difference might be
+/* A pivot near each channel's mean: the mean of its first pixels (at most 16), rounded to x's type, so differences from
+   it are exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be
    infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
@@ -6381,7 +6373,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) 
         const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
         g->sum[c] = wide ? first : at + first;
         g->dot[c] -= off * off / (1.0 / values);
-        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;      /* below 0, no NaN */
+        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;    /* below 0, no NaN */
     }
 }
 
@@ -6545,8 +6537,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     return AMP_OK;
 }
 
-/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx
-   too, for which these are all columns: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
+/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx of
+   all columns, too: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start, size_t width,
         double* sums, int with_dx) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
@@ -6634,7 +6626,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);       /* whose sums there is room for */
+    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);    /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
     const amp_logger* logger = ampi_exec_logger(exec);
     size_t start;
@@ -6650,7 +6642,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
 /* --- softmax --- */
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
-/* The largest of max[r] and the elements of row r. NaNs are passed over: they come back through exp. */
+/* The largest of max[r] and the elements of row r. NaNs are passed over, and come back through exp. */
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
     size_t r, i, l;
     (void)hw;
@@ -6866,8 +6858,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max, of AMPI_ROWS rows at
-   most. */
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; rows <= AMPI_ROWS. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
