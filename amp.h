@@ -5695,7 +5695,7 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
 }
 
-/* Divides windows by the pixels that each averages. */
+/* Divides windows by their counts of pixels. */
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
@@ -5878,8 +5878,8 @@ AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
 }
 /* Losses that are a mean over elements: their terms and slopes. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
-/* Operations on single elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b
-   is the target; and others. p: a factor. */
+/* Operations on elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b is the
+   target; and others. p: a factor. */
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
 /* Each operator has its own loop: compilers inline all of a switch wherever it lies in a loop. */
@@ -6337,9 +6337,8 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     }
 }
 
-/* A pivot near each channel's mean: the mean of its first pixels (at most 16), rounded to x's type, so differences from
-   it are exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be
-   infinite. */
+/* A pivot near each channel's mean: the mean of its first pixels (at most 16) in x's type, so differences from it are
+   exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
     const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
@@ -6572,8 +6571,8 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
-/* Rows of a run. A column's sum adds its runs' sums in their order, so threads can share runs. Runs are few, as adding
-   their sums is not shared. */
+/* Rows of a run. A column's sum adds its runs' sums in order, so threads can share runs. Runs are few, as adding their
+   sums is not shared. */
 AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
 /* Runs that are summed at a time. */
 AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
@@ -6590,8 +6589,8 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
     for (i = 0; i < n; i++) sums[i] += run[i];
 }
 /* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. Sums lie in `room`, or
-   here for a tile at most. A run has its place to itself: runs are added in turn, and no more are under way than there
-   are places. */
+   here for a tile at most. Each run has its own place: runs are added in turn, and no more are under way than
+   places. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
