@@ -7286,7 +7286,6 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 };
 enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fields };
 
-/* Is the backoff 1/growth, as far as floats tell? */
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
 AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
@@ -7316,7 +7315,7 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
 
 #define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 
-/* What a desc may not ask for, as it was given and with the preset's values. */
+/* What a desc may not ask for, as given and with the preset's values. */
 AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x, const char* preset) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
@@ -7440,14 +7439,13 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
     return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
 }
 
-/* For what is done between windows. */
 AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
     const amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK || (!s->scaled && !s->recorded)) return r;
     return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place);
 }
 
-/* A window begins with the first loss or report after an update. */
+/* The first loss or report after an update opens a window. */
 AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
 }
@@ -7459,13 +7457,12 @@ AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     return NULL;
 }
 
-/* The memory of a tensor. */
 AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     const amp_tensor x = t->at(t->list, i);
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
 }
 
-/* The unscaled and stepped lists that share memory with these, or may, a bit for each. */
+/* A bit for each unscaled or stepped list that shares, or may share, memory with t. */
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
@@ -7553,8 +7550,8 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
         (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none. All was if the
-   list's key is the sum of the keys of the unscaled lists that share memory with it. */
+/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none. All was, if the
+   unscaled lists that share its memory have keys whose sum is its key. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
     uint64_t sum = 0;
     uint32_t done = 0;
@@ -7604,12 +7601,12 @@ AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflo
     all->norm = found->norm;
 }
 
-/* Takes the findings of one list into the window. Returns 1 if the list may be used. */
+/* Adds a list's findings to the window. Returns 1 if the list may be used. */
 AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const char* place) {
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
-        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells too */
+        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
                 "skipped", place, s->state.scale_in_use);
     }
@@ -8051,7 +8048,7 @@ AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
 
-/* Shared memory would be moved twice, or by a gradient counted twice, or by what is none. */
+/* Shared memory would be moved twice, or by a gradient counted twice or by no gradient. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
     size_t one, other;
@@ -8092,7 +8089,6 @@ AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, si
     ampi_saturate(low, t, n);
 }
 
-/* The 16-bit copies of the masters. */
 AMPI_FN void ampi_params_write_low(const amp_param* p, int count) {
     for (; count > 0; count--, p++)
         if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
@@ -8133,7 +8129,7 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_mast
     over->last = has_master ? over->finite : over->low;
 }
 
-/* Updates a chunk, or finds the sums of squares of its weights and of LAMB's direction. */
+/* Updates a chunk, or sums the squares of its weights and of LAMB's direction. */
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
@@ -8586,7 +8582,7 @@ typedef struct ampi_pass {
 typedef struct ampi_allocation {
     void* raw;
     char* base;
-    size_t bytes, at;             /* at: where what is placed next begins */
+    size_t bytes, at;             /* at: where the next array begins */
 } ampi_allocation;
 enum {
     AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
@@ -8620,9 +8616,9 @@ struct amp_model {
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
     ampi_pass pass;
-    int training_open;            /* the backend has opened it */
+    int training_open;
     int stale;                    /* steps were made since it was last read */
-    int stepped;                  /* a step was made */
+    int stepped;
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
     int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
@@ -8631,7 +8627,6 @@ struct amp_model {
 };
 
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
-/* Calls function f of the model's backend. */
 #define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
 
 /* --- errors --- */
@@ -8819,7 +8814,7 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
-/* Layer i; NULL if there is none. */
+/* Layer i, or NULL. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     ampi_node* n = i < 0 ? NULL : m->first;
     while (n && n->number != i) n = n->next;
@@ -9172,13 +9167,13 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 
 /* --- finalize, 1: the types that layers compute in and values are kept in --- */
 
-/* Behind flatten: the node whose memory it is. */
+/* Behind flatten: the node that owns the memory. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
     while (ampi_is_flatten(n)) n = n->inputs[0];
     return n;
 }
 
-/* Pin, then region, then the policy's rule. A loss is not moved by a region. */
+/* Pin, then region, then the policy's rule. A region moves no loss. */
 AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     amp_layer* l = &n->layer;
     amp_dtype forced = n->pin_dtype;
@@ -9222,8 +9217,8 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     }
 }
 
-/* A value that every reader wants in the same 16-bit type is written in it at once, with the bits of a cast from FP32.
-   Widening is never a copy: operators read 16 bits. */
+/* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from FP32. Widening is
+   no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
     ampi_each(m, user)
         for (int j = 0; j < user->input_count && !ampi_is_flatten(user); j++) {
@@ -9239,7 +9234,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     }
 }
 
-/* The cast of `source` to dtype: the one that exists, or a new node before `user`. NULL if there is no memory. */
+/* The cast of `source` to dtype: an old one, or a new node before `user`. NULL without memory. */
 AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
     for (ampi_node* n = source; n != user; n = n->next)
         if (n->layer.op == AMPI_OP_CAST && n->reads[0] == source && n->layer.storage_dtype == dtype) return n;
@@ -9257,7 +9252,7 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
     return cast;
 }
 
-/* Finds whose memory each node reads, placing casts before their first reader, and what has parameters behind it. */
+/* Finds whose memory each node reads, placing casts before their first reader, and which have parameters behind. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     ampi_each(m, n) {
         const amp_dtype wanted = n->layer.compute_dtype;
@@ -9279,14 +9274,14 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 
 /* --- finalize, 2: memory of values --- */
 
-/* May n have the memory of its input, which no other node reads: for the gradient, or even for the output? */
+/* May n's gradient, or even output, have the memory of its input, which no other node reads? */
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
     if (n->row->shares < what || in->users != 1 || in->layer.storage_dtype != n->layer.storage_dtype) return 0;
     return what == AMPI_SHARES_GRAD || (in->layer.op != AMP_OP_INPUT && in->row->reads != AMPI_READS_OUTPUT);
 }
 
-/* Finds what leads to a loss, who shares memory, and the times of execution. */
+/* Finds which nodes lead to a loss or share memory, and the times of execution. */
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     int time = 0;
     for (ampi_node* n = m->last; n; n = n->prev) {
@@ -9315,7 +9310,7 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
     return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
 }
 
-/* Finds how large each lease is, and when it is in use. Values that share memory have one size. */
+/* Finds each lease's size and time of use. Values that share memory have one size. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
     ampi_each(m, n) {
@@ -9343,13 +9338,13 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
     }
 }
 
-/* Into a list by offset, behind equal ones. */
+/* Into a list by offset, after equals. */
 AMPI_FN void ampi_lease_insert(ampi_lease** list, ampi_lease* l) {
     while (*list && (*list)->offset <= l->offset) list = &(*list)->next;
     l->next = *list;
     *list = l;
 }
-/* The lowest place for a lease that no placed lease of the same time holds; SIZE_MAX if it cannot be counted. */
+/* The lowest place free of placed leases at the lease's time; SIZE_MAX beyond size_t. */
 AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
     size_t offset = 0;
     for (const ampi_lease* o = placed; o && o->offset < offset + l->bytes; o = o->next) {
@@ -9360,7 +9355,7 @@ AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
     return offset;
 }
 
-/* Plans the arena, largest lease first, which is close to optimal for such graphs. Returns the bytes needed in all. */
+/* Plans the arena, largest lease first, close to optimal for such graphs. Returns the bytes needed. */
 AMPI_FN size_t ampi_plan_arena(amp_model* m) {
     ampi_lease *l, *waiting = NULL, *placed = NULL;
     size_t total = 0;
@@ -9385,7 +9380,7 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
 /* --- finalize, 3: parameters --- */
 
 #define AMPI_PARAM_NAME 48
-/* Gives a parameter of n its place in each block; before there are blocks, sizes are counted. */
+/* Places a parameter of n in each block, or counts sizes before there are blocks. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
     const size_t channels = (size_t)n->layer.channels;
@@ -9411,7 +9406,6 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     m->grad_list[index] = grad;
 }
 
-/* A random weight. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
     if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
@@ -9421,14 +9415,14 @@ AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed
     return u / sqrtf((float)n->fan_in);
 }
 
-/* The seed of a stream of random numbers: near seeds of the model, and near streams, become far apart. */
+/* The seed of a stream of random numbers: near model seeds and near streams become far apart. */
 AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     uint64_t x = m->desc.seed + 0x9E3779B97F4A7C15u * (uint64_t)(number + 1);
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
     return x ^ (x >> 32);
 }
 
-/* Each parameter has a stream of its own: its weights do not depend on the order of building the rest. */
+/* Each parameter has its own stream: weights do not depend on the order of building the rest. */
 AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) {
     enum { CHUNK = 256 };
     if (index == AMPI_NONE) return AMP_OK;
@@ -9448,7 +9442,6 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
 
 /* --- finalize, 4: the rest --- */
 
-/* Scratch memory of a layer's operators. */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
@@ -9460,15 +9453,15 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
 }
 
 AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
-/* Numbers of 32 bits in the targets of a sample: a label, or floats. */
+/* 32-bit numbers in a sample's targets: a label, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
 }
-/* Rows of `classes` logits that evaluation brings to the host at a time. */
+/* Rows of `classes` logits that evaluation copies to the host at once. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Gives everything outside the arena its place; before there are blocks, their bytes are counted. Norms read weights in
-   FP32, unless there are no masters at all. */
+/* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights in FP32, unless
+   there are no masters at all. */
 AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
@@ -9500,7 +9493,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     m->exec.workspace_size = workspace;
 }
 
-/* Tells each node where its leases are, and fills what begins with other values than 0. */
+/* Tells each node where its leases are, and fills what does not begin as 0. */
 AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
@@ -9522,7 +9515,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
     return AMP_OK;
 }
 
-/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise scale 1. */
+/* A level's scaler, when the user gives none: dynamic where half gradients can underflow, else scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
     const ampi_style_row* style = ampi_style(m->policy.style);
@@ -9538,7 +9531,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     return amp_scaler_init(&m->training.scaler, &d);
 }
 
-/* Everything that finalize does; on failure the caller takes it all back. */
+/* All of finalize; on failure the caller takes it back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
         m->region_count > 1 ? "s are" : " is");
@@ -9631,7 +9624,7 @@ AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float*
                      : ampi_run(m, download, out, AMP_F32, p->low, p->low_dtype, p->count);
 }
 
-/* The 16-bit weights, saturated, of values on the host, or of the masters if those are NULL. */
+/* The 16-bit weights, saturated, of values on the host or, if NULL, of the masters. */
 AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, const float* values) {
     float tile[4 * AMPI_BLOCK];
     uint16_t low[4 * AMPI_BLOCK];
@@ -9657,7 +9650,7 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     return AMP_OK;
 }
 
-/* Brings the training state up to date with what the backend has. */
+/* Reads the training state from the backend. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
     amp_result r = m->stale ? ampi_run(m, training_read, &m->training) : AMP_OK;
     m->stale = 0;
@@ -9677,7 +9670,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 
 /* --- what a checkpoint needs --- */
 
-/* A hash of what decides the arithmetic of a pass, weights and batch size aside: operators, wiring, types, settings. */
+/* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types, settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
     ampi_each(m, n) {
@@ -9701,7 +9694,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     return h;
 }
 
-/* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], everything else [count]. */
+/* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], others [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
     while (n && n->weight != param) n = n->next;
@@ -9722,7 +9715,6 @@ AMP_DEF const char* amp_outcome_name(amp_outcome o) {
     return ampi_name_among("applied\0accumulated\0skipped: overflow\0skipped: model\0", (unsigned)o);
 }
 
-/* Before each run over the graph. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
@@ -9743,8 +9735,8 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
     return n->stats + (n->running ? n->layer.channels : m->desc.batch);
 }
 
-/* Each layer has a stream of its own, whose position counts elements over all passes and ranks: k micro-batches, or k
-   ranks, draw what one batch of k times the size would. */
+/* Each layer has a stream, whose position counts elements over all passes and ranks: k micro-batches, or k ranks, draw
+   what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt, void* y,
         amp_dtype yt) {
     const amp_training* t = &m->training;
@@ -9762,7 +9754,7 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
 
 /* --- forward --- */
 
-/* Does the backend take the ReLU behind n along, in the place of n? While outputs are observed, each has to be seen. */
+/* Does the backend fuse the ReLU behind n, in n's place? Observed outputs must each be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
     const ampi_node* next = n->next;
     const int offered = (n->layer.op == AMP_OP_LINEAR && m->backend->linear_relu_forward)
@@ -9771,8 +9763,8 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* Counts rows with their largest logit, the first of equal ones, at the label. Later layers may overwrite logits, so
-   this comes right after the loss. */
+/* Counts rows with the largest logit, the first of equals, at the label: right after the loss, as later layers may
+   overwrite logits. */
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
@@ -9794,7 +9786,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
-/* relu: of a matrix product, and what the ReLU behind it does in its place. */
+/* relu: n is a matrix product that does the ReLU behind it, too. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -9842,17 +9834,17 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
 }
 
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
-/* Statistics of what a layer makes, losses aside, while amp_model_stats runs. */
+/* Statistics of a layer's output, losses aside, for amp_model_stats. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad : n->data,
         n->layer.storage_dtype, m->pass.rows * n->features);
 }
-/* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
+/* May a pass for the losses leave n out: a head that only predictions use? */
 AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->pass.observed; }
 
-/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
+/* Runs the nodes up to and with `last`: the losses and what leads to them, or all but the losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_losses) {
     for (const ampi_node* n = m->first; n && n->time <= last->time; n = n->next) {
         if (with_losses ? ampi_is_idle(m, n) : ampi_is_loss(n)) continue;
@@ -9866,7 +9858,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 
 /* --- backward --- */
 
-/* The gradient of input j into dx, if that is not NULL, and of the weights. */
+/* The gradient of input j into dx, if not NULL, and of the weights. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* dx) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -9911,7 +9903,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     return AMP_ERR_UNSUPPORTED;
 }
 
-/* A contribution to a gradient that another reader has written is formed apart, then added. */
+/* A contribution to a gradient already written is formed apart, then added. */
 AMPI_FN amp_result ampi_backward(amp_model* m) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is_flatten(n)) continue;
@@ -9930,16 +9922,16 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
 
 /* --- data --- */
 
-/* An array of a batch, or of a data set, is known by a number: inputs come first, then targets. */
+/* An array of a batch, or a data set, has a number: inputs first, then targets. */
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
 #define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
 AMPI_FN const char* ampi_array_name(int i) { return i < AMP_MAX_INPUTS ? "inputs" : "targets"; }
-/* The input, or loss, that reads array i; NULL if there is none. */
+/* The input or loss that reads array i, or NULL. */
 AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
 }
 
-/* Labels on an asynchronous backend are looked at by nobody: that would wait. */
+/* Labels on an asynchronous backend go unchecked: a check would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
     enum { CHUNK = 256 };
     const size_t size = amp_dtype_size(b->label_dtype);
@@ -10023,12 +10015,12 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
 
 /* --- what is frozen --- */
 
-/* Whether the rates as they are now freeze p; a number of a group that the caller has spoilt is refused later. */
+/* Do the current rates freeze p? A group number that the caller spoilt is refused later. */
 AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
 }
 
-/* At the start of a step: which parameters have a gradient, and which values need one for that. */
+/* At the start of a step: which parameters have a gradient, and which values need one. */
 AMPI_FN void ampi_freeze(amp_model* m) {
     int frozen = 0;
     for (int i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
@@ -10046,7 +10038,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 
 /* --- why a step was skipped --- */
 
-/* Batch norm's running statistics, so that a skipped step can put them back. */
+/* Batch norm's running statistics, for a skipped step to put back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (saved->bytes == 0) return AMP_OK;
@@ -10055,7 +10047,7 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
 
 #define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
 
-/* Which number of an array in the backend's memory is inf or NaN first; `count` if none is, or none can be read. */
+/* Index of the first inf or NaN of an array in the backend's memory; `count` if none is found or readable. */
 AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count, const char** what) {
     enum { CHUNK = 2048 };
     float values[CHUNK];
@@ -10076,8 +10068,8 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     return n->blamed = 1;
 }
 
-/* Runs the forward pass once more, looks at each value as it is made, and says in m->trouble where inf or NaN began.
-   Returns 0 if they begin nowhere: then the loss scale is to blame. */
+/* Runs the forward pass again, checks each value as it is made, and says in m->trouble where inf or NaN began. Returns
+   0 if nowhere: then the loss scale is to blame. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
     m->pass.looking = 1;
@@ -10124,7 +10116,6 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
 
 /* --- ranks --- */
 
-/* Sums values in the backend's memory over the ranks. */
 AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
     if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
@@ -10139,7 +10130,7 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     *flag = found != 0.0f;
     return AMP_OK;
 }
-/* Sums gradients over the ranks, in one call for neighbours that are not frozen. */
+/* Sums gradients over the ranks, unfrozen neighbours in one call. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
     const amp_dtype t = ampi_dtype(m->desc.grad_dtype);
@@ -10153,8 +10144,8 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     return AMP_OK;
 }
 
-/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. An asynchronous backend
-   without other ranks looks in training_step. Others ask at once whether the model is to blame. */
+/* Sums the gradients over the ranks and checks them; one rank's finding counts for all. An asynchronous backend
+   without other ranks checks in training_step. Others ask at once whether the model is to blame. */
 AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
@@ -10171,8 +10162,8 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 
 /* --- the step --- */
 
-/* Says why a step was skipped. An asynchronous backend looks at the model only now; then the ranks agree, so that they
-   repeat the batch together or not at all. */
+/* Says why a step was skipped. An asynchronous backend checks the model only now; then the ranks agree, so that all
+   repeat the batch or none. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
     int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
@@ -10188,7 +10179,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* What the last step, or micro-batch, did, as the backend has it. */
+/* What the last step or micro-batch did. */
 AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
@@ -10223,7 +10214,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     return AMP_OK;
 }
 
-/* Takes a failed step back, with its earlier micro-batches: running statistics, random numbers, the scaler's window. */
+/* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the scaler's window. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
@@ -10232,7 +10223,7 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     return why;
 }
 
-/* The work that is the same for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
+/* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (m->backend->training_pass) AMPI_TRY(ampi_run(m, training_pass, &m->training));
@@ -10245,7 +10236,7 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     AMPI_TRY(ampi_agree(m));
     return ampi_run(m, training_step, &m->training, now->base, saved->base, saved->bytes);
 }
-/* The work of a step, or a replay of its record. What differs between calls is in the key. */
+/* The work of a step, or a replay of its record. The key has what differs between calls. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
@@ -10257,7 +10248,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
-/* What a step did, and why it was skipped. The logger hears once of weights that stay, once of saturated copies. */
+/* What a step did, or why it was skipped. The logger hears once of weights that stay, once of saturated copies. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
@@ -10269,7 +10260,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* info is NULL if nobody waits for the outcome. */
+/* info: NULL if nobody waits. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
     const int last = m->micro + 1 == m->desc.accumulate;
     ampi_start_pass(m, b, 1);
@@ -10289,10 +10280,10 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     if (!last) return AMP_OK;
     m->micro = 0;
     m->stepped = 1;
-    return info && r == AMP_OK ? m->training.limit : r;   /* a limit of the scaler: the step was skipped all the same */
+    return info && r == AMP_OK ? m->training.limit : r;   /* a limit of the scaler: the step was skipped */
 }
 
-/* A rank whose batch is refused may not leave the others waiting for its gradients: all refuse. */
+/* A rank whose batch is refused may not leave others waiting for gradients: all refuse. */
 AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     int refused = own != AMP_OK;
     amp_result r = ampi_any_rank(m, &refused);
@@ -10301,7 +10292,7 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     return refused ? ampi_model_fail(m, AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
-/* What must hold for a training pass beyond what evaluation needs. */
+/* What a training pass needs beyond evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
@@ -10348,7 +10339,7 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 
 /* --- evaluation --- */
 
-/* A pass in evaluation mode: the losses into *told or, if that is NULL, the value of `last` into out. */
+/* A pass in evaluation mode: the losses into *told or, if NULL, the value of `last` into out. */
 AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_node* last, amp_eval_info* told,
         float* out) {
     fenv_t floats;
@@ -10379,19 +10370,19 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);    /* before a layer that works in place was there */
+    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);    /* before a layer that works in place */
 }
 
 /* --- data sets --- */
 
-/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. */
+/* Draws batches from a data set: the order of samples, and memory for one batch. */
 typedef struct ampi_feed {
     amp_model* m;
     const amp_data* data;
     const char* what;                 /* the call, for messages */
     int64_t* order;
     void* buffers[AMPI_ARRAYS];
-    size_t bytes[AMPI_ARRAYS];        /* of a sample; 0 = the model or the data has no such array */
+    size_t bytes[AMPI_ARRAYS];        /* of a sample; 0 = no such array */
 } ampi_feed;
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
@@ -10428,7 +10419,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     return AMP_OK;
 }
 
-/* Fisher-Yates on positions of the stream that belong to the epoch; seed NULL = in order. */
+/* Fisher-Yates on the epoch's positions of the stream; seed NULL = in order. */
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     const int64_t n = f->data->count;
     for (int64_t i = 0; i < n; i++) f->order[i] = i;
@@ -10441,7 +10432,7 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     }
 }
 
-/* The batch of n samples from place `at` of the order on. */
+/* The batch of n samples from `at` in the order. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = f->data;
     memset(b, 0, sizeof *b);
@@ -10497,12 +10488,11 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
 
 /* --- fit --- */
 
-/* One run of amp_fit. */
 typedef struct ampi_fit {
     amp_model* m;
     amp_fit_desc d;
     amp_fit_info info;
-    amp_fit_epoch now;             /* the epoch under way */
+    amp_fit_epoch now;
     ampi_feed train, evaluation;
     double loss_sum;               /* over `samples` */
     int64_t samples;
@@ -10517,7 +10507,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
 }
 #endif
 
-/* The bar, where a hundredth of the epoch has passed with the samples up to `to`. */
+/* The bar, if the samples up to `to` complete a hundredth of the epoch. */
 AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
     enum { CELLS = 30 };
     const int64_t count = f->train.data->count;
@@ -10540,7 +10530,7 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     f->d.print(text, f->d.user_data);
 }
 
-/* One call of amp_train_step with this rank's part of `total` samples. */
+/* amp_train_step with this rank's part of `total` samples. */
 AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     const amp_comm* comm = &f->m->comm;
     const int64_t from = total * comm->rank / comm->size, to = total * (comm->rank + 1) / comm->size;
@@ -10562,7 +10552,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     return AMP_OK;
 }
 
-/* How many samples an epoch takes: all, but for what does not fill a step of all ranks and micro-batches. */
+/* Samples of an epoch: all but those that do not fill a step of all ranks and micro-batches. */
 AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
     const int64_t count = f->train.data->count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
     const int64_t rest = f->d.drop_last ? 0 : count % each, batches = count / each + (rest >= ranks);
@@ -10587,7 +10577,7 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     return AMP_OK;
 }
 
-/* The weights of the epoch that is the best so far are saved. */
+/* Saves the weights of the best epoch so far. */
 AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
     memset(&f->now, 0, sizeof f->now);
@@ -10681,9 +10671,9 @@ extern int (fchmod)(int, mode_t);
   #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
   #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
   #define AMPI_OS_SYNC(f) (_commit(_fileno(f)) == 0)
-/* Windows opens no file while it is being replaced, and replaces none that is open. */
+/* Windows opens no file that is being replaced, and replaces no open file. */
   #define AMPI_OS_WAIT(tries) (++(tries) <= 200 ? (Sleep(5), 1) : 0)
-/* As windows.h, which may stand before or behind, declares them. */
+/* Declared as in windows.h, which may stand before or behind. */
 __declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
@@ -10693,16 +10683,16 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 
 /* The format, after the description in https://github.com/huggingface/safetensors:
      8 bytes   N, little-endian
-     N bytes   a JSON object in UTF-8 that begins with '{' and may end in spaces:
+     N bytes   a JSON object in UTF-8, from '{' on; may end in spaces:
                  "name": {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...
                  "__metadata__": {"key": "text", ...}   (optional)
      the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
-   A file may come from anywhere: nothing recurses, and the work is at most n log n in the size of the header. */
+   A file may come from anywhere: nothing recurses, and work is at most n log n in the header's size. */
 #define AMPI_MAX_HEADER 100000000u          /* the limit of the format's own library */
 #define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
-/* The format's types, ours first, as in amp_dtype. The number in a name is an element's bits. */
+/* The format's types, ours first, as in amp_dtype. A name's number is an element's bits. */
 static const char* const ampi_file_types[] = {
     "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
@@ -10715,7 +10705,7 @@ typedef struct ampi_entry {
     const char* crc;                    /* the file's text; NULL = it has none */
     size_t rank, shape[AMPI_MAX_RANK];
     uint64_t begin, end;
-    const amp_tensor* wanted;           /* where it is to go; NULL = it is stepped over */
+    const amp_tensor* wanted;           /* where it goes; NULL = stepped over */
     size_t place;                       /* of its data in what is read */
     int type;                           /* an index of ampi_file_types */
     amp_dtype dtype;                    /* 0 = none of ours */
@@ -10729,15 +10719,15 @@ typedef struct ampi_file {
     const amp_file_tensor* tensors;     /* what is to be written, or read to */
     const amp_file_text* texts;         /* to be written */
     int count, text_count;
-    amp_model* model;                   /* NULL = the tensors lie in memory of the host */
+    amp_model* model;                   /* NULL = the tensors lie on the host */
     const char* owner;                  /* of the tensors, as a sentence has it */
     FILE* stream;
-    char* data;                         /* of the tensors that are read, or a chunk of one that is written */
+    char* data;                         /* tensors that are read, or a chunk of one written */
     uint32_t* crcs;                     /* of what is written */
-    char missing[4 * 64];               /* names of the first three tensors that the file lacks */
+    char missing[4 * 64];               /* the first three tensors that the file lacks */
     int missing_count;
     uint64_t bytes;                     /* of data in the file that is read, and */
-    ampi_entry* entries;                /* its tensors, by name, once they are read by place; in the same block */
+    ampi_entry* entries;                /* its tensors by name, by place when read; in the same block */
     amp_file_text* found;               /* its texts, sorted by key, and its header */
     size_t entry_count, found_count;
 } ampi_file;
@@ -10749,7 +10739,7 @@ AMPI_FN int ampi_by_name(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
-/* By offset; of two tensors that begin together the empty one comes first. */
+/* By offset; of two that begin together the empty tensor is first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
     const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
@@ -10759,12 +10749,12 @@ AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) 
     for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
 
-/* Heap sort: in place, and n log n for every input, also a hostile one; qsort promises neither. */
+/* Heap sort: in place, and n log n for every input, hostile ones too; qsort promises neither. */
 AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
     unsigned char* base = (unsigned char*)records;
     size_t root, child, first = n / 2;
     while (n > 1) {
-        if (first > 0) first--;                                     /* the heap grows from its last parent down */
+        if (first > 0) first--;                                     /* from the heap's last parent down */
         else ampi_swap_records(base, base + --n * size, size);      /* the largest goes behind what is left */
         for (root = first; (child = 2 * root + 1) < n; root = child) {
             if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
@@ -10774,7 +10764,7 @@ AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const 
     }
 }
 
-/* Sorts by name and returns a name that occurs twice; NULL if there is none. */
+/* Sorts by name and returns a name that occurs twice, or NULL. */
 AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
     const char* record = (const char*)records;
     ampi_sort(records, n, size, ampi_by_name);
@@ -10783,7 +10773,7 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
     return NULL;
 }
 
-/* The file's tensor of that name, and its text under a key; NULL if there is none. */
+/* The file's tensor of that name, and its text under a key; or NULL. */
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
     return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
 }
@@ -10798,7 +10788,7 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 #define AMPI_BAD_CALL(f, ...) AMPI_BAD(f, AMP_ERR_ARGUMENT, __VA_ARGS__)
 #define AMPI_BAD_FILE(f, ...) AMPI_BAD(f, AMP_ERR_FORMAT, __VA_ARGS__)
 
-/* The system refused, and errno says why; some C libraries leave it at 0. */
+/* The system refused; errno says why, but some C libraries leave 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
     return AMPI_BAD(f, AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
 }
@@ -10821,7 +10811,7 @@ AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
 AMPI_FN int ampi_is_free_name(const char* s) { return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0; }
 
-/* A text for a sentence: of a long one the first `head` and the last `tail` bytes, where no character is cut. */
+/* A text for a sentence: of a long one the first `head` and last `tail` bytes, with no character cut. */
 AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, char out[AMPI_SHOWN]) {
     const size_t n = strlen(text);
     const int cut = n > head + tail + 3;
@@ -10843,7 +10833,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
     return out;
 }
 
-/* A number's only text: decimal, or the eight hexadecimal digits of a float's bits or a CRC-32. */
+/* A number's only text: decimal, or eight hexadecimal digits for a float's bits or a CRC-32. */
 enum { AMPI_NUMBER = 24 };
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
@@ -10855,7 +10845,6 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
 }
 
-/* What each call begins with. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
         const amp_file_desc* desc) {
     memset(f, 0, sizeof *f);
@@ -10889,7 +10878,7 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
 
 /* --- files of the system --- */
 
-/* Moves a file over another in one step. Unlike fopen, MoveFileExA does not read names by a locale of UTF-8. */
+/* Moves a file over another in one step. MoveFileExA, unlike fopen, ignores a UTF-8 locale. */
 #if defined(_WIN32)
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8 };
@@ -10917,7 +10906,7 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
 }
 
-/* Opens the regular file at path to be read; or creates a temporary one with its mode, and names that. */
+/* Opens the regular file at path to read; or creates and names a temporary one with its mode. */
 AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* temporary) {
     const char *verb = temporary ? "save" : "open", *name = temporary ? temporary : path;
     errno = 0;
@@ -10952,7 +10941,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
 
 /* --- writing --- */
 
-/* A string in quotes: a prefix of plain characters, then a text in which JSON's own characters become \u00XX. */
+/* A string in quotes: a plain prefix, then a text in which JSON's own characters become \u00XX. */
 AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     fprintf(out, "\"%s", prefix);
     for (; *text; text++)
@@ -10961,8 +10950,8 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     putc('"', out);
 }
 
-/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces up to a multiple of 8 bytes.
-   Tensors with larger elements come first, so that each is aligned. */
+/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces to a multiple of 8 bytes.
+   Tensors of larger elements come first, so that each is aligned. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
@@ -11001,7 +10990,7 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
         for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* The header, data in chunks, and the header again, now with the CRCs. */
+/* The header, data in chunks, and the header again with the CRCs. */
 AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
     if (header > AMPI_MAX_HEADER)
@@ -11022,13 +11011,13 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
         }
     if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
     ampi_put_header(f, header);
-    /* Flushed before it is renamed: otherwise a power cut can leave the new name on an empty file. */
+    /* Without a flush before the rename, a power cut can leave the new name on an empty file. */
     const int ok = !ferror(f->stream) && fflush(f->stream) == 0 && AMPI_OS_SYNC(f->stream);
     return ok ? AMP_OK : ampi_file_cannot(f, "write");
 }
 
-/* Writes a temporary file and renames it. A block holds a chunk of data, a list of names, whose place the checksums
-   take, and the temporary file's name. */
+/* Writes a temporary file and renames it. A block holds a chunk of data, names, later checksums in their place, and
+   the temporary file's name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
@@ -11051,7 +11040,7 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
     if (r != AMP_OK) { remove(temporary); return r; }
 #if defined(AMPI_OS) && !defined(_WIN32)
-    /* Flushes the new name, too, where the file system can flush a directory. */
+    /* Flushes the new name, too, where a directory can be flushed. */
     char* slash = strrchr(temporary, '/');
     strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
     const int fd = open(temporary, O_RDONLY | AMPI_OS_FLAGS);
@@ -11076,7 +11065,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
 
 /* --- JSON, as much as a header may hold --- */
 
-/* A cursor over a text that ends in a 0; after the first error it stands still. Strings are decoded in place. */
+/* A cursor over a text that ends in 0; an error stops the cursor. Strings are decoded in place. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
@@ -11090,14 +11079,13 @@ AMPI_FN int ampi_json_skip(ampi_json* j, char c) {
     return 1;
 }
 
-/* Steps over a character that must come next. */
 AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
     if (ampi_json_skip(j, c) || j->error) return;
     snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
     j->error = j->missing;
 }
 
-/* Is there a member behind the first n of a list in these brackets? Then n counts it too. */
+/* Is there a member behind the first n of a list in these brackets? Then n grows. */
 AMPI_FN int ampi_json_more(ampi_json* j, const char* brackets, size_t* n) {
     if (*n == 0) ampi_json_expect(j, brackets[0]);
     if (ampi_json_skip(j, brackets[1])) return 0;
@@ -11115,7 +11103,7 @@ AMPI_FN unsigned ampi_json_unit(ampi_json* j) {
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two of them for a code point above U+FFFF. */
+/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two \u for code points above U+FFFF. */
 AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     static const char letters[] = "\"\\/bfnrtu", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
@@ -11136,7 +11124,7 @@ AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     return w;
 }
 
-/* A string in UTF-8 without control characters, and `next` behind it, if that is no 0. */
+/* A UTF-8 string without control characters, and `next` behind, if not 0. */
 AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     ampi_json_expect(j, '"');
     char *text = j->at, *w = text;
@@ -11153,7 +11141,7 @@ AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     return text;
 }
 
-/* A whole number: digits without a sign, a leading zero, a fraction or an exponent. */
+/* A whole number: digits alone, without a leading zero. */
 AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     const int zero = ampi_json_skip(j, '0'), more = *j->at >= '0' && *j->at <= '9';
     if (zero == more) ampi_json_fail(j, zero ? "a number begins with a zero" : "a whole number is missing");
@@ -11164,7 +11152,7 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     return n;
 }
 
-/* The description of a tensor: each of three fields once, in any order. [] is the shape of one element. */
+/* A tensor's description: each of three fields once, in any order. [] is the shape of one element. */
 AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
     uint64_t count = 1, bits = 1;
     size_t n = 0;
@@ -11201,7 +11189,7 @@ AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
         ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
 }
 
-/* The whole header; the tables are large enough. */
+/* The header; the tables are large enough. */
 AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
     size_t n = 0;
     int has_texts = 0;
@@ -11228,7 +11216,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 
 /* --- reading --- */
 
-/* Names and keys are unique; tensors cover the data exactly once. Sorts by name, and takes CRC-32s to tensors. */
+/* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
@@ -11299,7 +11287,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's, and makes room. Weights alone may have any type or be missing. */
+/* Compares the caller's tensors with the file's and makes room. Weights alone may have any type or be missing. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     uint64_t total = 0;
     for (int i = 0; i < f->count; i++) {
@@ -11330,7 +11318,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Reads the wanted tensors, and hands them over when all are sound. */
+/* Reads the wanted tensors; hands them over if all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
     const amp_model* m = f->model;
@@ -11382,11 +11370,11 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 
 /* --- checkpoints of a model, and of a loop of the caller's --- */
 
-/* Beside tensors a checkpoint holds numbers, as texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
-enum { AMPI_AGREES,     /* must be equal in the file and in what is loaded */
+/* A checkpoint's numbers are texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
+enum { AMPI_AGREES,     /* must be equal in the file and here */
        AMPI_LOADED,     /* state, which loading sets */
-       AMPI_KEPT,       /* a setting: loading leaves it, and tells of one that differs */
-       AMPI_GRAPH };    /* must be equal too; compared after the tensors, which can say more */
+       AMPI_KEPT,       /* a setting: loading keeps it and reports a difference */
+       AMPI_GRAPH };    /* must be equal; compared after tensors, which say more */
 typedef struct ampi_number {
     void* at;               /* of AMPI_LOADED */
     int kind;               /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
@@ -11397,20 +11385,20 @@ typedef struct ampi_number {
 } ampi_number;
 enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
 
-/* What a checkpoint is of: a model, or a loop's optimizer, scaler and tensors besides. */
+/* A checkpoint is of a model, or of a loop's optimizer, scaler and more tensors. */
 typedef struct ampi_checkpoint {
     ampi_file file;                /* its model is NULL for a loop */
     const char* saver;             /* the function that writes such a file */
-    amp_optimizer *optimizer, o;   /* and a copy, which speaks through the file's logger; loading writes to it first */
+    amp_optimizer *optimizer, o;   /* a copy with the file's logger; loading writes here first */
     amp_scaler *scaler, s;         /* likewise; may be NULL */
     uint64_t passes;
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;      /* and, in this block, the names of those that the caller does not name */
+    amp_file_tensor* tensors;      /* in this block: names that the caller does not give */
 } ampi_checkpoint;
 
-/* Lists a number of a group, or with -1 of none. What is frozen is optional; without groups in the desc all of group 0
-   is, which the caller may have written. */
+/* Lists a number of a group, or of none (-1). Frozen numbers are optional, and, without groups in the desc, all of
+   group 0, where the caller may have written. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
@@ -11428,7 +11416,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     ampi_show_number(value, kind == 'f', x->text);
 }
 
-/* Lists all numbers; the first is steps, the last a hash of the graph, or of which parameter is in which group. */
+/* Lists all numbers: steps first, a hash of the graph, or of the parameters' groups, last. */
 #define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, kind, AMPI_AGREES }
 #define AMPI_SETTING(member, kind) { #member, &d->member, kind, AMPI_KEPT }
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
@@ -11466,7 +11454,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
-/* Lists weights, m and v of parameters (or weights alone), a model's running statistics, and the caller's tensors. */
+/* Lists parameters' weights, m and v (or weights alone), a model's running statistics, the caller's tensors. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     static const char* const suffixes[][3] = { { "", ".m", ".v" }, { ".running_mean", ".running_var", "" } };
     const amp_optimizer* o = c->optimizer;
@@ -11512,8 +11500,7 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
     return out;
 }
 
-/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. What loading would refuse is not
-   saved. */
+/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. Saving refuses what loading would. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
@@ -11536,7 +11523,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     return ampi_file_save(&c->file, path, texts, n);
 }
 
-/* How a number differs, and what that means; floats as a person would write them. */
+/* How a number differs, and what that means; floats in decimal. */
 AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code, const char* outcome) {
     const char* texts[] = { x->theirs, x->text };
     char shown[2][AMPI_SHOWN];
@@ -11596,7 +11583,7 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Checks in the order in which a person would want to hear of differences; nothing is changed before all are done. */
+/* Checks in the order in which a person wants to hear of differences; changes come after all checks. */
 AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     amp_optimizer* o = c->optimizer;
@@ -11643,7 +11630,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     return AMP_OK;
 }
 
-/* With m = NULL of a loop, whose parameters may have changed since init. */
+/* m = NULL: a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
         const amp_file_tensor* more, int more_count, const amp_file_desc* desc, int* count) {
@@ -11709,11 +11696,11 @@ AMPI_COMPILE_WELL
 /* ================================================================ */
 /* >>impl-report */
 
-/* What a type can hold: its least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
+/* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
 static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
     { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };   /* by amp_dtype */
 
-/* Bits of |x| as a double, in which each of the types is exact. */
+/* Bits of |x| as a double, which holds each type exactly. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
 
 /* floor(log2|x|) of a finite number that is not zero, from its bits. */
@@ -11724,7 +11711,7 @@ AMPI_FN int ampi_exponent(uint64_t magnitude) {
     return e;
 }
 
-/* Counts one element. What it is after rounding to the target decides over underflow and overflow. */
+/* Counts one element. Rounding to the target decides on underflow and overflow. */
 AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype target) {
     const uint64_t a = ampi_magnitude64(x);
     if (a == 0) { s->zeros++; return; }
@@ -11745,8 +11732,8 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
 }
 
-/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's
-   largest number unless f exceeds that number's own fraction, 2 - 2^-fraction. */
+/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) this is at most half of the target's largest number
+   unless f exceeds that number's fraction, 2 - 2^-fraction. */
 AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
     const struct ampi_range* range = &ampi_ranges[target];
     const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
