@@ -1559,11 +1559,11 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #include <omp.h>
 #endif
 
-/* FN: a private function; not all are always used (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays
-   are on the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has
-   defined `inline` away. FETCH asks for a cache line, which may lie outside of all arrays. ALIGNED: for arrays on the
-   stack that are read as vectors, which are slow across two cache lines. FORGET makes the compiler forget what it knows
-   of the memory at p: -ffast-math would take computed values for finite and drop the test of their bits. */
+/* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are on
+   the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has defined
+   `inline` away. FETCH asks for a cache line, which may lie outside of all arrays. ALIGNED: for arrays on the stack
+   read as vectors, which are slow across two cache lines. FORGET: the compiler forgets what it knows of the memory at
+   p; -ffast-math would take computed values for finite and drop the test of their bits. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_GNU 1
   #define AMPI_FN static __attribute__((unused))
@@ -1601,7 +1601,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #else
   #define AMPI_VECTOR AMPI_INLINE
 #endif
-/* Around rooms without a loop that counts for speed: gcc takes two thirds of the time for them. */
+/* Around rooms whose loops need no speed: gcc takes two thirds of the time for them. */
 #if AMPI_GNU && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
   #define AMPI_COMPILE_QUICKLY _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
   #define AMPI_COMPILE_WELL _Pragma("GCC pop_options")
@@ -1610,9 +1610,9 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_COMPILE_WELL
 #endif
 
-/* Loops run over chunks of a fixed size, so the bits do not depend on the number of threads. PARALLEL_FOR takes a whole
-   `for` over an int64_t, and has it twice, since a region costs 240 ns even where its `if` is false. PARALLEL_TURNS:
-   threads share the work of a loop; the rest they do in turn, in the order of the loop. */
+/* Loops run over chunks of a fixed size, so bits do not depend on the number of threads. PARALLEL_FOR has its `for`,
+   over an int64_t, twice, since a region costs 240 ns even where its `if` is false. PARALLEL_TURNS: threads share
+   `work`; the rest they do in turn, in the loop's order. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #define AMPI_PRAGMA(x) _Pragma(#x)
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
@@ -1626,7 +1626,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
 
-/* With strict -std= gcc for s390x can form sums of floats as doubles (FLT_EVAL_METHOD 1), which gives other bits. */
+/* With strict -std= gcc for s390x can form sums of floats in double (FLT_EVAL_METHOD 1): other bits. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
   #define AMPI_PLAIN_FLOATS 1
   #pragma GCC push_options
@@ -1646,7 +1646,7 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
-/* Bytes of an element of floating point; 0 for another type. */
+/* Bytes of a floating-point element; 0 for another type. */
 AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
     return t == AMP_F16 || t == AMP_BF16 ? 2 : t == AMP_F32 || t == AMP_DTYPE_DEFAULT ? 4 : t == AMP_F64 ? 8 : 0;
 }
@@ -1654,7 +1654,7 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
 }
 
-/* The name of an enumerator, whose values count from 0. Each of the names ends with a 0, the last with two. */
+/* The name of an enumerator; values count from 0. Each name ends with a 0, the last with two. */
 AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     for (; value > 0 && *names; value--) names += strlen(names) + 1;
     return *names ? names : "?";
@@ -1675,10 +1675,10 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 #endif
 
 typedef unsigned long long ampi_ull;     /* sizes and counts for "%llu" */
-/* A size of the caller's for "%lld": one that was negative before it became a size_t is so again. */
+/* A caller's size for "%lld": one that was negative before it became a size_t is so again. */
 AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 
-/* Formats a sentence for the logger and hands the code back. */
+/* Formats a sentence for the logger and returns the code. */
 #if AMPI_GNU
 __attribute__((format(printf, 3, 4), unused))
 #endif
@@ -1695,8 +1695,8 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 }
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* Two macros return from the function: REFUSE_CALL where its condition holds, with a sentence for `logger`, a variable
-   there; TRY with the result of a call that failed. */
+/* Both return from the function: REFUSE_CALL where its condition holds, with a sentence for the variable `logger`; TRY
+   with a failed call's result. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
@@ -1734,8 +1734,8 @@ AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) { *out = a * b; return b == 0 || a <= SIZE_MAX / b; }
 AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) { *out = a + b; return a <= SIZE_MAX - b; }
 
-/* An operand of a call: `rows` rows of `cols` elements, `ld` elements from one to the next. It is read (IN) or written
-   (OUT), two that are SAME may be one, it may be NULL, or this call does not look at it (UNUSED). */
+/* An operand of a call: `rows` rows of `cols` elements, `ld` elements apart. It is read (IN) or written (OUT), may be
+   NULL, or the call ignores it (UNUSED); two that are SAME may be one. */
 enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8 };
 typedef struct ampi_argument {
     const char* name;
@@ -1756,7 +1756,7 @@ AMPI_FN ampi_extent ampi_extent_of(const ampi_argument* a) {
     return r;
 }
 /* Do two operands share a byte? Row j of b begins d + (j - i) * pitch bytes behind row i of a, and meets it if that is
-   more than minus its own width and less than the width of a. Different pitches count as apart. */
+   above -b.width and below a.width. Different pitches count as apart. */
 AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
     ampi_extent a, b;
@@ -1772,7 +1772,7 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
     return t < b.count && d + t * pitch < a.width;
 }
 
-/* Refuses a call that would write over an operand that it still needs. */
+/* Refuses a call that would overwrite an operand it still needs. */
 AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
     size_t i, k;
@@ -1789,7 +1789,7 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
     return AMP_OK;
 }
 
-/* One of many arrays: the bytes from `from` up to `to`; none if these are equal. at(list, id) gives array id. */
+/* One of many arrays: bytes `from` up to `to`; none if these are equal. at(list, id) gives array id. */
 typedef struct ampi_array { uint64_t from, to; int written; } ampi_array;
 typedef ampi_array (*ampi_array_fn)(const void* list, size_t id);
 AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
@@ -1805,7 +1805,7 @@ typedef struct ampi_place { uint64_t from; size_t id; } ampi_place;
 AMPI_FN int ampi_place_before(ampi_place a, ampi_place b) {
     return a.from < b.from || (a.from == b.from && a.id < b.id);
 }
-/* The next `room` places after `last`, sorted as they are found; returns how many there are. */
+/* The next `room` places after `last`, sorted; returns how many there are. */
 AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_fn at, size_t count, ampi_place* place,
         size_t room) {
     size_t i, k, n = 0;
@@ -1821,9 +1821,9 @@ AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_f
     }
     return n;
 }
-/* Do two arrays share a byte, one of them being written? *a and *b are then such two. In the order of their addresses
-   an array meets an earlier one if it begins before the furthest end so far, of all [0] if it is written and of the
-   written ones [1] if not. Nothing is allocated: each AMPI_PLACES arrays take a pass over the list. */
+/* Do two arrays share a byte, one of them written? *a and *b are then such two. In order of addresses an array meets an
+   earlier one if it begins before the furthest end so far: of all [0] if it is written, else of the written ones [1].
+   Nothing is allocated: each AMPI_PLACES arrays take a pass over the list. */
 #define AMPI_PLACES 2048
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
     ampi_place place[AMPI_PLACES], last = { 0, 0 };
@@ -1855,7 +1855,7 @@ AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
     else free(p);
 }
 
-/* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
+/* Tests of bits in memory hold for NaN under any compiler flag. */
 AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     uint32_t u;
     AMPI_FORGET(p);
@@ -1885,8 +1885,8 @@ AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
 }
 AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
 
-/* a*b + c rounded once, where the processor has no instruction for it: the sum is formed in double, where a product of
-   floats is exact, and rounded to odd before it is rounded to float (Boldo & Melquiond 2008). */
+/* a*b + c rounded once, without the processor's instruction: the sum is formed in double, where a product of floats is
+   exact, and rounded to odd, then to float (Boldo & Melquiond 2008). */
 AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
     volatile double p = (double)a * (double)b, s = p + (double)c;
     double t = s - p, sum = s;
@@ -1911,7 +1911,7 @@ AMPI_HD AMPI_APART float ampi_fma_plain(float a, float b, float c) { return ampi
 #else
   #define AMPI_FMA_NATIVE 0
 #endif
-/* a*b + c rounded once. hw, a constant: 1 in kernels that are built for a processor with the instruction. */
+/* a*b + c rounded once. hw, a constant: 1 in kernels for processors with the instruction. */
 AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
     (void)hw;
 #if defined(__CUDA_ARCH__)
@@ -1989,9 +1989,8 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #define AMPI_NEON 0
 #endif
 
-/* gcc clears the upper halves of the vector registers behind code with AVX (vzeroupper) only from -O2 on. Left in use,
-   they make code that mixes SSE with AVX later on up to 40 times slower. So each kernel with AVX, or the call of it,
-   ends with this. */
+/* gcc clears the upper halves of vector registers behind AVX code (vzeroupper) only from -O2 on. Left in use, they make
+   later code with SSE and AVX up to 40 times slower. So each kernel with AVX, or its call, ends with this. */
 #if AMPI_X86 && !defined(__clang__)
 AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
   #if defined(__x86_64__)
@@ -2007,9 +2006,8 @@ AMPI_FN void ampi_clear_upper(void) {}
 
 /* One body, one copy per instruction set, one dispatcher. Write
        AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n) { ... ampi_fma(hw, a, b, c) ... }
-   and call ampi_foo(y, n). The body is plain C, in loops over a constant number of lanes that every compiler
-   vectorises; its parameter hw is 1 where it may use hardware fma. All copies give the same bits, since ampi_fma leaves
-   no a*b + c that a compiler may contract. */
+   and call ampi_foo(y, n). The body is plain C: loops over a constant number of lanes, which every compiler vectorises.
+   Its hw is 1 where it may use hardware fma. Copies give the same bits: ampi_fma leaves no a*b + c to contract. */
 #define AMPI_KERNEL_PARAMS(...) __VA_ARGS__
 #define AMPI_KERNEL_BODY(name, params) AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
 #if AMPI_X86
@@ -2038,7 +2036,7 @@ AMPI_FN int ampi_cpu_has(unsigned leaf, unsigned subleaf, int which, unsigned bi
     unsigned r[4];
     return __get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3]) && (r[which] & bits) == bits;
 }
-/* Does the operating system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for AMX. */
+/* Does the system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for AMX. */
 AMPI_FN int ampi_system_saves(unsigned state) {
     unsigned low;
     if (!ampi_cpu_has(1, 0, AMPI_ECX, 1u << 27)) return 0;       /* OSXSAVE */
@@ -2086,8 +2084,8 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
     return ampi_best_isa();
 }
 
-/* This and ampi_amx_cache are the only variables of the library: caches of what cpuid and the system say (0 = not
-   asked yet). Threads that race here write the same value. */
+/* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system say; 0 = not asked yet.
+   Threads that race write the same value. */
 static int ampi_isa_cache;
 
 AMP_DEF amp_isa amp_cpu_isa(void) {
@@ -2109,8 +2107,8 @@ AMPI_FN amp_isa ampi_simd(void) {
     amp_isa isa = amp_cpu_isa();
     return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
 }
-/* Is AVX-512 in use, and are its products of pairs? A constant 0 where they are left out: what is called only behind it
-   is not compiled then. */
+/* Is AVX-512 in use, and its products of pairs? A constant 0 where left out: what is called only behind it is not
+   compiled. */
 #define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
 #define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
 
@@ -2120,8 +2118,8 @@ static int ampi_amx_cache;
 AMPI_FN int ampi_amx_found(void) {
     return ampi_has_pairs() && ampi_system_saves(0x60000u) && ampi_cpu_has(7, 0, AMPI_EDX, 1u << 22 | 1u << 24);
 }
-/* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18),
-   see its Documentation/arch/x86/xstate.rst. */
+/* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18), see its
+   Documentation/arch/x86/xstate.rst. */
 AMPI_FN int ampi_amx_granted(void) {
     long result = 158;                                           /* SYS_arch_prctl */
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
@@ -2146,9 +2144,9 @@ AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* --- one value: formulas on bits --- */
 
-/* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. The k lowest bits of sig are cut (13, and one more
-   for each step below the smallest normal exponent, 113), and the exponent goes above what is left; the leading 1 of
-   sig adds one to it, and a carry moves it up. k = 25 cuts everything, float's own subnormals too. */
+/* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. Its k lowest bits are cut (13, and one for each
+   step below the smallest normal exponent, 113). The exponent goes above the rest; the leading 1 of sig adds one to it,
+   and so may a carry. k = 25 cuts all, float's subnormals too. */
 AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
     uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
@@ -2191,9 +2189,9 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* double -> a format of these fraction bits and exponent bias. The sum carries where it rounds up: to nearest even, or,
-   given a random word, with the probability of the first 32 bits cut. Below the smallest normal number bits are cut
-   first, and leave a trace in the last one. */
+/* Bits of a double -> a format of these fraction bits and exponent bias: nearest even or, with *random, up if *random
+   is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal number v is
+   shifted first; bits lost set its last one. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
@@ -2252,9 +2250,9 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise these loops; on integers alone the processor's modes do not matter. Sixteen values that are zero
-   or normal in both formats take the easy way: rounding is a shift. The top bit of "hard" is set for a magnitude below
-   `low` and not 0, or above `high`: not every instruction set compares vectors of unsigned numbers. */
+/* Compilers vectorise these loops; for integers the processor's modes do not matter. Sixteen values that are zero or
+   normal in both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above
+   `high`, or below `low` but not 0: not every instruction set compares unsigned vectors. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
@@ -2295,10 +2293,10 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
 /* ================================================================ */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
-/* How kernels are written. Each is one plain C function over v16, sixteen lanes of FP32, and the operations below. The
-   text stands once, in impl-kernels, and is compiled once for each instruction set: this file includes itself with
-   AMPI_PASS set to avx2, then avx512; the third time, for the baseline (NEON or plain C), the compiler comes by in
-   ordinary flow. AMPI_K(name) is the name of this pass's copy. All copies give the same bits. */
+/* Each kernel is a plain C function over v16, sixteen lanes of FP32, and the operations below. Its text, in
+   impl-kernels, is compiled once for each instruction set: this file includes itself with AMPI_PASS set to avx2, then
+   avx512; for the baseline (NEON or plain C) the compiler then comes by in ordinary flow. AMPI_K(name) is the name of
+   this pass's copy. All copies give the same bits. */
 #ifndef AMP_SELF
   #define AMP_SELF "amp.h"
 #endif
@@ -2307,7 +2305,7 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     #error "define AMP_SELF to the name of this file: its implementation includes itself"
   #endif
 #endif
-/* Fused multiply-adds: in plain C exact products need none; or operands are words of two bfloat16. */
+/* `how` of fma: of exact products, see the one in plain C; or of words of two bfloat16. */
 enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN_(a, b) ampi_##a##_##b
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
@@ -2328,8 +2326,8 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
   #define AMPI_UNROLL
 #endif
 
-/* A side, height or width, of a convolution's image. Grid pixel i and kernel position j meet at source pixel
-   i * step + first + j * next; beyond the source's `size` pixels lie margins of zeros. */
+/* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source pixel i * step +
+   first + j * next; beyond the source's `size` pixels lie margins of zeros. */
 typedef struct ampi_side {
     size_t count, taps;                /* grid pixels; kernel positions in use */
     int    first, next, step, size;
@@ -2338,9 +2336,9 @@ typedef struct ampi_side {
     size_t phases, over, padded;       /* of a padded plane, see ampi_side_of */
 } ampi_side;
 /* A convolution's image as a matrix that is never formed (im2col). Row channel * kernel positions + kernel position,
-   column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 beyond the margins.
-   Forward the pixels are those of y and the source is x; for the input gradient they are one phase of the pixels of dx,
-   those that the stride lets meet the same kernel positions, and the source is dy. */
+   column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 in a margin. Forward,
+   pixels are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that the stride
+   lets meet the same kernel positions; the source is dy. */
 typedef struct ampi_unfold {
     ampi_side h, w;
     size_t pixels, taps;               /* of the grid of one image; kernel positions in use */
@@ -2354,10 +2352,10 @@ AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
-/* Pixels x, x + step, ... of a row of `width` pixels, `count` of them: first `left` that lie before the row, then
-   `inside` from pixel `first` on, then those behind. */
+/* `count` pixels x, x + step, ... of a row of `width`: `left` before the row, `inside` from pixel `first` on, the rest
+   behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
-/* Steps to come as far as a distance, at least 0 and at most `most`. */
+/* Steps that cover a distance, from 0 to `most`. */
 AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t most) {
     if (distance <= 0) return 0;
     return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), most);
@@ -2372,16 +2370,16 @@ AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_
     return r;
 }
 
-/* An operand op(X) of a product, as runs of neighbours in memory. If along_k, a run is a row of op(A) or a column of
-   op(B), and k changes along it. Otherwise a run is a column of op(A) or a row of op(B), at one k. */
+/* An operand op(X) of a product, as runs of neighbours in memory. If along_k, k changes along a run, a row of op(A) or
+   column of op(B). Else a run has one k: a column of op(A) or row of op(B). */
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
     int         along_k, is_image;
     size_t      ld;                    /* a matrix: elements from one run to the next */
     ampi_unfold image;                 /* if is_image, run r is row r of this */
-    /* Weights of an input gradient, taps > 0: run c is, output by output, the weights of channel c at the kernel
-       positions in use. next_h, next_w, output: elements from one kernel row, kernel column, output to the next. */
+    /* taps > 0: weights of an input gradient. Run c is, output by output, those of channel c at the kernel positions in
+       use. next_h, next_w, output: elements between kernel rows, kernel columns, outputs. */
     size_t      taps, taps_w, next_h, next_w, output;
 } ampi_operand;
 
@@ -2390,9 +2388,9 @@ typedef struct ampi_result {
     void*       data;
     amp_dtype   dtype;
     size_t      row, column;           /* elements from one row, one column to the next */
-    /* part > 0: columns are the pixels of images, `part` to one image, and images are `image` elements apart; pixels
-       lie in rows of `cols`, `next_row` elements apart. Rows begin `pitch` columns apart; what lies between them, and
-       from column `used` of a part on, is no pixel. */
+    /* part > 0: columns are pixels, `part` to an image; images are `image` elements apart, and rows of `cols` pixels
+       `next_row` elements. Rows begin `pitch` columns apart; columns between them, and from `used` of a part on, are no
+       pixels. */
     size_t      part, image, cols, next_row, pitch, used;
     float       alpha, beta;
     const void* bias;                  /* NULL = none; one for each row of C, or for each column */
@@ -2413,15 +2411,14 @@ typedef struct ampi_product {
     int exact;                         /* products of two elements are exact in FP32 */
     int form;                          /* how it is packed, see below */
 } ampi_product;
-/* How two operands are packed: FP32, or two bfloat16 to a word of 32 bits, the one of even k in the high half, for
-   vdpbf16ps, which adds that product first, or for the matrix unit. */
+/* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half, for vdpbf16ps,
+   which adds that product first, or for the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* How a product is computed. Threads take `shares` of its `units`, which are micro-tiles of columns, or of rows where
-   there are more of these. A share goes by blocks, in BLIS's terms: kc deep panels, macro-tiles of mc x nc. If k has
-   several blocks, the sums of `tall` rows x nc columns stay in scratch memory from one block to the next. packed: the
-   floats of a block of B; line: those for packing; padded: those of a padded copy of an image, 0 where it would be too
-   large; floats: all that a share needs. */
+/* How a product is computed. Threads take `shares` of its `units`, micro-tiles of columns, or of rows if these are
+   more. A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums of
+   `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: for packing; padded: of an
+   image's padded copy, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
@@ -2432,7 +2429,7 @@ typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack
 
 /* --- updates of weights, for one element --- */
 
-/* Constants of one step for one group; all products and quotients of them were formed in double. */
+/* Constants of one step for one group; their products and quotients were formed in double. */
 typedef struct ampi_update {
     float mult;             /* gradient factor: clip coefficient / loss scale; negative to ascend */
     float l2;               /* added to the gradient: l2 * w */
@@ -2444,14 +2441,14 @@ typedef struct ampi_update {
     int   frozen;
 } ampi_update;
 
-/* LAMB_DIRECTION leaves LAMB's direction in g, 0 for an element that stays as it was, and writes nothing else. */
+/* LAMB_DIRECTION only leaves LAMB's direction in g: 0 for an element that stays as it was. */
 typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
-/* Limits, the largest magnitudes as bits that are no overflow: of any float, of a weight, of one whose 16-bit copy is
-   finite. And the overflows: elements that stay as they were, copies that saturate, the first place of either. A limit
-   comes from memory, or a compiler for finite floats alone could take its test away. */
+/* Limits, bits of the largest magnitudes that are no overflow: of any float, of a weight, of one whose 16-bit copy is
+   finite. Then overflows: elements that stay as they were, copies that saturate, the first place of either. A limit is
+   in memory, or a compiler for finite floats alone could drop its test. */
 typedef struct ampi_update_overflow {
     uint32_t finite, last, low;
     uint32_t held, saturated;
@@ -2465,7 +2462,7 @@ AMPI_HD AMPI_INLINE float ampi_flush(float x) {
     const uint32_t u = ampi_bits(x);
     return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
 }
-/* Weight i with its unscaled gradient and its new moments. There is no sum outside an fma. */
+/* Weight i with its unscaled gradient and new moments. No sum is outside an fma. */
 AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, const float* w,
         const float* g, const float* m, const float* v, size_t i) {
     ampi_weight x = { w[i], ampi_fma(hw, u->l2, w[i], u->mult * g[i]), 0.0f, 0.0f };
@@ -2487,8 +2484,8 @@ AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_
     return ampi_float(size > finite || (ampi_bits(v) & 0x7fffffffu) > finite ? 0u : u);
 }
 
-/* Whether element i stays as it was, given what its weight w and second moment v would become. It is counted in `over`,
-   and so is one whose 16-bit copy saturates. A first moment needs no look: where it overflows, w does. */
+/* Does element i stay as it was, if its weight would become w, its second moment v? `over` counts it, and one whose
+   16-bit copy saturates. A first moment needs no look: where it overflows, w does. */
 AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_overflow* over) {
     const uint32_t size = ampi_bits(w) & 0x7fffffffu;
     const int stays = size > over->last || (ampi_bits(v) & 0x7fffffffu) > over->finite;
@@ -2510,7 +2507,7 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
     if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
-/* Elements [i, end) one by one: where there is no vector unit, or an overflow among them. */
+/* Elements [i, end) one by one: without a vector unit, or with an overflow among them. */
 AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
         const ampi_update* u, ampi_update_overflow* over) {
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
@@ -2535,7 +2532,7 @@ typedef struct ampi_kernels {
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
-/* How far ahead loops over long arrays ask for memory: past the end of a page no processor does so by itself. */
+/* How far ahead loops over long arrays fetch: past the end of a page no processor does so by itself. */
 enum { AMPI_AHEAD_BYTES = 1024 };
 
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
@@ -2556,10 +2553,10 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
 }
 
 /* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
-   kernel meets (`phases` of a side), so that 16 neighbouring pixels of a grid row see 16 neighbouring floats at each
-   kernel position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A
-   side has its `count` pixels and the `over` ones that the kernel sees behind the last; as far as this margin and the
-   one before the next row or image are zeros, they are one. */
+   kernel meets (`phases` of a side), so 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel
+   position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
+   its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
+   or image are one, as far as both are zeros. */
 AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, int step, int size) {
     ampi_side s;
     size_t before, end;
@@ -2576,7 +2573,10 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
     s.padded = ampi_max_size(count, ampi_min_size(s.padded, end));
     return s;
 }
-/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if they are over `most`. */
+/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: as
+   many as rows may meet, each with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between
+   grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns. 4
+   * AMPI_LANES: the last vector, and the rounding of planes in pad_rows. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
@@ -2607,9 +2607,9 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-/* Scratch memory for sixteen channels of a depthwise convolution, which lie side by side. It begins with offsets in the
-   stage, of kernel positions and of pixels of a grid row; then weights or sums for them, the pixels of y or dy, the
-   stage, which is an image with margins of zeros, and planes of the result. */
+/* Scratch memory for sixteen channels, side by side, of a depthwise convolution: offsets in the stage, of kernel
+   positions and pixels of a grid row; weights or their sums; pixels of y or dy; the stage, an image with margins of
+   zeros; planes of the result. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
@@ -2638,10 +2638,9 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     if (t == AMP_F32) return ((const float*)data)[i];
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
-/* What a pass says: a register, AMPI_PASS_WIDTH floats, the operations on it, and a transpose. above_reg: is a
-   magnitude above `limit`, both as bits? load_reg reads elements of a type, store_low writes sixteen in 16 bits, whose
-   NaNs are quiet. square_reg: s + x * x in doubles, for half as many floats; of bfloat16 for the even ones or the odd
-   ones of as many. */
+/* What a pass says: a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg: is a magnitude
+   above `limit`, both as bits? load_reg reads elements of a type; store_low writes sixteen, whose NaNs are quiet, in 16
+   bits. square_reg: s + x * x in doubles, for half as many floats; of bfloat16 for the even or odd ones of as many. */
 #if AMPI_X86
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
@@ -2806,7 +2805,7 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q)
     if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, wide);
 }
 #else
-#if !AMPI_FMA_NATIVE     /* what emulating an fma takes hides the calls, and the code is half as large */
+#if !AMPI_FMA_NATIVE     /* an emulated fma hides the cost of calls, and the code is half as large */
   #undef AMPI_LANES_FN
   #undef AMPI_UNROLL
   #define AMPI_LANES_FN AMPI_FN
@@ -2874,6 +2873,8 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
+/* AMPI_EXACT: the caller knows each product of two elements to be exact in FP32. A multiply and an add then round as an
+   fma does. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
@@ -2902,7 +2903,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
-/* Quiet NaNs for NaNs, with what `kept` has of their bits; 0: 0x7fc00000. They are rare, and blending is slow. */
+/* Quiet NaNs for NaNs, with their bits in `kept`; 0: 0x7fc00000. They are rare, and blending is slow. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
@@ -2946,22 +2947,22 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 }
 #endif
 #ifdef AMPI_PASS_PAIRS
-/* Words of two vectors of bfloat16, each widened to FP32 with zeros below; `even` goes into the high halves. */
+/* Words of two vectors of bfloat16, widened to FP32 with zeros below; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
     const __m512i low = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16);
     AMPI_V16 x;
     x.q[0] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even), low));
     return x;
 }
-/* Sixteen words, as `pair` makes them, of 32 bfloat16 that were widened to FP32 and lie side by side. */
+/* Sixteen words, as `pair` makes them, of 32 neighbouring bfloat16 widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Of magnitudes less 1 a zero's is 0xffff, which
-   is never the least. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Less 1, a zero's magnitude is 0xffff, never
+   the least. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32];
     unsigned all = 0x7fff;
@@ -2998,9 +2999,9 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 
 /* --- the micro-kernel --- */
 
-/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Every sum takes p
-   in ascending order, one fused multiply-add for each. Row p of b is that of a packed panel [k][nr], or, in a padded
-   copy of an image, begins at b + at[p]. */
+/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
+   ascending order, one fma for each. Row p of b is that of a packed panel [k][nr] or, in an image's padded copy, begins
+   at b + at[p]. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
@@ -3035,7 +3036,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i][j]);
 }
-/* The same for any number of rows: micro-tiles one below the other, whole ones first. */
+/* Any number of rows: micro-tiles one below the other, whole ones first. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
     size_t i, here;
     for (i = 0; i < rows; i += here) {
@@ -3055,9 +3056,8 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
 }
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
 /* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
-   of B. Its order (Intel SDM): the products of low halves in one chain of fma from +0, those of high halves in
-   another; the two are added, and that is added to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are
-   sums, 2 is A, 3 and 4 are B. */
+   of B. Its order (Intel SDM): products of low halves in one chain of fma from +0, those of high halves in another; the
+   two are added, then to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
     const int two = columns > AMPI_LANES;
@@ -3104,8 +3104,7 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
     else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
 }
-/* The pixels of row y of a source plane that begins at element `plane`; zeros outside. Up to 15 floats behind the last
-   are written. */
+/* Pixels of row y of the source plane from element `plane` on; zeros outside. Up to 15 floats behind are written. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_unfold* g = &v->image;
@@ -3129,8 +3128,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
     }
     AMPI_K(margin)(dst + behind, row->count - behind);
 }
-/* Places [from, from + count) of a padded plane, which is phase (h, w) of a channel. Up to 15 floats behind them are
-   written. */
+/* Places [from, from + count) of a padded plane, phase (h, w) of a channel. Up to 15 floats behind are written. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
         size_t count) {
     const ampi_unfold* g = &v->image;
@@ -3214,8 +3212,8 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
             }
     }
 }
-/* Elements [at, at + count) of runs [first, first + runs) in FP32, runs `ld` floats apart. Up to 15 floats behind each
-   are written. */
+/* Elements [at, at + count) of runs [first, first + runs) in FP32, `ld` floats apart. Up to 15 floats behind each are
+   written. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
         size_t count, const ampi_pack_room* room) {
     size_t r;
@@ -3228,7 +3226,7 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
 /* --- packing --- */
 
 /* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
-   whole vectors, with any floats, as far as the last row has `readable` elements, or else with zeros. */
+   whole vectors: with any floats as far as the last row has `readable` elements, else with zeros. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
         size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
@@ -3257,7 +3255,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const vo
             AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i, AMPI_K(load_any)(from, t, n - j - i));
         }
 }
-/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][kc][nr]; the last vector is filled up with 0. */
+/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][deep][nr]; the last vector is filled with 0. */
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
         size_t n, const ampi_pack_room* room) {
     const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
@@ -3282,8 +3280,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
             4 * b->ld * size);
 }
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they lie if they are FP32 and go along k or are
-   read `once`, else in `to`, whose rows share no cache sets. */
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: in place if FP32 and either along k or read `once`,
+   else in `to`, whose rows share no cache sets. */
 AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
         size_t k0, int once, const ampi_pack_room* room) {
     const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
@@ -3306,8 +3304,8 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
-/* A packed panel of A, m rows, as words: rows along k in place, others as pair_rows does, and for the matrix unit they
-   are transposed then. */
+/* A packed panel of m rows of A as words: rows along k in place, else as pair_rows does, then transposed for the matrix
+   unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
     const size_t k = u->k, words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
     size_t p, i;
@@ -3330,8 +3328,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 
 /* --- the epilogue --- */
 
-/* alpha * sum + beta * C + bias for `count` neighbouring columns of C from column j on, the first of which is element
-   `at`. */
+/* alpha * sum + beta * C + bias for `count` columns of C from j on, the first at element `at`. */
 AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
         float row_bias) {
     const amp_dtype t = c->dtype;
@@ -3364,8 +3361,7 @@ AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j,
 AMPI_LANES_FN float AMPI_K(row_bias)(const ampi_result* c, size_t i) {
     return c->bias && c->bias_per_row ? ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f;
 }
-/* A macro-tile of sums for rows [i0, i0 + m), columns [j0, j0 + n) of a weight gradient, whose columns lie in memory as
-   rows of other matrices do. */
+/* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n), of a weight gradient, whose columns are contiguous. */
 AMPI_KERNEL_FN void AMPI_K(store_transposed)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
         const float* sums, size_t ld) {
     float block[AMPI_LANES][AMPI_LANES];
@@ -3407,8 +3403,8 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
 
 /* --- the product --- */
 
-/* Few rows of A do not pay for packing rows of a stored op(B): each is read once, `deep` of them side by side, and adds
-   to the sums, which the first-level cache holds. */
+/* Few rows of A do not pay for packing rows of a stored op(B): each is read once, `deep` side by side, and adds to sums
+   in the first-level cache. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
         const AMPI_K(micro_args)* u) {
     enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
@@ -3438,8 +3434,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0;
-    /* Few rows: rows of B are read where they lie, in as many columns as L1 has room for sums; of columns a panel is
-       packed and used while L1 holds it. */
+    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; of columns of B a panel is
+       packed, and used from L1. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
     const int by_rows = few && !s->b.along_k;
     const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
@@ -3489,8 +3485,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* The same with the matrix unit. Tile configuration (Intel SDM, LDTILECFG), palette 1: tiles 0 to 4 of 16 rows of 64
-   bytes. Each thread has one. */
+/* `product` with the matrix unit. Each thread's tile configuration (Intel SDM, LDTILECFG): palette 1, tiles 0 to 4 of
+   16 rows of 64 bytes. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
         size_t j0, size_t n, float* scratch) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
@@ -3503,8 +3499,8 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 
 /* --- depthwise convolution: sixteen channels side by side --- */
 
-/* Up to 16 planes of an image from element `plane` on, as the stage of a depthwise convolution; see ampi_channels. What
-   lanes_in writes behind a row, the next rows overwrite. */
+/* Up to 16 planes of an image from element `plane` on, as the stage, see ampi_channels. What lanes_in writes behind a
+   row, the next rows overwrite. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
         size_t channels) {
     const ampi_unfold* g = &v->image;
@@ -3541,8 +3537,8 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     }
     AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
-/* A grid row's sums: for y those of its pixels, over the kernel positions; for dw what it adds to those of the kernel
-   positions, over its pixels. */
+/* A grid row's sums: for y those of its pixels, over kernel positions; for dw those of kernel positions, over its
+   pixels. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
         const uint32_t* step, size_t k, int first, float* sums) {
     enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
@@ -3554,8 +3550,8 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
         else AMPI_K(depthwise_tile)(1, f, x, at, step, k, first, sums);
     }
 }
-/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a holds FP32 rows of weights
-   and b is x, or the sum of dw over them, where a is dy. */
+/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32 rows of weights, b
+   x; or the sum of their dw, where a is dy. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
         float* scratch) {
     const int dw = s->a.is_image;
@@ -3606,8 +3602,8 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
 /* --- updates of weights --- */
 
 #if AMPI_PASS_WIDTH > 1
-/* Updates n elements, those behind the last whole register one by one. kind is a constant where it is called. Loops go
-   over the lanes of one register, so that a compiler keeps the arrays in registers. */
+/* Updates n elements, those behind the last whole register singly. kind is a constant where it is called. Loops go over
+   the lanes of one register, so a compiler keeps arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
         const ampi_update* constants, ampi_update_overflow* over) {
     enum { width = AMPI_PASS_WIDTH };
@@ -3668,8 +3664,8 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 
 /* --- conversions and sums of squares --- */
 
-/* dst = src, or src * *factor, `count` <= 16 elements. With `clean` each NaN becomes 0x7fc00000; else it becomes quiet,
-   and keeps its sign and the upper bits of its payload: halves do so by themselves. */
+/* dst = src, or src * *factor, `count` <= 16 elements. With `clean` a NaN becomes 0x7fc00000; else it becomes quiet and
+   keeps its sign and upper payload bits: halves do so by themselves. */
 AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, const float* factor,
         int clean, size_t count) {
     AMPI_V16 x = AMPI_K(load_any)(src, from, count);
@@ -3712,7 +3708,7 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
         n - whole);
 }
-/* *sum += the sum of n squares, which are exact in double, in 32 lanes that are added up in a fixed tree. */
+/* *sum += the sum of n squares, exact in double, in 32 lanes that are added in a fixed tree. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
     enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / sizeof(double) };
     const size_t size = ampi_type_size(t);
@@ -3902,7 +3898,7 @@ AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, cons
     }
 }
 
-/* Infinity becomes the largest finite value: its bits minus one. Returns how many elements it clamped. */
+/* Infinity becomes the largest finite value: its bits minus one. Returns how many it clamped. */
 AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
     size_t count = 0;
@@ -3933,8 +3929,8 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks. In place one after the other, from the end if elements grow: none overwrites what another still reads.
-   One after the other also with saturate: only this thread's exceptions are masked. */
+/* All blocks. In place they go in turn, from the end if elements grow: none overwrites what another still reads. With
+   saturate they go in turn too: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && job->to > job->from;
@@ -4018,7 +4014,7 @@ AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
 
 /* --- lists of tensors, cut into chunks --- */
 
-/* Tensors that lie in an array of any struct: `at` gives the i-th. */
+/* Tensors in an array of any struct: `at` gives the i-th. */
 typedef struct ampi_tensors {
     const void* list;
     int count;
@@ -4043,8 +4039,8 @@ AMPI_FN uint64_t ampi_mix(uint64_t z) {
     return z ^ z >> 32;
 }
 
-/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Their order, empty
-   ones and cuts of an array do not matter; the key of two lists is the sum of their keys. */
+/* Tells lists apart by memory and types: the sum of mix(end) - mix(begin) over tensors. Their order, empty ones and
+   cuts of an array do not matter; the key of two lists is the sum of theirs. */
 AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     uint64_t key = 0;
     for (int i = 0; i < t->count; i++) {
@@ -4061,8 +4057,8 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work is done on chunks of one tensor each, in waves that fit the stack. The chunks of a wave may run in parallel;
-   their results are combined in order. */
+/* Work goes by chunks of one tensor each, in waves that fit the stack. A wave's chunks may run in parallel; results are
+   combined in order. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
@@ -4076,7 +4072,7 @@ typedef struct ampi_chunk {
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
-/* work(context, chunk) for every chunk; then combine(context, chunk), if there is one, in order. */
+/* work(context, chunk) for each chunk; then combine, if there is one, in order. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
     ampi_chunk wave[AMPI_WAVE];
     size_t offset = 0, elements;
@@ -4115,8 +4111,8 @@ AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored as `to`.
-   The product grows with the bits, so bisection finds it. */
+/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`. Products grow with the
+   bits: bisection finds it. */
 AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
@@ -4128,7 +4124,7 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
     return good;
 }
 
-/* Counts what is above `last` among elements [i, end) of data; `base` is the index of element 0 of data. */
+/* Counts what is above `last` among elements [i, end) of data; `base`: the index of element 0. */
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
         ampi_chunk* c) {
     for (; i < end; i++) {
@@ -4141,8 +4137,8 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
     }
 }
 
-/* Checks n elements against the largest allowed magnitude, and adds their squares to c->sum. No square is greater than
-   the sum, which is finite if all elements are: its bits clear a block, or the elements are looked at one by one. */
+/* Checks n elements against the largest allowed magnitude, and adds their squares to c->sum. No square exceeds the sum,
+   which is finite if all elements are: its bits clear a block, or elements are looked at singly. */
 AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
     const double most = (double)ampi_widen_bits(last, t);
@@ -4160,8 +4156,8 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
 
 /* --- unscale --- */
 
-/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and looks at what dst would hold;
-   without `info` it stores that and does not look. */
+/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and checks what dst would hold; without
+   `info` it stores that unchecked. */
 typedef struct ampi_list_pass {
     const ampi_tensors *src, *dst;      /* dst NULL: the results would be FP32 */
     float inverse;
@@ -4208,7 +4204,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     ampi_kernels_end();
 }
 
-/* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
+/* Chunks arrive in order: the first bad one is the list's first, the last one its last. */
 AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     ampi_list_pass* pass = (ampi_list_pass*)context;
     amp_overflow_info* info = pass->info;
@@ -4229,7 +4225,7 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     pass->sum += c->sum;
 }
 
-/* Fills info, if there is one, with what is inf or NaN, or would be in dst, and with the norm of the results. */
+/* Fills info, if given, with what is inf or NaN, or would be in dst, and with the results' norm. */
 AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
         amp_overflow_info* info) {
     ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
