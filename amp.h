@@ -1552,7 +1552,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>    /* vsnprintf */
+#include <stdio.h>  /* vsnprintf */
 #include <stdlib.h>
 #include <string.h>
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
@@ -1561,9 +1561,9 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 
 /* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are on
    the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has defined
-   `inline` away. FETCH asks for a cache line, which may lie outside of all arrays. ALIGNED: for arrays on the stack
-   read as vectors, which are slow across two cache lines. FORGET: the compiler forgets what it knows of the memory at
-   p; -ffast-math would take computed values for finite and drop the test of their bits. */
+   `inline` away. FETCH asks for a cache line, perhaps outside of all arrays. ALIGNED: for arrays on the stack read as
+   vectors, which are slow across two cache lines. FORGET: the compiler forgets what it knows of the memory at p;
+   -ffast-math would take computed values for finite and drop the test of their bits. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_GNU 1
   #define AMPI_FN static __attribute__((unused))
@@ -1595,13 +1595,13 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #else
   #define AMPI_FORGET(p) ((void)(p))
 #endif
-/* Functions of vectors: calls where nothing is optimised, since each inlined copy would take stack of its own. */
+/* Functions of vectors: calls where nothing is optimised, since inlined copies would each take stack. */
 #if AMPI_GNU && !defined(__OPTIMIZE__)
   #define AMPI_VECTOR AMPI_FN
 #else
   #define AMPI_VECTOR AMPI_INLINE
 #endif
-/* Around rooms whose loops need no speed: gcc takes two thirds of the time for them. */
+/* Around rooms whose loops need no speed: gcc takes two thirds of the time. */
 #if AMPI_GNU && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
   #define AMPI_COMPILE_QUICKLY _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
   #define AMPI_COMPILE_WELL _Pragma("GCC pop_options")
@@ -1674,7 +1674,7 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 }
 #endif
 
-typedef unsigned long long ampi_ull;     /* sizes and counts for "%llu" */
+typedef unsigned long long ampi_ull;  /* sizes and counts for "%llu" */
 /* A caller's size for "%lld": one that was negative before it became a size_t is so again. */
 AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 
@@ -1689,14 +1689,14 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
-    for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';      /* a name may hold anything */
+    for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';  /* a name may hold anything */
     logger->log(code, sentence, logger->user_data);
     return code;
 }
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* Both return from the function: REFUSE_CALL where its condition holds, with a sentence for the variable `logger`; TRY
-   with a failed call's result. */
+/* Both return from the function: REFUSE_CALL on its condition, with a sentence for variable `logger`; TRY on a failed
+   call. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
@@ -1708,7 +1708,7 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, siz
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
-#define AMPI_INF64 0x7ff0000000000000u   /* of an infinite double; those of a NaN are more */
+#define AMPI_INF64 0x7ff0000000000000u  /* of an infinite double; those of a NaN are more */
 
 /* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above U+10FFFF are not. */
 AMPI_FN int ampi_is_utf8(const char* text) {
@@ -1728,7 +1728,7 @@ AMPI_FN int ampi_is_utf8(const char* text) {
 }
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
-AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
+AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }  /* at least 1 */
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) { *out = a * b; return b == 0 || a <= SIZE_MAX / b; }
@@ -1741,10 +1741,10 @@ typedef struct ampi_argument {
     const char* name;
     const void* data;
     amp_dtype   dtype;
-    int         use;     /* a sum of the above */
+    int         use;  /* a sum of the above */
     size_t      rows, cols, ld;
 } ampi_argument;
-#define AMPI_FLAT(n) 1, (n), (n)     /* a vector or a packed tensor of n elements */
+#define AMPI_FLAT(n) 1, (n), (n)  /* a vector or a packed tensor of n elements */
 
 /* The bytes of an operand: rows `pitch` apart; packed ones are one long row. */
 typedef struct ampi_extent { int64_t count, width, pitch; } ampi_extent;
@@ -1762,12 +1762,12 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
     ampi_extent a, b;
     int64_t pitch, t;
     if (p->rows == 0 || q->rows == 0 || p->cols == 0 || q->cols == 0) return 0;
-    if (p->ld > SIZE_MAX / 16 / p->rows || q->ld > SIZE_MAX / 16 / q->rows) return 0;      /* there is no such memory */
+    if (p->ld > SIZE_MAX / 16 / p->rows || q->ld > SIZE_MAX / 16 / q->rows) return 0;  /* there is no such memory */
     a = ampi_extent_of(p);
     b = ampi_extent_of(q);
     if (a.count > 1 && b.count > 1 && a.pitch != b.pitch) return 0;
     pitch = a.count > 1 ? a.pitch : b.pitch;
-    t = 1 - a.count;                                                 /* the first j - i that is far enough behind */
+    t = 1 - a.count;  /* the first j - i that is far enough behind */
     if (d + t * pitch <= -b.width) t += (-b.width - (d + t * pitch)) / pitch + 1;
     return t < b.count && d + t * pitch < a.width;
 }
@@ -1872,7 +1872,7 @@ AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return ampi_bits_at(p) << 1 =
 AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
 AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
 AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
-AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
+AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }  /* AMP_ZERO */
 AMPI_FN int ampi_in_range(const float* p, float low, float high) {
     return ampi_is_finite(p) && *p >= low && *p <= high;
 }
@@ -2031,7 +2031,7 @@ AMPI_FN void ampi_clear_upper(void) {}
 
 #if AMPI_X86
 enum { AMPI_EAX, AMPI_EBX, AMPI_ECX, AMPI_EDX };
-/* Does cpuid tell of all these bits? */
+/* Does cpuid set all these bits? */
 AMPI_FN int ampi_cpu_has(unsigned leaf, unsigned subleaf, int which, unsigned bits) {
     unsigned r[4];
     return __get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3]) && (r[which] & bits) == bits;
@@ -2039,7 +2039,7 @@ AMPI_FN int ampi_cpu_has(unsigned leaf, unsigned subleaf, int which, unsigned bi
 /* Does the system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for AMX. */
 AMPI_FN int ampi_system_saves(unsigned state) {
     unsigned low;
-    if (!ampi_cpu_has(1, 0, AMPI_ECX, 1u << 27)) return 0;       /* OSXSAVE */
+    if (!ampi_cpu_has(1, 0, AMPI_ECX, 1u << 27)) return 0;  /* OSXSAVE */
     __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
     return (low & state) == state;
 }
@@ -2085,7 +2085,7 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
 }
 
 /* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system say; 0 = not asked yet.
-   Threads that race write the same value. */
+   Racing threads write the same. */
 static int ampi_isa_cache;
 
 AMP_DEF amp_isa amp_cpu_isa(void) {
@@ -2107,8 +2107,7 @@ AMPI_FN amp_isa ampi_simd(void) {
     amp_isa isa = amp_cpu_isa();
     return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
 }
-/* Is AVX-512 in use, and its products of pairs? A constant 0 where left out: what is called only behind it is not
-   compiled. */
+/* Is AVX-512 in use, with products of pairs? A constant 0 where left out: what only it guards is not compiled. */
 #define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
 #define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
 
@@ -2121,7 +2120,7 @@ AMPI_FN int ampi_amx_found(void) {
 /* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18), see its
    Documentation/arch/x86/xstate.rst. */
 AMPI_FN int ampi_amx_granted(void) {
-    long result = 158;                                           /* SYS_arch_prctl */
+    long result = 158;  /* SYS_arch_prctl */
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return result == 0;
 }
@@ -2146,7 +2145,7 @@ AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. Its k lowest bits are cut (13, and one for each
    step below the smallest normal exponent, 113). The exponent goes above the rest; the leading 1 of sig adds one to it,
-   and so may a carry. k = 25 cuts all, float's subnormals too. */
+   a carry another. k = 25 cuts all, float's subnormals too. */
 AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
     uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
@@ -2178,7 +2177,7 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
     return (uint32_t)h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
 }
 
-/* float -> double, by integers because a processor told to treat subnormals as zero would lose them. */
+/* float -> double, by integers: a processor that treats subnormals as zero would lose them. */
 AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     uint32_t mag = f & 0x7fffffffu;
     uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), tiny = ampi_bits64((double)(int32_t)mag);
@@ -2191,7 +2190,7 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
 
 /* Bits of a double -> a format of these fraction bits and exponent bias: nearest even or, with *random, up if *random
    is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal number v is
-   shifted first; bits lost set its last one. */
+   shifted first; lost bits set its last. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
@@ -2250,9 +2249,9 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise these loops; for integers the processor's modes do not matter. Sixteen values that are zero or
-   normal in both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above
-   `high`, or below `low` but not 0: not every instruction set compares unsigned vectors. */
+/* Compilers vectorise these loops; processor modes do not matter for integers. Sixteen values that are zero or normal
+   in both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above `high`, or
+   below `low` but not 0: not every instruction set compares unsigned vectors. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
@@ -2295,8 +2294,8 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
 
 /* Each kernel is a plain C function over v16, sixteen lanes of FP32, and the operations below. Its text, in
    impl-kernels, is compiled once for each instruction set: this file includes itself with AMPI_PASS set to avx2, then
-   avx512; for the baseline (NEON or plain C) the compiler then comes by in ordinary flow. AMPI_K(name) is the name of
-   this pass's copy. All copies give the same bits. */
+   avx512; the baseline (NEON or plain C) follows in ordinary flow. AMPI_K(name) is this pass's copy. All copies give
+   the same bits. */
 #ifndef AMP_SELF
   #define AMP_SELF "amp.h"
 #endif
@@ -2311,7 +2310,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 #define AMPI_V16 AMPI_K(v16)
-/* A kernel; and an operation on vectors, or a function whose arguments are constants where it is called. */
+/* A kernel; an operation on vectors, or a function called with constants. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
 #if defined(__clang__)
@@ -2320,7 +2319,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
   #define AMPI_UNROLL _Pragma("GCC unroll 16")
   #if defined(__NVCC_DIAG_PRAGMA_SUPPORT__)
     #pragma nv_diagnostic push
-    #pragma nv_diag_suppress 1675      /* nvcc hands that on to the host's compiler, but warns of it */
+    #pragma nv_diag_suppress 1675  /* nvcc hands it on to the host's compiler, but warns */
   #endif
 #else
   #define AMPI_UNROLL
@@ -2329,22 +2328,22 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 /* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source pixel i * step +
    first + j * next; beyond the source's `size` pixels lie margins of zeros. */
 typedef struct ampi_side {
-    size_t count, taps;                /* grid pixels; kernel positions in use */
+    size_t count, taps;           /* grid pixels; kernel positions in use */
     int    first, next, step, size;
-    int    low;                        /* the least of first + j * next */
-    size_t span;                       /* from there to the greatest */
-    size_t phases, over, padded;       /* of a padded plane, see ampi_side_of */
+    int    low;                   /* the least of first + j * next */
+    size_t span;                  /* from there to the greatest */
+    size_t phases, over, padded;  /* of a padded plane, see ampi_side_of */
 } ampi_side;
 /* A convolution's image as a matrix that is never formed (im2col). Row channel * kernel positions + kernel position,
    column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 in a margin. Forward,
-   pixels are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that the stride
-   lets meet the same kernel positions; the source is dy. */
+   pixels are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that meet the
+   same kernel positions; the source is dy. */
 typedef struct ampi_unfold {
     ampi_side h, w;
-    size_t pixels, taps;               /* of the grid of one image; kernel positions in use */
-    size_t channels, plane, image;     /* elements from one channel, one image to the next */
-    size_t elements;                   /* of the whole source, from data on */
-    int    in_place;                   /* the grid is that of the padded planes, which the micro-kernel reads */
+    size_t pixels, taps;            /* of the grid of one image; kernel positions in use */
+    size_t channels, plane, image;  /* elements from one channel, one image to the next */
+    size_t elements;                /* of the whole source, from data on */
+    int    in_place;                /* the grid is that of the padded planes, which the micro-kernel reads */
 } ampi_unfold;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -2352,7 +2351,7 @@ AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
-/* `count` pixels x, x + step, ... of a row of `width`: `left` before the row, `inside` from pixel `first` on, the rest
+/* `count` pixels x, x + step, ... of a row of `width`: `left` before it, `inside` from pixel `first` on, the rest
    behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
 /* Steps that cover a distance, from 0 to `most`. */
@@ -2376,8 +2375,8 @@ typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
     int         along_k, is_image;
-    size_t      ld;                    /* a matrix: elements from one run to the next */
-    ampi_unfold image;                 /* if is_image, run r is row r of this */
+    size_t      ld;     /* a matrix: elements from one run to the next */
+    ampi_unfold image;  /* if is_image, run r is row r of this */
     /* taps > 0: weights of an input gradient. Run c is, output by output, those of channel c at the kernel positions in
        use. next_h, next_w, output: elements between kernel rows, kernel columns, outputs. */
     size_t      taps, taps_w, next_h, next_w, output;
@@ -2387,13 +2386,13 @@ typedef struct ampi_operand {
 typedef struct ampi_result {
     void*       data;
     amp_dtype   dtype;
-    size_t      row, column;           /* elements from one row, one column to the next */
+    size_t      row, column;  /* elements from one row, one column to the next */
     /* part > 0: columns are pixels, `part` to an image; images are `image` elements apart, and rows of `cols` pixels
-       `next_row` elements. Rows begin `pitch` columns apart; columns between them, and from `used` of a part on, are no
+       `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part on, are no
        pixels. */
     size_t      part, image, cols, next_row, pitch, used;
     float       alpha, beta;
-    const void* bias;                  /* NULL = none; one for each row of C, or for each column */
+    const void* bias;  /* NULL = none; one for each row of C, or for each column */
     amp_dtype   bias_dtype;
     int         bias_per_row;
 } ampi_result;
@@ -2408,11 +2407,11 @@ typedef struct ampi_product {
     size_t m, n, k;
     ampi_operand a, b;
     ampi_result c;
-    int exact;                         /* products of two elements are exact in FP32 */
-    int form;                          /* how it is packed, see below */
+    int exact;  /* products of two elements are exact in FP32 */
+    int form;   /* how it is packed, see below */
 } ampi_product;
-/* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half, for vdpbf16ps,
-   which adds that product first, or for the matrix unit. */
+/* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half: for vdpbf16ps,
+   which adds that product first, or the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
 /* How a product is computed. Threads take `shares` of its `units`, micro-tiles of columns, or of rows if these are
@@ -2431,13 +2430,13 @@ typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack
 
 /* Constants of one step for one group; their products and quotients were formed in double. */
 typedef struct ampi_update {
-    float mult;             /* gradient factor: clip coefficient / loss scale; negative to ascend */
-    float l2;               /* added to the gradient: l2 * w */
-    float b1, c1, b2, c2;   /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
-    float r1, r2, eps;      /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
-    float buf, raw;         /* SGD: direction buf*m + raw*g */
-    float wd;               /* LAMB: direction + wd*w */
-    float decay, step;      /* w = decay*w + step*direction; step is negative */
+    float mult;            /* gradient factor: clip coefficient / loss scale; negative to ascend */
+    float l2;              /* added to the gradient: l2 * w */
+    float b1, c1, b2, c2;  /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
+    float r1, r2, eps;     /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
+    float buf, raw;        /* SGD: direction buf*m + raw*g */
+    float wd;              /* LAMB: direction + wd*w */
+    float decay, step;     /* w = decay*w + step*direction; step is negative */
     int   frozen;
 } ampi_update;
 
@@ -2452,7 +2451,7 @@ typedef enum ampi_update_kind {
 typedef struct ampi_update_overflow {
     uint32_t finite, last, low;
     uint32_t held, saturated;
-    size_t   base, first;   /* base: the number of the element that a kernel calls 0 */
+    size_t   base, first;  /* base: the number of the element that a kernel calls 0 */
 } ampi_update_overflow;
 
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
@@ -2522,7 +2521,7 @@ typedef struct ampi_kernels {
     void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
         const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
-    unsigned (*least_exponent)(const uint16_t* x, size_t n);     /* NULL: no products of pairs */
+    unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
         ampi_update_overflow* over);
     void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor, int clean);
@@ -2538,15 +2537,15 @@ enum { AMPI_AHEAD_BYTES = 1024 };
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
 AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
-enum { AMPI_LANES = 16, AMPI_TILE = 1024,          /* elements of a tile of what is not a product, see impl-nn */
-       AMPI_KC = 256,                  /* k of a packed panel */
-       AMPI_PAIRED_ROWS = 32,          /* so few rows of A that pairs of a convolution's B do not pay */
-       AMPI_FEW_ROWS = 16,             /* so few rows of A that a row of B is not packed for them */
-       AMPI_L1_FLOATS = 4096,          /* half of a first-level cache */
-       AMPI_ONCE = 96,                 /* so few columns of B that A is not packed for them */
-       AMPI_PAD = 16 };                /* floats behind each row of scratch memory: rows share no cache sets */
+enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile of what is not a product, see impl-nn */
+       AMPI_KC = 256,          /* k of a packed panel */
+       AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
+       AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed for them */
+       AMPI_L1_FLOATS = 4096,  /* half a first-level cache */
+       AMPI_ONCE = 96,         /* so few columns of B that A is not packed for them */
+       AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache sets */
 
-/* Quiet NaN 0x7fc00000 for any NaN: which one an operation hands on differs between processors. */
+/* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
 AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     uint32_t u = ampi_bits(v);
     return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
@@ -2576,7 +2575,7 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: as
    many as rows may meet, each with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between
    grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns. 4
-   * AMPI_LANES: the last vector, and the rounding of planes in pad_rows. */
+   vectors more hold the last one and what pad_rows rounds a plane up. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
@@ -2607,9 +2606,9 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-/* Scratch memory for sixteen channels, side by side, of a depthwise convolution: offsets in the stage, of kernel
-   positions and pixels of a grid row; weights or their sums; pixels of y or dy; the stage, an image with margins of
-   zeros; planes of the result. */
+/* Scratch memory for sixteen channels, side by side, of a depthwise convolution: offsets of kernel positions and grid
+   pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with margins of zeros; planes of
+   the result. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
@@ -2709,7 +2708,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
     }
 }
 #include AMP_SELF
-#ifdef AMPI_PASS      /* impl-kernels ends it */
+#ifdef AMPI_PASS  /* impl-kernels ends it */
   #error "define AMP_SELF to the name of this file: its implementation includes itself"
 #endif
 #endif
@@ -2718,7 +2717,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 /* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's warnings. --- */
 #define AMPI_PASS avx512
 #if AMPI_PAIRS
-#define AMPI_PASS_TARGET AMPI_TARGET_PAIRS        /* no compiler takes vdpbf16ps by itself */
+#define AMPI_PASS_TARGET AMPI_TARGET_PAIRS  /* no compiler emits vdpbf16ps by itself */
 #define AMPI_PASS_PAIRS
 #else
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX512
@@ -2790,7 +2789,7 @@ AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
     int l;
     if (t == AMP_F32) return vld1q_f32((const float*)p);
     if (t == AMP_BF16) return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t*)p), 16));
-    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);    /* whatever the processor's modes */
+    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);  /* whatever the processor's modes */
     return vld1q_f32(wide);
 }
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
@@ -2805,7 +2804,7 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q)
     if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, wide);
 }
 #else
-#if !AMPI_FMA_NATIVE     /* an emulated fma hides the cost of calls, and the code is half as large */
+#if !AMPI_FMA_NATIVE  /* an emulated fma hides the cost of calls, and the code is half as large */
   #undef AMPI_LANES_FN
   #undef AMPI_UNROLL
   #define AMPI_LANES_FN AMPI_FN
@@ -2873,8 +2872,8 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
-/* AMPI_EXACT: the caller knows each product of two elements to be exact in FP32. A multiply and an add then round as an
-   fma does. */
+/* AMPI_EXACT: the caller knows products of two elements to be exact in FP32; a multiply and an add round as an fma
+   then. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
@@ -2961,8 +2960,8 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Less 1, a zero's magnitude is 0xffff, never
-   the least. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. A zero's magnitude less 1, 0xffff, is never
+   least. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32];
     unsigned all = 0x7fff;
@@ -3009,10 +3008,10 @@ typedef struct AMPI_K(micro_args) {
     float* sums; size_t ld;
     int first, exact;
 } AMPI_K(micro_args);
-/* A micro-tile. rows, vectors, pairs (elements of a and b are words of two) are constants where it is called. */
+/* A micro-tile. rows, vectors, pairs (a and b hold words of two) are constants where it is called. */
 AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
     AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
-    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };    /* every fourth row: more pointers take too many registers */
+    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many registers */
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k;
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
@@ -3062,7 +3061,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
     const int two = columns > AMPI_LANES;
     size_t i, p;
-    AMPI_FORGET(u->a);                                 /* gcc's tile loads do not tell it that they read memory */
+    AMPI_FORGET(u->a);  /* gcc does not know that tile loads read memory */
     for (i = 0; i < rows; i += AMPI_LANES) {
         const float *a = u->a + i * u->row_step, *b = u->b;
         float* sums = u->sums + i * u->ld;
@@ -3156,7 +3155,7 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     const ampi_unfold* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
-    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;      /* from plane to plane */
+    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;  /* from plane to plane */
     size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
     for (channel = first / g->taps; channel <= (first + rows - 1) / g->taps; channel++)
@@ -3182,7 +3181,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
     uint32_t at[AMPI_KC];
     size_t i, r, y, j, high, wide;
     if (copied) AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
-    for (i = 0; i < count; i += high * wide) {              /* a part of a grid row, or some whole ones */
+    for (i = 0; i < count; i += high * wide) {  /* a part of a grid row, or some whole ones */
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
         wide = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
         high = wide < g->w.count || !copied ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / wide);
@@ -3260,7 +3259,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         size_t n, const ampi_pack_room* room) {
     const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
     size_t j, p, i, here;
-    if (k == 0) return;                                     /* B may be NULL then */
+    if (k == 0) return;  /* B may be NULL then */
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
@@ -3272,7 +3271,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
-        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));   /* whole channels */
+        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));  /* whole channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
         for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
     }
@@ -3304,7 +3303,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
-/* A packed panel of m rows of A as words: rows along k in place, else as pair_rows does, then transposed for the matrix
+/* A packed panel of m rows of A as words: along k in place, else as pair_rows does, then transposed for the matrix
    unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
     const size_t k = u->k, words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
@@ -3432,7 +3431,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
         float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
-    const int kept = s->k > b->kc;                          /* sums wait for the next block of k */
+    const int kept = s->k > b->kc;  /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0;
     /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; of columns of B a panel is
        packed, and used from L1. */
@@ -3440,7 +3439,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const int by_rows = few && !s->b.along_k;
     const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
-    const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;   /* panels of B share no cache sets */
+    const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
     float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
     uint32_t* const table = (uint32_t*)(void*)room.line;
     size_t top, jn, k0, im, j;
@@ -3537,8 +3536,7 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     }
     AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
-/* A grid row's sums: for y those of its pixels, over kernel positions; for dw those of kernel positions, over its
-   pixels. */
+/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over its pixels. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
         const uint32_t* step, size_t k, int first, float* sums) {
     enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
@@ -3551,7 +3549,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
     }
 }
 /* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32 rows of weights, b
-   x; or the sum of their dw, where a is dy. */
+   x; or the sum of dw, where a is dy. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
         float* scratch) {
     const int dw = s->a.is_image;
@@ -3602,8 +3600,8 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
 /* --- updates of weights --- */
 
 #if AMPI_PASS_WIDTH > 1
-/* Updates n elements, those behind the last whole register singly. kind is a constant where it is called. Loops go over
-   the lanes of one register, so a compiler keeps arrays in registers. */
+/* Updates n elements, those behind the last whole register singly. kind is a constant where it is called. Loops over
+   one register's lanes let a compiler keep arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
         const ampi_update* constants, ampi_update_overflow* over) {
     enum { width = AMPI_PASS_WIDTH };
@@ -3677,7 +3675,7 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
     for (; n >= AMPI_LANES; n -= AMPI_LANES) {
-        AMPI_FETCH(clean ? dst : src, ahead);               /* results come from a tile */
+        AMPI_FETCH(clean ? dst : src, ahead);  /* results come from a tile */
         AMPI_K(convert_lanes)(dst, to, src, from, factor, clean, AMPI_LANES);
         src += AMPI_LANES * ampi_type_size(from);
         dst += AMPI_LANES * ampi_type_size(to);
@@ -3723,7 +3721,7 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         AMPI_FETCH(from, AMPI_AHEAD_BYTES);
         AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
         if (n - i < lanes) from = (const char*)memcpy(rest, from, (n - i) * size);
-        if (t == AMP_F16 && width == 4) {               /* faster than from a wider register */
+        if (t == AMP_F16 && width == 4) {  /* faster than from a wider register */
             AMPI_K(store)(wide, AMPI_K(load_typed)(from, t));
             AMPI_K(store)(wide + AMPI_LANES, AMPI_K(load_typed)(from + AMPI_LANES * size, t));
             AMPI_FORGET(wide);
@@ -3846,18 +3844,18 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 
 /* --- amp_convert --- */
 
-#define AMPI_F64_BLOCK 256         /* elements in a block of doubles */
-#define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
-#define AMPI_CONVERT_BLOCK 16384   /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
+#define AMPI_F64_BLOCK 256        /* elements in a block of doubles */
+#define AMPI_CONVERT_TILE 1024    /* elements in a block that goes through the stack */
+#define AMPI_CONVERT_BLOCK 16384  /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_MIN 32768    /* elements worth more than one thread */
 
 /* One row of a conversion. */
 typedef struct ampi_convert_job {
     char* dst;
     const char* src;
     amp_dtype dst_dtype, src_dtype;
-    size_t to, from;             /* bytes of an element */
-    size_t n, block;             /* elements in all, and in one block */
+    size_t to, from;  /* bytes of an element */
+    size_t n, block;  /* elements in all, and in one block */
     amp_convert_desc desc;
 } ampi_convert_job;
 AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -3929,8 +3927,8 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks. In place they go in turn, from the end if elements grow: none overwrites what another still reads. With
-   saturate they go in turn too: only this thread's exceptions are masked. */
+/* All blocks. In place, from the end if elements grow, they go in turn: none overwrites what another still reads. With
+   saturate too: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && job->to > job->from;
@@ -4019,8 +4017,8 @@ typedef struct ampi_tensors {
     const void* list;
     int count;
     amp_tensor (*at)(const void* list, int i);
-    int apart;                  /* 1 = no two are known to share memory */
-    const char* place;          /* what sentences begin with */
+    int apart;          /* 1 = no two are known to share memory */
+    const char* place;  /* what sentences begin with */
 } ampi_tensors;
 
 /* A tensor's or a parameter's name, for messages. */
@@ -4057,17 +4055,17 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work goes by chunks of one tensor each, in waves that fit the stack. A wave's chunks may run in parallel; results are
+/* Work goes by chunks of one tensor each, in waves that fit the stack. A wave's may run in parallel; results are
    combined in order. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
-#define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
+#define AMPI_BLOCK 1024  /* elements converted at a time, on the stack */
 
 typedef struct ampi_chunk {
     int      tensor;
     size_t   offset, n;
-    double   sum, sum2;             /* results: sums of squares */
-    uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
+    double   sum, sum2;        /* results: sums of squares */
+    uint64_t inf, nan, first;  /* results of a check; first is valid if inf + nan > 0 */
 } ampi_chunk;
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
@@ -4111,8 +4109,8 @@ AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`. Products grow with the
-   bits: bisection finds it. */
+/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`. They grow with the bits:
+   bisection finds it. */
 AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
@@ -4159,11 +4157,11 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
 /* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and checks what dst would hold; without
    `info` it stores that unchecked. */
 typedef struct ampi_list_pass {
-    const ampi_tensors *src, *dst;      /* dst NULL: the results would be FP32 */
+    const ampi_tensors *src, *dst;  /* dst NULL: the results would be FP32 */
     float inverse;
     int accumulate;
     amp_overflow_info* info;
-    double sum;                         /* of squares */
+    double sum;  /* of squares */
 } ampi_list_pass;
 
 AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a), y, x, n, a) {
@@ -4232,7 +4230,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
     fenv_t floats;
     if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
     ampi_overflow_clear(info);
-    feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
+    feholdexcept(&floats);  /* squares of inf, NaN and the largest floats are formed too */
     ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
     info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : inverse);
