@@ -832,7 +832,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
 /* ================================================================ */
 /* >>optim    Optimizers on FP32 master weights; clip, unscale and half copy in the same pass. */
 
-/* g is the gradient / loss scale * clip coefficient (+ weight_decay * w where "L2" is said), in FP32:
+/* In FP32, with g = gradient / loss scale * clip coefficient and wd = weight_decay:
      SGD    g += wd*w (L2); buf = momentum*buf + (1-dampening)*g (first step: buf = g);
             w -= lr * (nesterov ? g + momentum*buf : momentum ? buf : g)
      ADAM   g += wd*w (L2); m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g^2;
@@ -840,14 +840,14 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
    (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
-   A moment smaller than the smallest normal float becomes zero. t counts the steps from 1 in which the group was not
-   frozen; the schedule counts all steps. */
+   A subnormal moment becomes zero. t counts from 1 the steps in which the group was not frozen; the schedule counts
+   all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
 
-/* Learning rate over applied steps t = 0, 1, 2, ...: for t < warmup_steps the factor rises linearly,
-   (t+1)/(warmup_steps+1); afterwards, with t' counted from there and T = total_steps - warmup_steps:
+/* The rate's factor at applied step t = 0, 1, ...: (t+1)/(warmup_steps+1) for t < warmup_steps; afterwards, with
+   t' = t - warmup_steps and T = total_steps - warmup_steps:
      CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;
      COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
 typedef AMPI_ENUM(amp_schedule_kind) {
@@ -856,10 +856,10 @@ typedef AMPI_ENUM(amp_schedule_kind) {
 typedef struct amp_schedule {
     amp_schedule_kind kind;     /* 0 = constant */
     int64_t warmup_steps;       /* 0 = none */
-    int64_t total_steps;        /* LINEAR, COSINE: > warmup_steps; the floor holds afterwards */
+    int64_t total_steps;        /* LINEAR, COSINE: > warmup_steps; then the floor holds */
     int64_t step_size;          /* STEP: >= 1 */
     float   gamma;              /* STEP: 0 = 0.1; in (0,1] */
-    float   floor;              /* LINEAR, COSINE: the last factor; 0 = 0; in [0,1] */
+    float   floor;              /* LINEAR, COSINE: the last factor, in [0,1] */
 } amp_schedule;
 /* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. */
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
@@ -868,8 +868,7 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 typedef struct amp_param_group {
     float lr;                   /* 0 = the desc's; AMP_ZERO = 0 */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
-    int   frozen;               /* 1 = weights and moments stay. Gradients may be NULL; where given they are checked and
-                                   count in the norm */
+    int   frozen;               /* 1 = weights and moments stay; gradients are NULL, or checked and in the norm */
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
@@ -880,13 +879,12 @@ typedef struct amp_optimizer_desc {
     int   nesterov;             /* SGD: 1 needs momentum > 0 and no dampening */
     float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
     float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
-    float weight_decay;         /* 0 = none, for ADAMW too: torch.optim's 0.01 is to be asked for; >= 0 */
+    float weight_decay;         /* 0 = none, for ADAMW too (torch.optim: 0.01); >= 0 */
     float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN: elements that have one stay as
-                                   they were */
+    int   unchecked;            /* 1 = no check for inf and NaN without a scaler: elements with one stay as they were */
     amp_schedule schedule;
-    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most AMP_MAX_GROUPS */
+    const amp_param_group* groups; /* copied, at most AMP_MAX_GROUPS; NULL = one with the desc's settings */
     int   group_count;
     const amp_logger* logger;   /* copied */
 } amp_optimizer_desc;
@@ -895,40 +893,39 @@ typedef struct amp_optimizer_desc {
 /* One parameter tensor. All memory is the caller's. */
 typedef struct amp_param {
     float*      master;         /* [count] FP32 weights; NULL = `low` itself is trained (O3) */
-    void*       low;            /* [count] 16-bit copy, written in the same pass; NULL = none */
+    void*       low;            /* [count] 16-bit copy; NULL = none */
     amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
     void*       grad;           /* [count]; times the loss scale, before and after a step */
     amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
-    float*      m;              /* [count] momentum or first moment; start it with zeros. NULL if not needed */
+    float*      m;              /* [count] momentum or first moment, zeros at first; NULL if not needed */
     float*      v;              /* [count] second moment; likewise */
     size_t      count;
     int         group;          /* index into desc.groups */
     const char* name;           /* for messages; may be NULL */
 } amp_param;
 
-/* How many of m and v an optimizer needs: 0, 1 or 2. -1 if the desc, a group's settings included, is not valid. */
+/* How many of m and v an optimizer needs: 0 to 2; -1 if the desc or a group's setting is invalid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
-/* The part that moves; a plain struct, the same on the host and on a GPU. */
+/* The part that moves: a plain struct, equal on host and GPU. */
 typedef struct amp_optimizer_state {
     int64_t step;               /* applied steps; a skipped step advances nothing */
     float   lr;                 /* base rate; the schedule is applied on top of it */
     float   reserved;
-    int64_t frozen_steps[AMP_MAX_GROUPS];  /* those of them in which the group was frozen */
+    int64_t frozen_steps[AMP_MAX_GROUPS];  /* of them, those with the group frozen */
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL */
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO is 0, groups and logger are NULL */
     amp_logger          logger;
     amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in the desc, [0] */
     amp_optimizer_state state;
-    amp_param*          params; /* the caller's array; must outlive the optimizer */
+    amp_param*          params; /* the caller's array */
     int                 count;
 } amp_optimizer;
 
-/* params is kept, not copied. AMP_ERR_ARGUMENT: a missing buffer, no parameter, or two arrays that share memory
-   (moments that are not needed may, of a frozen group too). Writes a low copy beside a master. After an error *o and
-   what params point to are as before. */
+/* Writes the low copies of masters. params must outlive *o. AMP_ERR_ARGUMENT: a missing buffer, no parameter, or two
+   arrays that share memory (moments that are not needed may, of a frozen group too). An error changes nothing. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
 
 /* What a step did. */
@@ -939,30 +936,29 @@ typedef struct amp_optimizer_info {
                                    0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
-    uint64_t update_overflows;  /* elements that stay as they were, since the update would have made one of m, v, w inf
-                                   or NaN (a weight without a master: in 16 bits) */
-    uint64_t saturated;         /* low copies of larger masters, which are the largest finite value */
-    int      update_tensor;     /* index of the first parameter with one of either; -1 if none */
+    uint64_t update_overflows;  /* elements that stay: m, v or w would be inf or NaN (without a master, in 16 bits) */
+    uint64_t saturated;         /* low copies at the largest finite value, of larger masters */
+    int      update_tensor;     /* the first parameter with either; -1 if none */
     uint64_t update_index;      /* element in it */
     char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place, to look at them or clip by hand; amp_optimizer_step knows, and checks them once
-   more. AMP_ERR_STATE if done already in this window, or after the step. */
+/* Unscales the gradients in place, to look at or clip by hand; amp_optimizer_step knows, and checks them again.
+   AMP_ERR_STATE: twice in a window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check, then skip, or unscale, clip and update in one pass. It trusts amp_scaler_check of just this list
-   since the last scale_loss, and knows gradients that were unscaled in this window (only some of them: AMP_ERR_STATE).
-   s == NULL: gradients are not scaled. The caller calls amp_scaler_update, with several optimizers on one scaler after
-   all have stepped: an overflow in one step or check skips those that follow. AMP_ERR_STATE: before any scale_loss,
-   twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight
-   decay is not finite or negative, or state was written with nonsense. */
+/* One step: check, then skip, or unscale, clip and update in one pass. The step trusts amp_scaler_check of just this
+   list since the last scale_loss, and knows gradients unscaled in this window (only some: AMP_ERR_STATE). s == NULL:
+   gradients are not scaled. The caller calls amp_scaler_update after the scaler's last optimizer: an overflow in one
+   step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a
+   gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is negative or not finite, or
+   state is nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, >= 0 and finite; the schedule's factor still multiplies it (the logger is told where
-   that stays 0). A group with a rate of its own keeps that: write o->groups[i].lr. */
+/* Sets the base rate, finite and >= 0, which the schedule multiplies (the logger hears where the factor stays 0). A
+   group's own rate stays: write o->groups[i].lr. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
-/* Sets every gradient to zero, also over inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
+/* Sets every gradient to zero, also inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 /* ================================================================ */
@@ -971,38 +967,36 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 typedef struct amp_model amp_model;
 typedef struct amp_backend amp_backend;
 
-/* A handle of what a layer computes: images [N,C,H,W], or rows of C*H*W features. It serves its model and each model
-   whose layers up to it are the same; other models refuse it. */
+/* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. Its model takes it, and so does each with
+   the same layers up to it; others refuse. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
-/* Data-parallel training: sums over ranks, in place, in the memory of the model's backend. Each amp_train_step waits
-   for the sum of a flag first: a batch that one rank refuses is refused on all. */
+/* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first waits for the sum of
+   a flag: a batch refused on one rank is refused on all. */
 typedef struct amp_comm {
     amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
     int   rank, size;
     void* user_data;
 } amp_comm;
 
-/* Everything the desc points at is copied, but for backend and user_data. */
+/* What the desc points at is copied, but for backend and user_data. */
 typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
-    const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
+    const amp_policy* policy;          /* an edited policy, in place of `precision` */
     const amp_scaler_desc* scaler;     /* NULL = the style's preset for O1 and O2 in F16, and below O3 where a layer
                                           runs in F16; else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32; F16, BF16 */
-    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of theirs,
-                                          whatever their n */
-    int max_replays;                   /* how often a batch that overflows is repeated at the lower scale; 0 = never.
-                                          Not with accumulate above 1 */
+    int accumulate;                    /* micro-batches per step; 0 = 1. The gradient is their mean, whatever each n */
+    int max_replays;                   /* repeats of an overflowing batch at the lower scale; not with accumulate > 1 */
     amp_sums sums;
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
     const void* backend_desc;          /* its options, e.g. an amp_cuda_desc, read by create */
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;
-    amp_logger logger;                 /* of the parts too, whose own descs' loggers are not used */
+    amp_logger logger;                 /* of the parts too, in place of their descs' loggers */
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY; AMP_ERR_ARGUMENT for
@@ -1027,7 +1021,7 @@ typedef struct amp_input_desc {
     float scale;                       /* 0 = AMP_U8 is divided by 255, other types stay, as torchvision's ToTensor */
     const float *mean, *std;           /* [channels], std > 0; NULL = none */
 } amp_input_desc;
-/* kernel is square; kernel_h and kernel_w replace it where they are not 0. So do those of stride, padding, dilation. */
+/* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, padding, dilation. */
 typedef struct amp_conv2d_desc {
     int out_channels;                  /* >= 1 */
     int kernel, kernel_h, kernel_w;
@@ -1053,12 +1047,11 @@ typedef struct amp_pool2d_desc {
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
     float momentum;                    /* this and `frozen`: of batch norm, as in amp_batch_norm_shape */
-    int   frozen;                      /* gamma and beta still train, unless their group is frozen; with both this is
-                                          Keras' trainable = False */
+    int   frozen;                      /* gamma and beta still train; with a frozen group: Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
-    float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1); 0 for the other losses */
+    float smoothing;                   /* of labels, in [0,1); 0 but for softmax cross-entropy */
 } amp_loss_desc;
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
@@ -1092,19 +1085,19 @@ AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_
 #define AMP_MAX_REGIONS 32
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
-/* Pins the layer that made v to a type, which beats every region and rule. Of several pins F32 wins over F16 over
-   BF16. Input and flatten take no pin, losses only F32. */
+/* Pins the layer that made v to a type, over every region and rule. Of several pins F32 beats F16 beats BF16. Input and
+   flatten take no pin, losses only F32. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v: UTF-8, 1 to 31 bytes, of this layer alone. Without it the name is "conv2d1", ... */
+/* Names the layer that made v: UTF-8, 1 to 31 bytes, unique. Default names are "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into a group of the optimizer. Parameters of a frozen group have no
-   gradient, and the backward pass stops where no other parameter lies. To freeze and unfreeze write
-   amp_model_optimizer(m)->groups[i].frozen between two steps; to unfreeze between micro-batches is AMP_ERR_STATE. If
-   all parameters are frozen, all have gradients. Only amp_norm_desc freezes batch norm's running statistics. */
+/* Puts the parameters of the layer that made v into an optimizer group. Parameters of a frozen group have no gradient
+   (but where all are frozen), and the backward pass stops where no other parameter lies. To freeze and unfreeze write
+   amp_model_optimizer(m)->groups[i].frozen between steps; unfreezing between micro-batches is AMP_ERR_STATE. Only
+   amp_norm_desc freezes batch norm's running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns the first mistake of
-   the graph. A loss and parameters are asked for by training steps only. */
+   the graph. Only training steps need a loss and parameters. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside --- */
@@ -1115,8 +1108,8 @@ typedef struct amp_layer {
     char       name[32];
     int        channels, height, width;   /* of the output, per sample */
     amp_dtype  compute_dtype;             /* of its operands */
-    amp_dtype  storage_dtype;             /* of its output in memory (F32 only if somebody needs FP32) */
-    amp_dtype  param_dtype;               /* of the weights it reads; 0 if it has none */
+    amp_dtype  storage_dtype;             /* of its output (F32 only if somebody needs it) */
+    amp_dtype  param_dtype;               /* of the weights it reads; 0 if none */
     amp_rule   rule;
     amp_reason reason;                    /* who chose the rule */
     int        in_place;                  /* 1 = shares its input's memory */
@@ -1124,14 +1117,14 @@ typedef struct amp_layer {
     size_t     parameters;                /* count */
     size_t     activation_bytes;          /* of the output for the whole batch; 0 if in place */
 } amp_layer;
-/* Number of layers, and layer i in the order of building; 0 and NULL before finalize. NULL if out of range. */
+/* Number of layers, and layer i in building order; 0 and NULL before finalize. NULL if out of range. */
 AMP_DEF int amp_model_layer_count(const amp_model* m);
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 /* The layer that made v; -1 if none. */
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v);
 
 typedef struct amp_memory {
-    size_t activation_bytes;      /* the arena: activations and their gradients, which share memory over time */
+    size_t activation_bytes;      /* activations and their gradients, which share memory over time */
     size_t parameter_bytes, low_parameter_bytes;    /* weights in FP32, and in 16 bits */
     size_t gradient_bytes;        /* weight gradients */
     size_t optimizer_bytes;       /* moments */
@@ -1141,8 +1134,8 @@ typedef struct amp_memory {
 /* AMP_ERR_STATE before finalize, as from all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters in the order of building, weight before bias, and their count; or the one of that name
-   ("<layer>.weight", "<layer>.bias"). NULL if there is none. After a step, grad is NULL where the group was frozen. */
+/* The parameters in building order, weight before bias, and their count; or the one of that name ("<layer>.weight",
+   "<layer>.bias"). NULL if none. After a step, grad is NULL where the group was frozen. */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters and low copies. */
@@ -1151,7 +1144,7 @@ AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const
 /* Writes the 16-bit copies, after masters were changed by hand. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
 /* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. On an asynchronous
-   backend each call waits for the steps under way. The next step uses what you change. */
+   backend each call waits for the steps under way. The next step uses your changes. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
@@ -1170,8 +1163,7 @@ typedef struct amp_batch {
     amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
-    int on_device;                          /* 1 = the data is in the backend's memory. A GPU checks no labels there:
-                                               one outside its classes makes the loss NaN */
+    int on_device;                          /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
@@ -1191,63 +1183,61 @@ typedef struct amp_step_info {
     float    scale_before, scale_after;
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
-    amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
+    amp_overflow_info overflow;    /* of the weight gradients */
     uint64_t update_overflows, saturated;    /* as in amp_optimizer_info */
     char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; else "" */
 } amp_step_info;
 
-/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is not an error. Errors leave
-   *info as it was, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL data,
-   n out of range, a label outside its classes, an invalid rate, one value per channel for a batch norm that is not
-   frozen, or any refusal of another rank's batch), AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no
-   parameters), AMP_ERR_COMM.
-   A step is skipped if a loss of any micro-batch or a gradient is not finite. The scale stays where a loss, or an
-   output of the last micro-batch's forward pass, is not finite; an asynchronous backend looks at outputs only with
-   info, after the scale has moved. The logger hears (AMP_OK) once of each layer in which inf or NaN begin. A skipped
-   step changes the scaler and the counters only.
-   A bad batch or rate is found before anything is done: earlier micro-batches stay. A later failure takes the whole
-   step back to before its first micro-batch.
-   On an asynchronous backend a call without info (and without max_replays) waits for other ranks only; what went wrong
-   shows at the next call that waits. All ranks give info, or none. */
+/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
+   is, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL data, n or a label
+   out of range, an invalid rate, one value per channel for a batch norm not frozen, a refusal of another rank's batch),
+   AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_COMM.
+   A step is skipped if a gradient or a micro-batch's loss is not finite. The scale stays where a loss, or a layer's
+   output in the last micro-batch, is not finite; an asynchronous backend looks at outputs only with info, after the
+   scale has moved. The logger hears (AMP_OK) once of each layer where inf or NaN begin. A skipped step changes only
+   scaler and counters.
+   A bad batch or rate is found first: earlier micro-batches stay. A later failure undoes the step's micro-batches too.
+   On an asynchronous backend a call without info (and without max_replays) waits for other ranks only; an error shows
+   at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
-/* Waits for the last amp_train_step and tells what it did, for steps without info. The message of a skipped step names
-   the gradient, not its cause in the model. AMP_ERR_STATE before the first step, AMP_ERR_OVERFLOW as amp_train_step. */
+/* Waits for the last amp_train_step and tells what it did, for steps without info. A skipped step's message names the
+   gradient, not its cause in the model. AMP_ERR_STATE before the first step, AMP_ERR_OVERFLOW as amp_train_step. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
-    int   correct;                 /* rows whose largest logit is the label, summed over the cross-entropy losses */
+    int   correct;                 /* rows whose largest logit is the label, over all cross-entropy losses */
 } amp_eval_info;
 /* Forward pass in evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode without targets; writes v as float out[n,C,H,W] to host memory. AMP_ERR_ARGUMENT also
-   if v is a loss or not of this model. */
+/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] in host memory. AMP_ERR_ARGUMENT also if v
+   is a loss or of another model. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
-/* Samples to train or evaluate with: arrays in host memory, or a function that brings some of them. */
+/* Samples to train or evaluate with: arrays in host memory, or a function that reads some. */
 typedef struct amp_data {
     int64_t     count;                      /* samples; >= 1 */
     const void* inputs[AMP_MAX_INPUTS];     /* as in amp_batch, with `count` for n */
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
-    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with the samples indices[0..n), each below
+    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with samples indices[0..n), each below
        count. Its data must stay until the next call. A result other than AMP_OK ends the run. */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: the mean loss of a sample, and how many are correct. Allocates for the time of the
-   call. Errors: as amp_evaluate, and as amp_fit for the data. */
+/* amp_evaluate over all samples: mean loss per sample, and number correct. Allocates during the call. Errors: as
+   amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
 typedef struct amp_fit_epoch {
     int     epoch;                 /* from 1 */
-    int64_t steps, skipped;        /* optimizer steps that were applied, and skipped */
-    float   loss;                  /* in training: the mean of a sample, skipped batches left out */
+    int64_t steps, skipped;        /* optimizer steps applied, and skipped */
+    float   loss;                  /* in training: mean per sample, without skipped batches */
     float   eval_loss;             /* of the evaluation data; 0 without */
     double  accuracy;              /* amp_eval_info.correct per sample of the evaluation data; 0 without */
     float   scale, lr;             /* loss scale and base rate at its end */
-    int     best;                  /* 1 = eval_loss, or loss where there is none, is the lowest of this run */
+    int     best;                  /* 1 = eval_loss (loss if there is none) is this run's lowest */
 } amp_fit_epoch;
 typedef AMPI_ENUM(amp_fit_end) {
     AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3    /* on_step or on_epoch */
@@ -1260,18 +1250,18 @@ typedef struct amp_fit_info {
 
 typedef struct amp_fit_desc {
     int      epochs;               /* 0 = 1 */
-    int      first_epoch;          /* how many of them an earlier run has done */
-    int64_t  max_steps;            /* ends the run once the optimizer has applied so many in all; 0 = no limit */
+    int      first_epoch;          /* epochs that an earlier run did */
+    int64_t  max_steps;            /* ends the run after so many applied steps in all; 0 = no limit */
     uint64_t seed;                 /* of the order; 0 = the model's */
-    int      in_order;             /* 1 = each epoch takes the samples in their order */
-    int      drop_last;            /* 1 = a last batch that is smaller is left out */
+    int      in_order;             /* 1 = the samples in their own order */
+    int      drop_last;            /* 1 = without a smaller last batch */
     const amp_data* evaluation;    /* evaluated after each epoch; NULL = none */
     int      patience;             /* ends the run after so many epochs in a row without a better loss; 0 = never */
-    const char* best_path;         /* amp_checkpoint_save after each epoch that is the best so far; NULL = no file */
+    const char* best_path;         /* checkpoint after each epoch that is best so far; NULL = none */
     amp_fit_epoch* history;        /* [epochs - first_epoch]; NULL = not wanted */
     void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
-    int      terminal;             /* 1 = within an epoch also a bar, drawn again on its line */
-    /* After each amp_train_step and epoch: 0 = go on, else the run ends once the step of micro-batches is whole. */
+    int      terminal;             /* 1 = also a bar within an epoch, redrawn on its line */
+    /* After each amp_train_step and epoch: 0 = go on, else the run ends when the step's micro-batches are done. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
     void*    user_data;            /* of print, on_step and on_epoch */
@@ -1284,8 +1274,8 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
    on seed, epoch and count alone. After a skipped step the next batch follows.
    Several ranks share each step's samples, but for fewer samples than ranks at the end and, with `accumulate`, batches
    that do not fill a step. Their callbacks must decide alike, patience needs evaluation data, best_path one rank.
-   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch give the same bits as
-   never having stopped. `best` and `patience` know nothing of earlier epochs.
+   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch give the same bits as a
+   run without a stop. `best` and `patience` know nothing of earlier epochs.
    desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (AMP_ERR_OVERFLOW: a dead model),
    amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches),
    AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
@@ -1310,42 +1300,41 @@ typedef struct amp_file_desc {
 } amp_file_desc;
 
 /* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the new
-   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. Windows: a
-   file held open elsewhere is waited for, a second or two. Names (each once), keys and values are UTF-8. Larger
-   elements come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also for a device,
-   pipe or directory, or, with the new file in place, where its directory fails to flush. */
+   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. Windows: a file
+   held open elsewhere is waited for, a second or two. Names (each once), keys and values are UTF-8, larger elements
+   come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also for a device, pipe or
+   directory, or, with the new file in place, where its directory fails to flush. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name, each once; type, shape and CRC-32, where there is one, must be the file's. Others may have any
-   type. A hostile file costs at most memory of six times its header (100 MB at most).
+/* Reads tensors by name, each once; type, shape and any CRC-32 must be the file's. Others may have any type. A hostile
+   file costs at most memory of six times its header (100 MB at most).
    AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
-/* Copies a metadata text with its final 0. AMP_ERR_FORMAT, also if there is no such key, or the text does not fit. */
+/* Copies a metadata text with its final 0. AMP_ERR_FORMAT: also no such key, or no room. */
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
 /* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names, moments
    "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
-   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between micro-batches;
+   random-number position. Resuming gives the bits of a run without a stop. AMP_ERR_STATE between micro-batches;
    AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
-   Loading needs a model made the same way: names, shapes, level, types (grad_dtype too), seed, accumulate, kind of
-   optimizer (and maximize), groups and scaler rule must agree, but not batch; otherwise, or if damaged, AMP_ERR_FORMAT
-   with the first difference. Rates are loaded; the optimizer's other settings stay, and the logger hears, with AMP_OK,
-   of each that differs. Saving takes little memory, loading as much as the file. */
+   Loading needs equal names, shapes, level, types (grad_dtype too), seed, accumulate, optimizer kind, maximize, groups
+   and scaler rule, but not batch; otherwise, or for a damaged file, AMP_ERR_FORMAT with the first difference. Rates are
+   loaded; other optimizer settings stay, and the logger hears (AMP_OK) of each that differs. Saving takes little
+   memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors file (PyTorch's
-   layers have the same shapes, and with amp_name the same names); types are converted. What the file does not have
-   stays, and the logger hears of it, with AMP_OK. *count (NULL = not wanted) is how many tensors were read.
-   AMP_ERR_FORMAT for another shape, or if there is none of them at all. */
+   layers have the same shapes, and with amp_name the same names); types are converted. What the file lacks stays, and
+   the logger hears of it (AMP_OK). *count, if not NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
-   (NULL = there is no scaler), and `count` tensors more, such as the place in the data. Memory of the host only. Each
-   parameter needs its own name of at most 77 bytes. Loading writes 16-bit copies too. The rest is as with models;
-   AMP_ERR_STATE inside a window of s, or if s was never initialised. */
+   (NULL = no scaler), and `count` tensors more, such as the place in the data. Host memory only. Each parameter needs
+   its own name of at most 77 bytes. Loading writes 16-bit copies too. The rest is as with models; AMP_ERR_STATE inside
+   a window of s, or if s was never initialised. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
     int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1366,13 +1355,13 @@ typedef struct amp_stats {
     uint64_t would_underflow;       /* not zero, but zero when cast to the target type */
     uint64_t would_be_subnormal;    /* not zero, and a subnormal of the target type */
     uint64_t would_overflow;        /* finite, but infinite in the target type */
-    float    smallest, largest;     /* of |x|, finite and not zero; 0 if there is none */
-    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
+    float    smallest, largest;     /* of |x|, finite and not zero; 0 if none */
+    float    suggested_scale;       /* largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements of any type; target is what they would be cast to (0 = AMP_F16; not F64). What lies beyond
-   the histogram counts in its end bins. Adds to *out if `add`, otherwise starts anew. */
+/* Statistics of n elements of any type; target is what they would be cast to (0 = AMP_F16; not F64). Values beyond the
+   histogram count in its end bins. Adds to *out if `add`, else starts anew. */
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
     int add);
 
@@ -1406,7 +1395,7 @@ typedef struct amp_training {
     float              scale_used;     /* the loss scale of the last step */
     uint64_t           passes;         /* training passes so far: the position in dropout's random numbers */
     const float*       loss_scale;     /* of this pass, in the backend's memory */
-    const uint64_t*    position;       /* of this pass, in the backend's memory; NULL = `passes` is it */
+    const uint64_t*    position;       /* likewise; NULL = `passes` is it */
     void*              resident;       /* the backend's own */
 } amp_training;
 
@@ -1417,7 +1406,7 @@ typedef struct amp_reading {
     const float* constants;            /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
 } amp_reading;
 
-/* A step is to be run, or it is recorded while it runs, or it has been replayed. */
+/* A step is to run, is recorded while it runs, or has been replayed. */
 typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2 } amp_record;
 
 /* Memory, and one entry per operator with the type of the public function of that name. Only what amp_cpu_backend()
@@ -1443,8 +1432,8 @@ struct amp_backend {
     AMPI_ENTRY(upload, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(download, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(convert, AMPI_DST, AMPI_SRC, size_t n)
-    /* Inputs of a batch as amp_input_desc says, or, where the destination is AMP_I32, labels: -1 for one that does not
-       fit. The source is host memory if from_host. */
+    /* Inputs as amp_input_desc says, or labels if the destination is AMP_I32: -1 if one does not fit. from_host: the
+       source is host memory. */
     AMPI_ENTRY(load, AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
@@ -1482,10 +1471,10 @@ struct amp_backend {
     AMPI_ENTRY(bce_with_logits_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
        t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the first work of each pass. losses:
-       of a pass; one that is not finite makes the window unsound. check: flags[0] (in the backend's memory) = 1 if a
-       gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: takes over flags that are not 0.
-       step: skips or updates, moves the loss scale, and after a skip copies `bytes` bytes from saved to now. read:
-       waits, and brings t up to date. abandon: after an error. */
+       one not finite makes the window unsound. check: flags[0] (in the backend's memory) = 1 if a gradient is not
+       finite, flags[1] = 1 if the window is unsound, else 0. agree: takes over flags that are not 0. step: skips or
+       updates, moves the loss scale, and after a skip copies `bytes` bytes from saved to now. read: waits, and brings t
+       up to date. abandon: after an error. */
     AMPI_ENTRY(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count)
     void (*training_close)(amp_training* t, const amp_exec* exec);
     AMPI_ENTRY(training_begin, amp_training* t, int window)
@@ -1496,8 +1485,8 @@ struct amp_backend {
     AMPI_ENTRY(training_step, amp_training* t, void* now, const void* saved, size_t bytes)
     AMPI_ENTRY(training_read, amp_training* t)
     void (*training_abandon)(amp_training* t, const amp_exec* exec);
-    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. record_end
-       returns the result of the recorded calls, or its own failure, after which nothing recorded has run. */
+    /* Work of a step that is equal for each batch may be recorded once under a key and replayed. record_end returns the
+       result of the recorded calls, or its own failure, after which nothing recorded has run. */
     AMPI_ENTRY(record, amp_training* t, uint64_t key, amp_record* mode)
     AMPI_ENTRY(record_end, amp_training* t, amp_result body)
     /* linear_forward and conv2d_forward with a ReLU of the result. */
@@ -1513,8 +1502,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 #ifdef __cplusplus
 } /* extern "C" */
 
-/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s,
-   {.init_scale = 1024}). The include itself may stand in an extern "C" of yours. */
+/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale = 1024}). The
+   include may stand in an extern "C". */
 extern "C++" {
 static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
     size_t n, const amp_convert_desc& d) { return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d); }
