@@ -1615,7 +1615,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
 
-/* With strict -std= gcc for s390x can form sums of floats in double (FLT_EVAL_METHOD 1): other bits. */
+/* With strict -std= gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
   #define AMPI_PLAIN_FLOATS 1
   #pragma GCC push_options
@@ -1684,8 +1684,7 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 }
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* Both return from the function: REFUSE_CALL on its condition, with a sentence for variable `logger`; TRY on a failed
-   call. */
+/* Both return from the function: REFUSE_CALL on its condition, with a sentence for `logger`; TRY on a failed call. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
@@ -1885,7 +1884,7 @@ AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
         u = ((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u;
     return (float)ampi_double(u);
 }
-/* Rounding the double sum errs only if it lies exactly between two floats, or below the normal floats. */
+/* Rounding the double sum errs only exactly between two floats, or below the normal floats. */
 AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
     uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
@@ -2091,7 +2090,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     return AMP_OK;
 }
 
-/* The instruction set for all that is not a product of bfloat16. */
+/* The instruction set for all but products of bfloat16. */
 AMPI_FN amp_isa ampi_simd(void) {
     amp_isa isa = amp_cpu_isa();
     return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
@@ -2238,8 +2237,8 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise these loops; processor modes do not matter for integers. Sixteen values that are zero or normal
-   in both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above `high`, or
+/* Compilers vectorise these loops; no processor mode changes integers. Sixteen values that are zero or normal in
+   both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above `high`, or
    below `low` but not 0: not every instruction set compares unsigned vectors. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
@@ -2281,10 +2280,9 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
 /* ================================================================ */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
-/* Each kernel is a plain C function over v16, sixteen lanes of FP32, and the operations below. Its text, in
-   impl-kernels, is compiled once for each instruction set: this file includes itself with AMPI_PASS set to avx2, then
-   avx512; the baseline (NEON or plain C) follows in ordinary flow. AMPI_K(name) is this pass's copy. All copies give
-   the same bits. */
+/* Each kernel is a C function over v16, sixteen lanes of FP32, and operations below. Its text, in impl-kernels, is
+   compiled for each instruction set: this file includes itself with AMPI_PASS set to avx2, then avx512; the baseline
+   (NEON or plain C) follows in ordinary flow. AMPI_K(name) is this pass's copy. All copies give the same bits. */
 #ifndef AMP_SELF
   #define AMP_SELF "amp.h"
 #endif
@@ -2340,8 +2338,7 @@ AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
-/* `count` pixels x, x + step, ... of a row of `width`: `left` before it, `inside` from pixel `first` on, the rest
-   behind. */
+/* `count` pixels x, x + step, ... of a row of `width`: `left` before it, `inside` from `first` on, the rest behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
 /* Steps that cover a distance, from 0 to `most`. */
 AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t most) {
@@ -2376,7 +2373,7 @@ typedef struct ampi_result {
     void*       data;
     amp_dtype   dtype;
     size_t      row, column;  /* elements from one row, one column to the next */
-    /* part > 0: columns are pixels, `part` to an image; images are `image` elements apart, and rows of `cols` pixels
+    /* part > 0: columns are pixels, `part` to an image; images are `image` elements apart, rows of `cols` pixels
        `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part on, are no
        pixels. */
     size_t      part, image, cols, next_row, pitch, used;
@@ -2445,7 +2442,7 @@ typedef struct ampi_update_overflow {
 
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
 
-/* A value with exponent zero becomes +0, so that idle moments are never slow subnormals. */
+/* A value with exponent 0 becomes +0: idle moments are never slow subnormals. */
 AMPI_HD AMPI_INLINE float ampi_flush(float x) {
     const uint32_t u = ampi_bits(x);
     return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
@@ -2563,8 +2560,8 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
 }
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: as
    many as rows may meet, each with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between
-   grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns. 4
-   vectors more hold the last one and what pad_rows rounds a plane up. */
+   grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns.
+   4 * AMPI_LANES more: a whole last vector, and the rounding up of a plane in pad_rows. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
@@ -2595,9 +2592,8 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-/* Scratch memory for sixteen channels, side by side, of a depthwise convolution: offsets of kernel positions and grid
-   pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with margins of zeros; planes of
-   the result. */
+/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and pixels in
+   the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins; planes of the result. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
@@ -2861,8 +2857,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
-/* AMPI_EXACT: the caller knows products of two elements to be exact in FP32; a multiply and an add round as an fma
-   then. */
+/* AMPI_EXACT: the caller knows products of two elements to be exact in FP32: a multiply and an add round as an fma. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
@@ -2935,7 +2930,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 }
 #endif
 #ifdef AMPI_PASS_PAIRS
-/* Words of two vectors of bfloat16, widened to FP32 with zeros below; `even` goes into the high halves. */
+/* Words of two vectors of bfloat16, widened to FP32; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
     const __m512i low = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16);
     AMPI_V16 x;
@@ -2949,8 +2944,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. A zero's magnitude less 1, 0xffff, is never
-   least. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Less 1, a zero is 0xffff, never least. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32];
     unsigned all = 0x7fff;
@@ -2988,8 +2982,7 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 /* --- the micro-kernel --- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
-   ascending order, one fma for each. Row p of b is that of a packed panel [k][nr] or, in an image's padded copy, begins
-   at b + at[p]. */
+   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] in a padded copy. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
@@ -3138,7 +3131,7 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
         plane += g->image;
     }
 }
-/* The padded copy that rows [first, first + rows) of an unfolded image need in `count` columns, and its table. */
+/* The padded copy for rows [first, first + rows) of an unfolded image in `count` columns, and its table. */
 AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count) {
     const ampi_unfold* g = &v->image;
@@ -3200,8 +3193,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
             }
     }
 }
-/* Elements [at, at + count) of runs [first, first + runs) in FP32, `ld` floats apart. Up to 15 floats behind each are
-   written. */
+/* In FP32: elements [at, at + count) of runs [first, first + runs), `ld` floats apart, and up to 15 floats more. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
         size_t count, const ampi_pack_room* room) {
     size_t r;
@@ -3292,8 +3284,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
-/* A packed panel of m rows of A as words: along k in place, else as pair_rows does, then transposed for the matrix
-   unit. */
+/* A packed panel of m rows of A as words: along k in place, else by pair_rows, then transposed for the matrix unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
     const size_t k = u->k, words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
     size_t p, i;
@@ -3391,8 +3382,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m
 
 /* --- the product --- */
 
-/* Few rows of A do not pay for packing rows of a stored op(B): each is read once, `deep` side by side, and adds to sums
-   in the first-level cache. */
+/* Few rows of A do not pay for packing a stored op(B): its rows are read once, `deep` together, into sums in L1. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
         const AMPI_K(micro_args)* u) {
     enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
@@ -3473,8 +3463,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* `product` with the matrix unit. Each thread's tile configuration (Intel SDM, LDTILECFG): palette 1, tiles 0 to 4 of
-   16 rows of 64 bytes. */
+/* With the matrix unit. A thread's tile configuration (Intel SDM, LDTILECFG): palette 1, tiles 0 to 4, 16 x 64 bytes. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
         size_t j0, size_t n, float* scratch) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
@@ -3487,8 +3476,8 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 
 /* --- depthwise convolution: sixteen channels side by side --- */
 
-/* Up to 16 planes of an image from element `plane` on, as the stage, see ampi_channels. What lanes_in writes behind a
-   row, the next rows overwrite. */
+/* The stage (see ampi_channels): up to 16 planes of an image from element `plane` on. Rows overwrite what
+   lanes_in wrote behind the rows before. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
         size_t channels) {
     const ampi_unfold* g = &v->image;
@@ -3857,7 +3846,7 @@ AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, con
     return job;
 }
 
-/* n elements, one step through FP32: exact where both types are of 16 bits. */
+/* n elements, one step through FP32: exact if both types have 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     float tile[AMPI_CONVERT_TILE];
     if (to == from) memcpy(dst, src, n * ampi_type_size(to));
@@ -3901,7 +3890,7 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
     return count;
 }
 
-/* One block; returns how many elements were clamped. In place, the source moves to the stack first. */
+/* One block; returns how many elements were clamped. In place, the source goes to the stack first. */
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
@@ -3991,7 +3980,7 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 /* ================================================================ */
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling. */
 
-/* Half way between the largest float and 2^128: what rounds to infinity. */
+/* Half way from the largest float to 2^128: rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
 AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
@@ -4019,7 +4008,7 @@ AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count, const ch
     return t;
 }
 
-/* Any change of z moves about half of the bits; the factors are bits of the golden ratio and of sqrt(2). */
+/* Any change of z flips about half of the bits; factors are bits of the golden ratio and sqrt(2). */
 AMPI_FN uint64_t ampi_mix(uint64_t z) {
     z = (z ^ z >> 32) * 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 29) * 0xb504f333f9de6485u;
@@ -4044,7 +4033,7 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work goes by chunks of one tensor each, in waves that fit the stack. A wave's may run in parallel; results are
+/* Work goes by chunks of a tensor, in waves that fit the stack. A wave's chunks may run in parallel; results are
    combined in order. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
@@ -4098,8 +4087,7 @@ AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`. They grow with the bits:
-   bisection finds it. */
+/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`, by bisection. */
 AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
