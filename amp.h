@@ -1615,7 +1615,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
 
-/* With strict -std= gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
+/* With strict -std=, gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
   #define AMPI_PLAIN_FLOATS 1
   #pragma GCC push_options
@@ -3463,7 +3463,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* With the matrix unit. A thread's tile configuration (Intel SDM, LDTILECFG): palette 1, tiles 0 to 4, 16 x 64 bytes. */
+/* With the matrix unit. Tile configuration of a thread (Intel SDM, LDTILECFG): palette 1, tiles of 16 x 64 bytes. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
         size_t j0, size_t n, float* scratch) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
