@@ -1046,7 +1046,7 @@ typedef struct amp_pool2d_desc {
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
-    float momentum;                    /* this and `frozen`: of batch norm, as in amp_batch_norm_shape */
+    float momentum;                    /* like `frozen` as in amp_batch_norm_shape */
     int   frozen;                      /* gamma and beta still train; with a frozen group: Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
@@ -1129,7 +1129,7 @@ typedef struct amp_memory {
     size_t gradient_bytes;        /* weight gradients */
     size_t optimizer_bytes;       /* moments */
     size_t workspace_bytes;       /* scratch of the operators */
-    size_t total_bytes;           /* all of these and the rest (statistics, targets, graph) */
+    size_t total_bytes;           /* these and the rest (statistics, targets, graph) */
 } amp_memory;
 /* AMP_ERR_STATE before finalize, as from all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
@@ -1185,7 +1185,7 @@ typedef struct amp_step_info {
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* of the weight gradients */
     uint64_t update_overflows, saturated;    /* as in amp_optimizer_info */
-    char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; else "" */
+    char     message[288];         /* a sentence if skipped or one of these two is not 0; else "" */
 } amp_step_info;
 
 /* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
@@ -1208,7 +1208,7 @@ typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
     int   correct;                 /* rows whose largest logit is the label, over all cross-entropy losses */
 } amp_eval_info;
-/* Forward pass in evaluation mode with losses. Errors: as of amp_train_step's batch. */
+/* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
 /* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] in host memory. AMP_ERR_ARGUMENT also if v
    is a loss or of another model. */
@@ -1226,7 +1226,7 @@ typedef struct amp_data {
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: mean loss per sample, and number correct. Allocates during the call. Errors: as
+/* amp_evaluate over all samples: mean loss per sample, and number correct. Allocates for the call. Errors: as
    amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
@@ -1365,11 +1365,11 @@ typedef struct amp_stats {
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
     int add);
 
-/* Statistics of one layer, from one forward and backward pass. */
+/* One layer in one forward and backward pass. */
 typedef struct amp_layer_stats {
     amp_stats output;               /* activations */
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
-    amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
+    amp_stats weight_gradient;      /* likewise; of all its parameters. Count 0 of both: frozen */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error, some); capacity is at
    least amp_model_layer_count. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. */
@@ -1393,7 +1393,7 @@ typedef struct amp_training {
     amp_optimizer_info last;
     amp_result         limit;          /* what amp_scaler_update returned */
     float              scale_used;     /* the loss scale of the last step */
-    uint64_t           passes;         /* training passes so far: the position in dropout's random numbers */
+    uint64_t           passes;         /* training passes so far: dropout's position */
     const float*       loss_scale;     /* of this pass, in the backend's memory */
     const uint64_t*    position;       /* likewise; NULL = `passes` is it */
     void*              resident;       /* the backend's own */
@@ -1489,7 +1489,7 @@ struct amp_backend {
        result of the recorded calls, or its own failure, after which nothing recorded has run. */
     AMPI_ENTRY(record, amp_training* t, uint64_t key, amp_record* mode)
     AMPI_ENTRY(record_end, amp_training* t, amp_result body)
-    /* linear_forward and conv2d_forward with a ReLU of the result. */
+    /* linear_forward and conv2d_forward, then ReLU. */
     AMPI_ENTRY(linear_relu_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
     AMPI_ENTRY(conv2d_relu_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
 };
