@@ -3665,19 +3665,20 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
-#define AMPI_WAY(t, f, by, cleans) \
-    else if (to == t && from == f && factor == by && clean == cleans) AMPI_K(convert_typed)(y, t, x, f, n, by, cleans);
+#define AMPI_WAY(t, f, scaled, cleans) \
+    else if (to == t && from == f && clean == cleans && (scaled || !factor)) \
+        AMPI_K(convert_typed)(y, t, x, f, n, scaled ? factor : NULL, cleans);
     if (whole == 0) {}
-    AMPI_WAY(AMP_F32, AMP_F16, NULL, 0)
-    AMPI_WAY(AMP_F32, AMP_BF16, NULL, 0)
-    AMPI_WAY(AMP_F16, AMP_F32, NULL, 0)
-    AMPI_WAY(AMP_BF16, AMP_F32, NULL, 0)
-    AMPI_WAY(AMP_F32, AMP_F32, NULL, 1)
-    AMPI_WAY(AMP_F16, AMP_F32, NULL, 1)
-    AMPI_WAY(AMP_BF16, AMP_F32, NULL, 1)
-    AMPI_WAY(AMP_F32, AMP_F32, factor, 0)
-    AMPI_WAY(AMP_F16, AMP_F16, factor, 0)
-    AMPI_WAY(AMP_BF16, AMP_BF16, factor, 0)
+    AMPI_WAY(AMP_F32, AMP_F16, 0, 0)
+    AMPI_WAY(AMP_F32, AMP_BF16, 0, 0)
+    AMPI_WAY(AMP_F16, AMP_F32, 0, 0)
+    AMPI_WAY(AMP_BF16, AMP_F32, 0, 0)
+    AMPI_WAY(AMP_F32, AMP_F32, 0, 1)
+    AMPI_WAY(AMP_F16, AMP_F32, 0, 1)
+    AMPI_WAY(AMP_BF16, AMP_F32, 0, 1)
+    AMPI_WAY(AMP_F32, AMP_F32, 1, 0)
+    AMPI_WAY(AMP_F16, AMP_F16, 1, 0)
+    AMPI_WAY(AMP_BF16, AMP_BF16, 1, 0)
     else AMPI_K(convert_typed)(y, to, x, from, n, factor, clean);
 #undef AMPI_WAY
     if (n == whole) return;
@@ -9334,8 +9335,9 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
     ampi_each(m, n) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
+            if (!n->leases[k].bytes) continue;
             n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;      /* the order of the list */
-            if (n->leases[k].bytes) ampi_lease_insert(&waiting, &n->leases[k]);
+            ampi_lease_insert(&waiting, &n->leases[k]);
         }
     }
     while ((l = waiting) != NULL) {
