@@ -3185,6 +3185,11 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     const int fits = reach <= sizeof floats / sizeof *floats;
     for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
+        if (h + w == 0 && reach == v->taps) {               /* all positions, which are neighbours */
+            AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
+            i += reach;
+            continue;
+        }
         if (fits) AMPI_K(widen)(floats, kernel, v->dtype, reach);
         for (; h < high && i < count; h++, w = 0)
             for (; w < v->taps_w && i < count; w++) {
@@ -3687,7 +3692,7 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
 }
 /* *sum += the sum of n squares, exact in double, in 32 lanes that are added in a fixed tree. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
-    enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / sizeof(double) };
+    enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / 8 };
     const size_t size = ampi_type_size(t);
     uint32_t rest[lanes] = { 0 };
     double all[lanes] = { 0 }, tree[AMPI_LANES];
@@ -11446,8 +11451,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         if (n && n->layer.op != AMP_OP_BATCH_NORM) continue;
         const char* name = p ? p->name : n->layer.name;
         const size_t count = p ? p->count : (size_t)n->layer.channels;
-        void* const data[] = { n ? n->running : p->master ? (void*)p->master : p->low, n ? n->running + count : p->m,
-                               n ? NULL : p->v };
+        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
+                               p ? p->m : n->running + count, p ? p->v : NULL };
         if (!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names)      /* ".m" must fit */
             return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {

@@ -11,10 +11,11 @@ row() { # row WHAT NOW BUDGET
     [ $verdict = ok ] || failed=$((failed + 1))
     printf '| %-44s | %9s | %9s | %-5s |\n' "$1" "$2" "$3" $verdict
 }
-seconds() { # seconds HEADER OPTION...: of the processor, for one object at -O2
+seconds() { # seconds HEADER OPTION...: of the processor, for one object at -O2; the less of two runs
     header=$1; shift
     printf '#define AMP_IMPLEMENTATION\n#include "%s"\n' "$header" > $out/one.c
-    sh -c "$CC -std=c99 -O2 $* -c $out/one.c -o $out/one.o; times" | awk -F'[ms ]+' 'NR == 2 { print 60 * $1 + $2 }'
+    for run in 1 2; do sh -c "$CC -std=c99 -O2 $* -c $out/one.c -o $out/one.o; times" | sed -n 2p; done |
+        awk -F'[ms ]+' '{ s = 60 * $1 + $2 } NR == 1 || s < least { least = s } END { print least }'
 }
 
 printf '| %-44s | %9s | %9s | %-5s |\n|---|---|---|---|\n' what now budget ""
