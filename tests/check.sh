@@ -179,6 +179,7 @@ if have clang; then step "thread sanitizer: the OpenMP threads of one model" rac
 
 # --- instructions of the hot paths ------------------------------------------------------------------------
 step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
+step "budgets of lines, bytes, machine code and time to compile" env CC="$CC" SLACK=1.25 sh tests/budget.sh
 
 # --- references that we did not write -------------------------------------------------------------------------
 [ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
