@@ -347,7 +347,7 @@ TABLE = [
     ("optim", "(float)(factor * coefficient)", "(float)coefficient"),
     ("optim", "if (step->w_sum > 0.0 && step->direction_sum > 0.0)", "if (step->direction_sum > 0.0)"),
     ("optim", "            ampi_store_f32(p->low, p->low_dtype, i, w, n);\n", ""),
-    ("optim", "return ampi_optimizer_validate(&d) == AMP_OK ?", "return ampi_optimizer_ranges(&d) == AMP_OK ?"),
+    ("optim", "return ampi_optimizer_validate(&d) == AMP_OK ?", "return d.kind <= AMP_LAMB ?"),
     ("checkpoint", "while (head > 0 && ampi_is_inside(text[head])) head--;", ""),
     ("hostile", "    feholdexcept(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (size_t at = 0; at < n; at += CHUNK) {"),
     ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));\n", ""),
