@@ -6628,7 +6628,8 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
         for (i = 0; i < n; i += AMPI_LANES) {
             const uint32_t* in = ampi_lanes_in(n - i);
             AMPI_FETCH(x + i, ampi_ahead(n));
-            for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_larger(ampi_select(in[l], x[i + l], m[l]), m[l]);
+            for (l = 0; l < AMPI_LANES; l++)
+                m[l] = ampi_larger(ampi_float(ampi_select_bits(in[l], ampi_bits(x[i + l]), 0xff800000u)), m[l]);
         }
         for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
         for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
