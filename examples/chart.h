@@ -1,6 +1,6 @@
-/* chart.h - line charts as one SVG file, for the demo. Header only; everything is static.
+/* chart.h - charts as one SVG file, and a progress bar, for the examples. Header only; everything is static.
 
-   A chart is a row of panels, a panel a list of series over steps 0, 1, 2, ... The file has a transparent
+   A chart is a row of panels, a panel a list of series: lines, bars, points or ticks. The file has a transparent
    background, and all its colours have about the same contrast against white and against black, so that it fits
    either. It is plain ASCII, needs no font, and is written to PATH.tmp first and then renamed: PATH is never half
    a picture. */
@@ -12,74 +12,145 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#if defined(_WIN32)
+  #include <io.h>
+  #define chart_is_terminal() (_isatty(_fileno(stderr)) != 0)
+#else
+  #include <unistd.h>
+  #define chart_is_terminal() (isatty(STDERR_FILENO) != 0)
+#endif
 
 #define CHART_ERROR 400
 #define CHART_NEUTRAL "#7b7f86"         /* text and axes: 4 to 1 on white, 5 to 1 on black */
 
+/* BARS stand on 0, those of several series side by side. POINTS are squares. TICKS are upright strokes on row y. */
+typedef enum chart_style { CHART_LINE = 0, CHART_BARS, CHART_POINTS, CHART_TICKS } chart_style;
+
 typedef struct chart_series {
-    const char* name;
+    const char* name;                   /* NULL = not in the legend */
     const char* color;                  /* "#rrggbb" */
     const char* dash;                   /* SVG's stroke-dasharray, e.g. "7 4"; NULL = a full line */
-    double width;                       /* of the line; where lines may cover each other, draw the wide one first */
+    double width;                       /* pixels of a line, a bar, a point or a tick; draw the wide ones first */
     double opacity;                     /* 0..1 */
     const float* y;                     /* [count]; what is not finite leaves a gap */
+    const float* x;                     /* [count]; NULL = 0, 1, 2, ... */
     const unsigned char* marks;         /* [count], 1 = a cross at this point; NULL = none */
     int count;
+    chart_style style;
 } chart_series;
+
+/* A dashed upright line, and a shaded range of x, with their names. color: NULL = neutral. */
+typedef struct chart_wall { double x; const char* name; const char* color; } chart_wall;
+typedef struct chart_band { double from, to; const char* name; const char* color; } chart_band;
 
 typedef struct chart_panel {
     const char* title;
     const char* x_label;
-    int log_y;                          /* 1 = logarithmic axis: values must be positive */
+    const char* y_label;                /* NULL = none */
+    int log_x, log_y;                   /* 1 = logarithmic axis: values must be positive */
     int integer_y;                      /* 1 = ticks at whole numbers only */
-    const char* y_prefix;               /* before each number of the y axis, e.g. "2^"; NULL = nothing */
+    const char* x_prefix;               /* before each number, then a whole one, e.g. "2^"; NULL = nothing */
+    const char* y_prefix;
+    const char* const* x_names;         /* of the values 0, 1, 2, ... instead of numbers; NULL = numbers */
+    const char* const* y_names;         /* likewise, from the bottom */
     int steps;                          /* 1 = values hold until the next one: a staircase */
     const char* mark_name;              /* what a cross means, for the legend; NULL = no crosses */
     const char* mark_color;
     const chart_series* series;
     int series_count;
+    const chart_wall* walls;            /* always inside the picture */
+    int wall_count;
+    const chart_band* bands;            /* cut off where the picture ends */
+    int band_count;
 } chart_panel;
 
-/* Pixels of the picture: each panel has room for its axis on the left and its legend on top. */
+/* Pixels of the picture: each panel has room for its axis on the left and its legend on top. A letter is taken as
+   LETTER wide. */
 enum { CHART_PANEL = 470, CHART_HEIGHT = 380, CHART_LEFT = 56, CHART_RIGHT = 18, CHART_TOP = 84, CHART_BOTTOM = 50 };
+enum { CHART_LETTER = 7, CHART_LINE_HEIGHT = 15 };
 
-/* Where the values of a panel lie, and where it stands in the picture. */
-typedef struct chart_frame { double x, y, width, height, x_max, low, high; int log_y; } chart_frame;
+/* Values along an axis, as logarithms if it is logarithmic. */
+typedef struct chart_range { double low, high; int any; } chart_range;
 
-static inline int chart_usable(const chart_panel* p, const float* y) {
-    return amp_is_finite(y, AMP_F32) && (!p->log_y || *y > 0.0f);
+static inline void chart_include(chart_range* r, double value) {
+    r->low = r->any && r->low < value ? r->low : value;
+    r->high = r->any && r->high > value ? r->high : value;
+    r->any = 1;
 }
 
-static inline double chart_axis(const chart_frame* f, double y) { return f->log_y ? log10(y) : y; }
-static inline double chart_px(const chart_frame* f, double step) { return f->x + f->width * step / f->x_max; }
-static inline double chart_py(const chart_frame* f, double axis) {
-    return f->y + f->height * (1.0 - (axis - f->low) / (f->high - f->low));
+/* Where a panel stands in the picture, and where its values lie. */
+typedef struct chart_frame {
+    double start, left, top, width, height;                 /* start: of titles, left: of the axis */
+    chart_range x, y;
+    int counted;                                            /* 1 = x counts 0, 1, 2, ... */
+} chart_frame;
+
+static inline double chart_px(const chart_frame* f, double x) {
+    return f->left + f->width * (x - f->x.low) / (f->x.high - f->x.low);
+}
+static inline double chart_py(const chart_frame* f, double y) {
+    return f->top + f->height * (1.0 - (y - f->y.low) / (f->y.high - f->y.low));
 }
 
-/* The range of all usable values, a little widened; 0..1 if there are none. */
+static inline int chart_place(const float* value, int logarithmic, double* axis) {
+    if (!amp_is_finite(value, AMP_F32) || (logarithmic && *value <= 0.0f)) return 0;
+    *axis = logarithmic ? log10((double)*value) : (double)*value;
+    return 1;
+}
+
+/* Point k on both axes; 0 if it cannot be shown. */
+static inline int chart_point(const chart_panel* p, const chart_series* s, int k, double* x, double* y) {
+    *x = k;
+    return chart_place(&s->y[k], p->log_y, y) && (!s->x || chart_place(&s->x[k], p->log_x, x));
+}
+
+static inline void chart_pad(chart_range* r, double by) {
+    if (!(r->high > r->low)) by = 0.5;
+    r->low -= by;
+    r->high += by;
+}
+
+static inline double chart_letters(const char* text) { return CHART_LETTER * (int)strlen(text); }
+
+/* The range of all points and walls, a little widened; 0..1 if there are none. */
+static inline void chart_measure_ranges(const chart_panel* p, chart_frame* f) {
+    int i, k, bars = 0, lines = 0;
+    double x, y;
+    for (i = 0; i < p->series_count; i++) {
+        const chart_series* s = &p->series[i];
+        for (k = 0; k < s->count; k++)
+            if (chart_point(p, s, k, &x, &y)) {
+                chart_include(&f->x, x);
+                chart_include(&f->y, y);
+            }
+        lines += s->style == CHART_LINE;
+        bars += s->style == CHART_BARS;
+        f->counted |= !s->x && s->style == CHART_LINE && !p->x_names;
+    }
+    if (f->counted || !f->x.any) { chart_include(&f->x, 0.0); chart_include(&f->x, 1.0); }
+    for (i = 0; i < p->wall_count; i++) chart_include(&f->x, p->log_x ? log10(p->walls[i].x) : p->walls[i].x);
+    if (!p->log_y && (bars || !f->y.any)) chart_include(&f->y, 0.0);
+    if (p->x_names || (bars && !p->log_x)) chart_pad(&f->x, 0.6);
+    else if (lines < p->series_count || f->x.high <= f->x.low) chart_pad(&f->x, 0.04 * (f->x.high - f->x.low));
+    chart_pad(&f->y, p->integer_y || p->y_names ? 0.6 : 0.04 * (f->y.high - f->y.low));
+    if (bars && !p->log_y && f->y.low < 0.0 && f->y.low > -0.05 * f->y.high) f->y.low = 0.0;
+    if (p->wall_count || p->band_count)                     /* room for their names above the data */
+        f->y.high += (p->wall_count ? 0.25 : 0.12) * (f->y.high - f->y.low);
+}
+
 static inline chart_frame chart_measure(const chart_panel* p, int index) {
-    chart_frame f;
-    int i, k, any = 0;
-    f.x = CHART_PANEL * index + CHART_LEFT;
-    f.y = CHART_TOP;
-    f.width = CHART_PANEL - CHART_LEFT - CHART_RIGHT;
+    chart_frame f = { 0 };
+    double left = CHART_LEFT, end = CHART_PANEL - CHART_RIGHT;
+    int k;
+    chart_measure_ranges(p, &f);
+    for (k = 0; p->y_names && k <= f.y.high && p->y_names[k]; k++)
+        if (14 + chart_letters(p->y_names[k]) > left) left = 14 + chart_letters(p->y_names[k]);
+    if (p->y_label) left += CHART_LINE_HEIGHT;
+    f.start = CHART_PANEL * index + CHART_LEFT;
+    f.left = f.start - CHART_LEFT + left;
+    f.top = CHART_TOP;
+    f.width = end - left;
     f.height = CHART_HEIGHT - CHART_TOP - CHART_BOTTOM;
-    f.x_max = 1.0;
-    f.low = f.high = 0.0;
-    f.log_y = p->log_y;
-    for (i = 0; i < p->series_count; i++)
-        for (k = 0; k < p->series[i].count; k++) {
-            double value;
-            if (!chart_usable(p, &p->series[i].y[k])) continue;
-            value = chart_axis(&f, p->series[i].y[k]);
-            f.low = !any || value < f.low ? value : f.low;
-            f.high = !any || value > f.high ? value : f.high;
-            f.x_max = k > f.x_max ? k : f.x_max;
-            any = 1;
-        }
-    if (p->integer_y) { f.low -= 0.6; f.high += 0.6; }
-    else if (f.high > f.low) { double pad = 0.04 * (f.high - f.low); f.low -= pad; f.high += pad; }
-    else { f.low -= 0.5; f.high += 0.5; }
     return f;
 }
 
@@ -103,38 +174,71 @@ static inline void chart_text(FILE* out, double x, double y, const char* anchor,
     fputs("</text>\n", out);
 }
 
-/* One grid line with its number. */
-static inline void chart_tick_y(FILE* out, const chart_panel* p, const chart_frame* f, double axis, double value) {
-    char text[32];
-    double y = chart_py(f, axis);
-    if (y < f->y - 0.5 || y > f->y + f->height + 0.5) return;
-    snprintf(text, sizeof text, "%.8s%g", p->y_prefix ? p->y_prefix : "", value);
-    fprintf(out, "<path d=\"M%.1f %.1fh%.1f\" stroke-opacity=\".25\"/>\n", f->x, y, f->width);
-    chart_text(out, f->x - 8, y + 4, "end", "", text);
+/* Text from the bottom up. */
+static inline void chart_upright(FILE* out, double x, double y, const char* anchor, const char* text) {
+    char turn[64];
+    snprintf(turn, sizeof turn, " transform=\"rotate(-90 %.1f %.1f)\"", x, y);
+    chart_text(out, x, y, anchor, turn, text);
 }
 
-static inline void chart_ticks(FILE* out, const chart_panel* p, const chart_frame* f) {
-    static const double leading[3] = { 1.0, 2.0, 5.0 };
+/* One grid line with its number or name. */
+static inline void chart_tick_y(FILE* out, const chart_frame* f, double axis, const char* text) {
+    double y = chart_py(f, axis);
+    if (y < f->top - 0.5 || y > f->top + f->height + 0.5) return;
+    fprintf(out, "<path d=\"M%.1f %.1fh%.1f\" stroke-opacity=\".25\"/>\n", f->left, y, f->width);
+    chart_text(out, f->left - 8, y + 4, "end", "", text);
+}
+static inline void chart_tick_x(FILE* out, const chart_frame* f, double axis, const char* text, double lower) {
+    double x = chart_px(f, axis);
+    if (x < f->left - 0.5 || x > f->left + f->width + 0.5) return;
+    fprintf(out, "<path d=\"M%.1f %.1fv5\"/>\n", x, f->top + f->height);
+    chart_text(out, x, f->top + f->height + 19 + lower, "middle", "", text);
+}
+
+static inline void chart_number(FILE* out, const chart_panel* p, const chart_frame* f, int on_x, double axis,
+                                double value) {
+    const char* prefix = on_x ? p->x_prefix : p->y_prefix;
     char text[32];
-    double step, at;
-    int decade, i;
-    if (f->log_y) {
-        for (decade = (int)floor(f->low); decade <= (int)ceil(f->high); decade++)
-            for (i = 0; i < 3; i++) {
-                double value = leading[i] * pow(10.0, decade);
-                chart_tick_y(out, p, f, log10(value), value);
-            }
-    } else {
-        step = chart_step(f->high - f->low, 9, p->integer_y);
-        for (at = ceil(f->low / step) * step; at <= f->high; at += step) chart_tick_y(out, p, f, at, at);
-    }
-    step = chart_step(f->x_max + 1.0, 8, 1);
-    for (at = 0.0; at <= f->x_max + 1.0; at += step) {
-        double x = chart_px(f, at > f->x_max ? f->x_max : at);
-        snprintf(text, sizeof text, "%g", at);
-        fprintf(out, "<path d=\"M%.1f %.1fv5\"/>\n", x, f->y + f->height);
-        chart_text(out, x, f->y + f->height + 19, "middle", "", text);
-    }
+    snprintf(text, sizeof text, "%.8s%g", prefix ? prefix : "", value);
+    if (on_x) chart_tick_x(out, f, axis, text, 0);
+    else chart_tick_y(out, f, axis, text);
+}
+
+/* 1, 2 and 5 times each power of ten; over more decades powers of ten alone, over many not all of those. */
+static inline void chart_decades(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
+    static const double leading[3] = { 1.0, 2.0, 5.0 };
+    chart_range r = on_x ? f->x : f->y;
+    int step = (int)chart_step(r.high - r.low, 9, 1), decade, i;
+    for (decade = (int)floor(r.low / step) * step; decade <= (int)ceil(r.high); decade += step)
+        for (i = 0; i < (r.high - r.low < 2.5 ? 3 : 1); i++) {
+            double value = leading[i] * pow(10.0, decade);
+            chart_number(out, p, f, on_x, log10(value), value);
+        }
+}
+
+/* Even steps. A run of 400 steps ends at number 399, and its axis at 400. */
+static inline void chart_numbers(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
+    chart_range r = on_x ? f->x : f->y;
+    int counted = on_x && f->counted, whole = counted || (on_x ? p->x_prefix != NULL : p->integer_y || p->y_prefix);
+    double high = r.high + counted, step = chart_step(high - r.low, on_x ? 8 : 9, whole), k;
+    for (k = ceil(r.low / step); k * step <= high; k++)
+        chart_number(out, p, f, on_x, k * step > r.high ? r.high : k * step, k * step + 0.0);
+}
+
+/* Names that are too long for their places take turns on two lines. */
+static inline void chart_names(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
+    double room = chart_px(f, 1.0) - chart_px(f, 0.0);
+    int k, long_ones = 0;
+    for (k = 0; on_x && k <= f->x.high && p->x_names[k]; k++) long_ones += chart_letters(p->x_names[k]) > room;
+    for (k = 0; on_x && k <= f->x.high && p->x_names[k]; k++)
+        chart_tick_x(out, f, k, p->x_names[k], long_ones ? 14 * (k % 2) - 3 : 0);
+    for (k = 0; !on_x && k <= f->y.high && p->y_names[k]; k++) chart_tick_y(out, f, k, p->y_names[k]);
+}
+
+static inline void chart_ticks(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
+    if (on_x ? p->x_names != NULL : p->y_names != NULL) chart_names(out, p, f, on_x);
+    else if (on_x ? p->log_x : p->log_y) chart_decades(out, p, f, on_x);
+    else chart_numbers(out, p, f, on_x);
 }
 
 /* The attributes of a line. */
@@ -153,9 +257,10 @@ static inline void chart_line(FILE* out, const chart_panel* p, const chart_frame
     chart_stroke(out, s);
     fputs(" d=\"", out);
     for (k = 0; k < s->count; k++) {
-        double x = chart_px(f, k), y;
-        if (!chart_usable(p, &s->y[k])) { open = 0; continue; }
-        y = chart_py(f, chart_axis(f, s->y[k]));
+        double x, y;
+        if (!chart_point(p, s, k, &x, &y)) { open = 0; continue; }
+        x = chart_px(f, x);
+        y = chart_py(f, y);
         if (!open) fprintf(out, "M%.1f %.1f", x, y);
         else if (!p->steps) fprintf(out, "L%.1f %.1f", x, y);
         else if (y != last || k + 1 == s->count) fprintf(out, "L%.1f %.1fL%.1f %.1f", x, last, x, y);
@@ -165,30 +270,116 @@ static inline void chart_line(FILE* out, const chart_panel* p, const chart_frame
     fputs("\"/>\n", out);
 }
 
+/* The start of a filled path, and a rectangle of it. */
+static inline void chart_fill(FILE* out, const char* color, double opacity) {
+    fprintf(out, "<path stroke=\"none\" fill=\"%s\" fill-opacity=\"%.2f\" d=\"", color, opacity);
+}
+static inline void chart_box(FILE* out, double x, double y, double width, double height) {
+    fprintf(out, "M%.1f %.1fh%.1fv%.1fh%.1fz", x, y, width, height, -width);
+}
+
+/* Bars, points and ticks. `shift` moves bars beside those of other series; a tick on the last one is not drawn. */
+static inline void chart_boxes(FILE* out, const chart_panel* p, const chart_frame* f, const chart_series* s,
+                               double shift) {
+    double x, y, w = s->width, last = -1.0, base = chart_py(f, p->log_y || f->y.low > 0.0 ? f->y.low : 0.0);
+    int k;
+    chart_fill(out, s->color, s->opacity);
+    for (k = 0; k < s->count; k++) {
+        if (!chart_point(p, s, k, &x, &y)) continue;
+        x = chart_px(f, x);
+        y = chart_py(f, y);
+        if (s->style == CHART_BARS) chart_box(out, x - w / 2 + shift, y, w, base - y);
+        else if (s->style == CHART_POINTS) chart_box(out, x - w / 2, y - w / 2, w, w);
+        else if (fabs(x - last) >= 0.2) { chart_box(out, x - w / 2, y - 8, w, 16); last = x; }
+    }
+    fputs("\"/>\n", out);
+}
+
+static inline void chart_draw_series(FILE* out, const chart_panel* p, const chart_frame* f) {
+    double across = 0.0, shift;
+    int i;
+    for (i = 0; i < p->series_count; i++)
+        if (p->series[i].style == CHART_BARS) across += p->series[i].width;
+    for (i = 0, shift = -across / 2; i < p->series_count; i++) {
+        const chart_series* s = &p->series[i];
+        if (s->style == CHART_LINE) chart_line(out, p, f, s);
+        else chart_boxes(out, p, f, s, shift + s->width / 2);
+        if (s->style == CHART_BARS) shift += s->width;
+    }
+}
+
 static inline void chart_cross(FILE* out, double x, double y, const char* color) {
     fprintf(out, "<path d=\"M%.1f %.1fl8 8m0 -8l-8 8\" stroke=\"%s\" stroke-width=\"2\"/>\n", x - 4, y - 4, color);
 }
 
 static inline void chart_marks(FILE* out, const chart_panel* p, const chart_frame* f, const chart_series* s) {
+    double x, y;
     int k;
     for (k = 0; s->marks && k < s->count; k++)
-        if (s->marks[k] && chart_usable(p, &s->y[k]))
-            chart_cross(out, chart_px(f, k), chart_py(f, chart_axis(f, s->y[k])), p->mark_color);
+        if (s->marks[k] && chart_point(p, s, k, &x, &y))
+            chart_cross(out, chart_px(f, x), chart_py(f, y), p->mark_color);
 }
 
-/* One line of samples and names under the title. A letter is taken as 7 pixels wide. */
-static inline void chart_legend(FILE* out, const chart_panel* p, const chart_frame* f) {
-    double x = f->x, y = f->y - 20;
+/* Names stand at the top: along a band if it is wide enough, else upright, as those of walls; those of bands that
+   overlap one below the other. */
+static inline void chart_bands(FILE* out, const chart_panel* p, const chart_frame* f) {
+    double right = f->left + f->width, end = f->left, row = 0.0;
     int i;
+    for (i = 0; i < p->band_count; i++) {
+        const chart_band* b = &p->bands[i];
+        double from = chart_px(f, p->log_x ? log10(b->from) : b->from);
+        double to = chart_px(f, p->log_x ? log10(b->to) : b->to), middle;
+        from = from > f->left ? from : f->left;
+        to = to < right ? to : right;
+        if (!(from < to)) continue;
+        middle = (from + to) / 2;
+        chart_fill(out, b->color ? b->color : CHART_NEUTRAL, 0.15);
+        chart_box(out, from, f->top, to - from, f->height);
+        fputs("\"/>\n", out);
+        row = from < end - 0.5 ? row + CHART_LINE_HEIGHT : 0.0;
+        end = to;
+        if (chart_letters(b->name) < to - from) chart_text(out, middle, f->top + 14 + row, "middle", "", b->name);
+        else chart_upright(out, middle + 4, f->top + 4 + row, "end", b->name);
+    }
+}
+
+static inline void chart_walls(FILE* out, const chart_panel* p, const chart_frame* f) {
+    int i;
+    for (i = 0; i < p->wall_count; i++) {
+        const chart_wall* w = &p->walls[i];
+        double x = chart_px(f, p->log_x ? log10(w->x) : w->x);
+        fprintf(out, "<path d=\"M%.1f %.1fv%.1f\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"4 3\"/>\n",
+                x, f->top, f->height, w->color ? w->color : CHART_NEUTRAL);
+        chart_upright(out, x < f->left + CHART_LINE_HEIGHT ? x + 13 : x - 5, f->top + 4, "end", w->name);
+    }
+}
+
+/* Samples and names under the title, on two lines if they need them. */
+static inline void chart_legend(FILE* out, const chart_panel* p, const chart_frame* f) {
+    double x = f->start, y = f->top - 20, right = f->left + f->width, all = 0.0;
+    int i;
+    for (i = 0; i < p->series_count; i++)
+        if (p->series[i].name) all += 50 + chart_letters(p->series[i].name);
+    if (p->mark_name) all += 16 + chart_letters(p->mark_name);
+    if (all > right - f->start + 18) y = f->top - 31;
     for (i = 0; i < p->series_count; i++) {
         const chart_series* s = &p->series[i];
-        fprintf(out, "<path d=\"M%.1f %.1fh26\"", x, y - 4);
-        chart_stroke(out, s);
-        fputs("/>\n", out);
+        if (!s->name) continue;
+        if (x > f->start && x + 32 + chart_letters(s->name) > right) { x = f->start; y += 18; }
+        if (s->style == CHART_LINE) {
+            fprintf(out, "<path d=\"M%.1f %.1fh26\"", x, y - 4);
+            chart_stroke(out, s);
+            fputs("/>\n", out);
+        } else {
+            chart_fill(out, s->color, s->opacity);
+            chart_box(out, x + 14, y - 10, 12, 12);
+            fputs("\"/>\n", out);
+        }
         chart_text(out, x + 32, y, "start", "", s->name);
-        x += 32 + 7.0 * (double)strlen(s->name) + 18;
+        x += 32 + chart_letters(s->name) + 18;
     }
     if (!p->mark_name) return;
+    if (x > f->start && x + 16 + chart_letters(p->mark_name) > right) { x = f->start; y += 18; }
     chart_cross(out, x + 4, y - 4, p->mark_color);
     chart_text(out, x + 16, y, "start", "", p->mark_name);
 }
@@ -196,12 +387,16 @@ static inline void chart_legend(FILE* out, const chart_panel* p, const chart_fra
 static inline void chart_draw_panel(FILE* out, const chart_panel* p, int index) {
     chart_frame f = chart_measure(p, index);
     int i;
-    chart_text(out, f.x, f.y - 48, "start", " font-size=\"15\" font-weight=\"600\"", p->title);
+    chart_text(out, f.start, f.top - 48, "start", " font-size=\"15\" font-weight=\"600\"", p->title);
     chart_legend(out, p, &f);
-    chart_ticks(out, p, &f);
-    fprintf(out, "<path d=\"M%.1f %.1fv%.1fh%.1f\" fill=\"none\"/>\n", f.x, f.y, f.height, f.width);
-    chart_text(out, f.x + f.width / 2, f.y + f.height + 40, "middle", "", p->x_label);
-    for (i = 0; i < p->series_count; i++) chart_line(out, p, &f, &p->series[i]);
+    chart_bands(out, p, &f);
+    chart_ticks(out, p, &f, 0);
+    chart_ticks(out, p, &f, 1);
+    fprintf(out, "<path d=\"M%.1f %.1fv%.1fh%.1f\" fill=\"none\"/>\n", f.left, f.top, f.height, f.width);
+    chart_text(out, f.left + f.width / 2, f.top + f.height + (p->x_names ? 45 : 40), "middle", "", p->x_label);
+    if (p->y_label) chart_upright(out, CHART_PANEL * index + 13, f.top + f.height / 2, "middle", p->y_label);
+    chart_draw_series(out, p, &f);
+    chart_walls(out, p, &f);
     for (i = 0; i < p->series_count; i++) chart_marks(out, p, &f, &p->series[i]);
 }
 
@@ -268,6 +463,19 @@ static inline int chart_write(const char* path, const char* title, const chart_p
     remove(temporary);
     snprintf(error, CHART_ERROR, "%.300s: writing it failed, is the disk full?", path);
     return 0;
+}
+
+/* A bar on the terminal, drawn over itself, with what is being done; gone when done == total. Nothing elsewhere. */
+static inline void chart_progress(const char* label, int done, int total) {
+    static const char bar[] = "##############################";
+    enum { WIDTH = sizeof bar - 1 };
+    static int shown = -1;
+    int percent = total > 0 ? (int)(100.0 * done / total) : 100, full = WIDTH * percent / 100;
+    if (!chart_is_terminal() || (percent == shown && done < total)) return;
+    shown = percent;
+    if (done < total) fprintf(stderr, "\r  [%.*s%*s] %3d %%  %.40s\033[K", full, bar, WIDTH - full, "", percent, label);
+    else fputs("\r\033[K", stderr);
+    fflush(stderr);
 }
 
 #endif /* EXAMPLES_CHART_H */

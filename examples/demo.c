@@ -9,7 +9,7 @@
 
    By hand:  cc -O2 -o demo examples/demo.c -lm && ./demo --svg demo.svg                                        */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
-  #define _POSIX_C_SOURCE 200809L       /* isatty, clock_gettime */
+  #define _POSIX_C_SOURCE 200809L       /* clock_gettime */
 #endif
 #define AMP_IMPLEMENTATION
 #if defined(DEMO_CUDA)                  /* by train_cuda.cu */
@@ -22,13 +22,6 @@
 #include "chart.h"
 #include "data.h"
 #include <time.h>
-#if defined(_WIN32)
-  #include <io.h>
-  #define demo_is_terminal() (_isatty(_fileno(stdout)) != 0)
-#else
-  #include <unistd.h>
-  #define demo_is_terminal() (isatty(STDOUT_FILENO) != 0)
-#endif
 
 enum { BATCH = 64, SIDE = 32, CLASSES = 10, STEPS = 400, MAX_STEPS = 100000, SEED = 1 };
 enum { OWN_TRAIN = 12000, OWN_TEST = 4000, MAX_TEST = 5000 };
@@ -101,16 +94,14 @@ static amp_result build(amp_model** m, amp_level level, int steps) {
 /* One run.                                                                                  */
 /* ---------------------------------------------------------------------------------------- */
 
-/* A bar that is drawn over itself on a terminal; elsewhere a plain line now and then. */
-static void progress(const run* r, int terminal) {
-    enum { WIDTH = 30 };
-    int full = (int)((int64_t)WIDTH * r->applied / r->updates), last = r->applied == r->updates;
-    if (!last && r->applied % (terminal ? 4 : 100) != 0) return;
-    printf(terminal ? "\r  %s " : "  %s ", amp_level_name(r->level));
-    if (terminal) printf("[%.*s%.*s] ", full, "##############################", WIDTH - full,
-                         "..............................");
-    printf("%d/%d  loss %.3f  scale 2^%g%s", r->applied, r->updates, r->final_loss, log2(r->final_scale),
-           last || !terminal ? "\n" : "  ");
+/* A bar on a terminal, and a line in the end; elsewhere a line now and then. */
+static void progress(const run* r) {
+    char label[64];
+    snprintf(label, sizeof label, "%s %d/%d  loss %.3f  scale 2^%g", amp_level_name(r->level), r->applied, r->updates,
+             r->final_loss, log2(r->final_scale));
+    chart_progress(label, r->applied, r->updates);
+    if (r->applied < r->updates && (chart_is_terminal() || r->applied % 100 != 0)) return;
+    printf("  %s\n", label);
     fflush(stdout);
 }
 
@@ -131,7 +122,6 @@ static void record(run* r, const amp_step_info* info) {
 
 /* Every level makes the same number of updates with the same batches in the same order. */
 static amp_result train(amp_model* m, run* r, const data_set* d, const int* order, float* x, int32_t* labels) {
-    int terminal = demo_is_terminal();
     double start = now();
     while (r->applied < r->updates && r->tries < r->max_tries) {
         amp_batch batch = { .n = BATCH, .inputs = { x }, .targets = { labels } };
@@ -141,7 +131,7 @@ static amp_result train(amp_model* m, run* r, const data_set* d, const int* orde
         result = amp_train_step(m, &batch, &info);
         if (result != AMP_OK) return result;
         record(r, &info);
-        if (info.outcome == AMP_STEP_APPLIED) progress(r, terminal);
+        if (info.outcome == AMP_STEP_APPLIED) progress(r);
     }
     r->seconds = now() - start;
     return AMP_OK;
