@@ -119,20 +119,20 @@ extern "C" {
 /* ================================================================ */
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 
-#define AMP_RESULT_LIST(X)                                                             \
-    X(OK,                0, "success")                                                 \
-    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid")                        \
-    X(ERR_DESC,         -2, "a desc field is out of its range")                        \
-    X(ERR_SHAPE,        -3, "shapes do not fit together")                              \
-    X(ERR_DTYPE,        -4, "this data type is not supported here")                    \
-    X(ERR_MEMORY,       -5, "the allocator returned NULL")                             \
-    X(ERR_STATE,        -6, "the call comes at the wrong time")                        \
-    X(ERR_POLICY,       -7, "an illegal combination of precision settings")            \
+#define AMP_RESULT_LIST(X) \
+    X(OK,                0, "success") \
+    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid") \
+    X(ERR_DESC,         -2, "a desc field is out of its range") \
+    X(ERR_SHAPE,        -3, "shapes do not fit together") \
+    X(ERR_DTYPE,        -4, "this data type is not supported here") \
+    X(ERR_MEMORY,       -5, "the allocator returned NULL") \
+    X(ERR_STATE,        -6, "the call comes at the wrong time") \
+    X(ERR_POLICY,       -7, "an illegal combination of precision settings") \
     X(ERR_OVERFLOW,     -8, "overflow persists: the limit set in the desc is reached") \
-    X(ERR_IO,           -9, "a file could not be opened, read or written")             \
-    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed")             \
-    X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")          \
-    X(ERR_COMM,        -12, "the communication hook reported a failure")               \
+    X(ERR_IO,           -9, "a file could not be opened, read or written") \
+    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed") \
+    X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine") \
+    X(ERR_COMM,        -12, "the communication hook reported a failure") \
     X(ERR_DEVICE,      -13, "the GPU or its driver reported an error")
 /* A type that holds any int, named or not. */
 #ifdef __cplusplus
@@ -144,7 +144,7 @@ extern "C" {
 #define AMPI_X(name, code, text) AMP_##name = code,
 typedef AMPI_ENUM(amp_result) { AMP_RESULT_LIST(AMPI_X) } amp_result;
 #undef AMPI_X
-typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];    /* not with -fshort-enums */
+typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];  /* not with -fshort-enums */
 
 /* Text of a result code; never NULL. */
 AMP_DEF const char* amp_result_string(amp_result r);
@@ -153,14 +153,14 @@ AMP_DEF const char* amp_result_string(amp_result r);
 #define AMP_ZERO (-1)
 
 typedef AMPI_ENUM(amp_dtype) {
-    AMP_DTYPE_DEFAULT = 0,    /* AMP_F32 unless a field says otherwise */
-    AMP_F32  = 1,   /* float */
-    AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504 */
-    AMP_BF16 = 3,   /* amp_bfloat16: upper half of a float */
-    AMP_F64  = 4,   /* double; conversions, statistics, inputs */
-    AMP_U8   = 5,   /* uint8_t; images and labels of a batch */
-    AMP_I32  = 6,   /* int32_t; labels of a batch */
-    AMP_I64  = 7,   /* int64_t; labels of a batch */
+    AMP_DTYPE_DEFAULT = 0,  /* AMP_F32 unless a field says otherwise */
+    AMP_F32  = 1,  /* float */
+    AMP_F16  = 2,  /* amp_half: IEEE binary16, max 65504 */
+    AMP_BF16 = 3,  /* amp_bfloat16: upper half of a float */
+    AMP_F64  = 4,  /* double; conversions, statistics, inputs */
+    AMP_U8   = 5,  /* uint8_t; images and labels of a batch */
+    AMP_I32  = 6,  /* int32_t; labels of a batch */
+    AMP_I64  = 7,  /* int64_t; labels of a batch */
 } amp_dtype;
 
 /* Bytes of one element and a name, as "bf16"; 0 and "?" for another value. AMP_DTYPE_DEFAULT counts as AMP_F32. */
@@ -193,20 +193,20 @@ typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 /* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
 typedef struct amp_exec {
-    void*  workspace;         /* scratch (GPU memory on a GPU), any alignment; NULL = none */
-    size_t workspace_size;    /* bytes */
+    void*  workspace;       /* scratch (GPU memory on a GPU), any alignment; NULL = none */
+    size_t workspace_size;  /* bytes */
     const amp_logger* logger;
-    void*  stream;            /* cudaStream_t on a GPU; ignored by the CPU */
-    void*  context;           /* the backend's own, set by a model or amp_cuda_exec; else NULL */
+    void*  stream;          /* cudaStream_t on a GPU; ignored by the CPU */
+    void*  context;         /* the backend's own, set by a model or amp_cuda_exec; else NULL */
     amp_sums sums;
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
 typedef struct amp_tensor {
-    void*       data;     /* count elements; may be NULL if count is 0 */
-    amp_dtype   dtype;    /* 0 = AMP_F32 */
+    void*       data;   /* count elements; may be NULL if count is 0 */
+    amp_dtype   dtype;  /* 0 = AMP_F32 */
     size_t      count;
-    const char* name;     /* for messages; may be NULL */
+    const char* name;   /* for messages; may be NULL */
 } amp_tensor;
 
 /* Random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32 uniform bits; floats
@@ -494,7 +494,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
    reads: what backward reads of the forward pass.
    shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone). */
-#define AMP_OP_LIST(X)                                                                       \
+#define AMP_OP_LIST(X) \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
     X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
     X(LINEAR,                "linear",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
@@ -520,11 +520,11 @@ typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 enum { AMP_OP_COUNT = 0 AMP_OP_LIST(AMPI_COUNT) };
 
 typedef AMPI_ENUM(amp_rule) {
-    AMP_RULE_LOW = 0,       /* operands in the 16-bit type */
-    AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
-    AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
-    AMP_RULE_FOLLOW = 3,    /* the type of the first input */
-    AMP_RULE_GRAY = 4,      /* LOW on a path of GRAY or FOLLOW from a 16-bit input to LOW or a graph's end; else FP32 */
+    AMP_RULE_LOW = 0,      /* operands in the 16-bit type */
+    AMP_RULE_FP32 = 1,     /* operands and result in FP32 */
+    AMP_RULE_PROMOTE = 2,  /* the widest type among the inputs */
+    AMP_RULE_FOLLOW = 3,   /* the type of the first input */
+    AMP_RULE_GRAY = 4,     /* LOW on a path of GRAY or FOLLOW from a 16-bit input to LOW or a graph's end; else FP32 */
 } amp_rule;
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
@@ -533,10 +533,10 @@ typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } 
    cast_back: at O1 results of LOW operators are cast back to FP32. scaler: a dynamic scaler's preset where the desc has
    none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
    type_config="half"; OneFlow's graph pass. */
-#define AMP_STYLE_LIST(X)                                                 \
-    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                  \
-    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER)        \
-    X(APEX,      "apex",      0xfu, 0, APEX, APEX)                        \
+#define AMP_STYLE_LIST(X) \
+    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH) \
+    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER) \
+    X(APEX,      "apex",      0xfu, 0, APEX, APEX) \
     X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */ \
     X(ONEFLOW,   "oneflow",   0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
@@ -546,13 +546,13 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
 /* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are FP32 in every rule.
    OneFlow lists the losses, too; here they are FP32. */
-#define AMP_STYLE_RULES(X)             \
-    X(MINDSPORE, O1, RELU,       LOW)  \
+#define AMP_STYLE_RULES(X) \
+    X(MINDSPORE, O1, RELU,       LOW) \
     X(APEX,      O1, GELU,       FP32) \
-    X(APEX,      O2, LAYER_NORM, LOW)  \
+    X(APEX,      O2, LAYER_NORM, LOW) \
     X(NNABLA,    O2, SOFTMAX,    FP32) \
-    X(NNABLA,    O2, BATCH_NORM, LOW)  \
-    X(NNABLA,    O2, LAYER_NORM, LOW)  \
+    X(NNABLA,    O2, BATCH_NORM, LOW) \
+    X(NNABLA,    O2, LAYER_NORM, LOW) \
     X(ONEFLOW,   O1, AVG_POOL2D, GRAY) \
     X(ONEFLOW,   O1, BATCH_NORM, GRAY) \
     X(ONEFLOW,   O1, LAYER_NORM, GRAY) \
@@ -580,13 +580,13 @@ typedef struct amp_policy_desc {
 
 /* Who decided the type of an operator or a node. */
 typedef AMPI_ENUM(amp_reason) {
-    AMP_REASON_LEVEL = 0,     /* the level's list */
-    AMP_REASON_WHITE = 1,     /* the user's white list */
-    AMP_REASON_BLACK = 2,     /* the user's black list */
-    AMP_REASON_RULE = 3,      /* amp_policy_set_rule */
-    AMP_REASON_KEEP_BN = 4,   /* keep_batchnorm_fp32 */
-    AMP_REASON_REGION = 5,    /* amp_autocast_push */
-    AMP_REASON_PIN = 6,       /* amp_pin */
+    AMP_REASON_LEVEL = 0,    /* the level's list */
+    AMP_REASON_WHITE = 1,    /* the user's white list */
+    AMP_REASON_BLACK = 2,    /* the user's black list */
+    AMP_REASON_RULE = 3,     /* amp_policy_set_rule */
+    AMP_REASON_KEEP_BN = 4,  /* keep_batchnorm_fp32 */
+    AMP_REASON_REGION = 5,   /* amp_autocast_push */
+    AMP_REASON_PIN = 6,      /* amp_pin */
 } amp_reason;
 
 /* A policy: plain data, to be copied and edited. */
@@ -627,9 +627,9 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* What growth beyond the largest float does. A max_scale holds under each. */
 typedef AMPI_ENUM(amp_scaler_guard) {
-    AMP_GUARD_KEEP  = 1,   /* s stays */
-    AMP_GUARD_CLAMP = 2,   /* s becomes max_scale, else the largest float */
-    AMP_GUARD_NONE  = 3,   /* s becomes infinite: every step is skipped then, as update says */
+    AMP_GUARD_KEEP  = 1,  /* s stays */
+    AMP_GUARD_CLAMP = 2,  /* s becomes max_scale, else the largest float */
+    AMP_GUARD_NONE  = 3,  /* s becomes infinite: every step is skipped then, as update says */
 } amp_scaler_guard;
 
 /* When the hysteresis is refilled, besides at growth. */
@@ -689,24 +689,24 @@ typedef struct amp_scaler amp_scaler;
 
 /* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor and hysteresis. */
 typedef struct amp_scaler_desc {
-    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
-    float init_scale;           /* finite, > 2^-128, so that 1/scale is finite */
-    double growth_factor;       /* finite, > 1 */
-    double backoff_factor;      /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
+    amp_scaler_preset preset;  /* 0 = AMP_SCALER_PYTORCH */
+    float init_scale;          /* finite, > 2^-128, so that 1/scale is finite */
+    double growth_factor;      /* finite, > 1 */
+    double backoff_factor;     /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
     /* Clean steps before growth, >= 1, AMP_ZERO = never; Flax and NNabla take one more, AMP_ZERO = every step. */
     int   growth_interval;
-    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
-    float max_scale;            /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
-    int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
-    amp_scaler_limit at_min;    /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
-    int   max_skips;            /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
-    int   max_unsound;          /* likewise of unsound windows; 0 = 20. Not saved with the state */
+    float min_scale;           /* floor, <= init_scale; AMP_ZERO = none */
+    float max_scale;           /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
+    int   hysteresis;          /* overflows before the scale is reduced; >= 1 */
+    amp_scaler_limit at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
+    int   max_skips;           /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
+    int   max_unsound;         /* likewise of unsound windows; 0 = 20. Not saved with the state */
     /* Static presets: 1 = overflows count, but skip no step (MindSpore's drop_overflow_update=false). */
     int   ignore_overflow;
     /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns AMP_ERR_OVERFLOW. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
-    const amp_logger* logger;   /* copied */
+    const amp_logger* logger;  /* copied */
 } amp_scaler_desc;
 
 /* What a window's checks have found. */
@@ -740,21 +740,21 @@ typedef struct amp_scaler_state {
 
 /* The machine's rule: the preset's values, or the desc's; you may write it between windows. */
 typedef struct amp_scaler_rule {
-    double growth, backoff;             /* backoff 0: an overflow divides by growth */
-    float min, max;                     /* 0 = none */
+    double growth, backoff;         /* backoff 0: an overflow divides by growth */
+    float min, max;                 /* 0 = none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
-    int32_t guard, refill, at_min;      /* an amp_scaler_guard, _refill, _limit */
+    int32_t guard, refill, at_min;  /* an amp_scaler_guard, _refill, _limit */
     int32_t max_skips, ignore_overflow, is_static;
-    int32_t max_unsound;                /* max_skips, max_unsound: 0 = any number */
-    int32_t is_double;                  /* the scale is a double */
+    int32_t max_unsound;            /* max_skips, max_unsound: 0 = any number */
+    int32_t is_double;              /* the scale is a double */
 } amp_scaler_rule;
 
 /* A list of gradients of this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
 #define AMP_SCALER_MAX_LISTS 64
 #define AMP_SCALER_MAX_SPANS 512
 typedef struct amp_scaler_list {
-    uint64_t    key;    /* of the memory and types of its tensors, whatever their order */
-    double      norm;   /* as found by the last check */
+    uint64_t    key;   /* of the memory and types of its tensors, whatever their order */
+    double      norm;  /* as found by the last check */
     uint32_t    done;
 } amp_scaler_list;
 
@@ -762,11 +762,11 @@ typedef struct amp_scaler_list {
 struct amp_scaler {
     amp_scaler_rule   rule;
     amp_scaler_state  state;
-    amp_overflow_info info;     /* of the current window; of the last one after update */
+    amp_overflow_info info;    /* of the current window; of the last one after update */
     amp_logger        logger;
     int             (*on_limit)(const amp_scaler* s, void* user_data);
     void*             user_data;
-    int               scaled;   /* 1 once this window's loss was scaled */
+    int               scaled;  /* 1 once this window's loss was scaled */
     int               recorded; /* 1 once it has a check, an unscale or a report */
     int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
@@ -854,54 +854,54 @@ typedef AMPI_ENUM(amp_schedule_kind) {
     AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3
 } amp_schedule_kind;
 typedef struct amp_schedule {
-    amp_schedule_kind kind;     /* 0 = constant */
-    int64_t warmup_steps;       /* 0 = none */
-    int64_t total_steps;        /* LINEAR, COSINE: > warmup_steps; then the floor holds */
-    int64_t step_size;          /* STEP: >= 1 */
-    float   gamma;              /* STEP: 0 = 0.1; in (0,1] */
-    float   floor;              /* LINEAR, COSINE: the last factor, in [0,1] */
+    amp_schedule_kind kind;  /* 0 = constant */
+    int64_t warmup_steps;    /* 0 = none */
+    int64_t total_steps;     /* LINEAR, COSINE: > warmup_steps; then the floor holds */
+    int64_t step_size;       /* STEP: >= 1 */
+    float   gamma;           /* STEP: 0 = 0.1; in (0,1] */
+    float   floor;           /* LINEAR, COSINE: the last factor, in [0,1] */
 } amp_schedule;
 /* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. */
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
-    float lr;                   /* 0 = the desc's; AMP_ZERO = 0 */
-    float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
-    int   frozen;               /* 1 = weights and moments stay; gradients are NULL, or checked and in the norm */
+    float lr;            /* 0 = the desc's; AMP_ZERO = 0 */
+    float weight_decay;  /* 0 = the desc's; AMP_ZERO = none */
+    int   frozen;        /* 1 = weights and moments stay; gradients are NULL, or checked and in the norm */
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
-    amp_optimizer_kind kind;    /* 0 = SGD */
-    float lr;                   /* 0 = 0.01 for SGD, 0.001 for the others; AMP_ZERO = 0 */
-    float momentum;             /* SGD: 0 = none; [0,1) */
-    float dampening;            /* SGD: 0 = none; [0,1] */
-    int   nesterov;             /* SGD: 1 needs momentum > 0 and no dampening */
-    float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
-    float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
-    float weight_decay;         /* 0 = none, for ADAMW too (torch.optim: 0.01); >= 0 */
-    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
-    int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;            /* 1 = no check for inf and NaN without a scaler: elements with one stay as they were */
+    amp_optimizer_kind kind;   /* 0 = SGD */
+    float lr;                  /* 0 = 0.01 for SGD, 0.001 for the others; AMP_ZERO = 0 */
+    float momentum;            /* SGD: 0 = none; [0,1) */
+    float dampening;           /* SGD: 0 = none; [0,1] */
+    int   nesterov;            /* SGD: 1 needs momentum > 0 and no dampening */
+    float beta1, beta2;        /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
+    float eps;                 /* 0 = 1e-8 (LAMB 1e-6); > 0 */
+    float weight_decay;        /* 0 = none, for ADAMW too (torch.optim: 0.01); >= 0 */
+    float clip_norm;           /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
+    int   maximize;            /* 1 = ascend: for gradients kept with inverted sign */
+    int   unchecked;           /* 1 = no check for inf and NaN without a scaler: elements with one stay as they were */
     amp_schedule schedule;
     const amp_param_group* groups; /* copied, at most AMP_MAX_GROUPS; NULL = one with the desc's settings */
     int   group_count;
-    const amp_logger* logger;   /* copied */
+    const amp_logger* logger;  /* copied */
 } amp_optimizer_desc;
 #define AMP_MAX_GROUPS 16
 
 /* One parameter tensor. All memory is the caller's. */
 typedef struct amp_param {
-    float*      master;         /* [count] FP32 weights; NULL = `low` itself is trained (O3) */
-    void*       low;            /* [count] 16-bit copy; NULL = none */
-    amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
-    void*       grad;           /* [count]; times the loss scale, before and after a step */
-    amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
-    float*      m;              /* [count] momentum or first moment, zeros at first; NULL if not needed */
-    float*      v;              /* [count] second moment; likewise */
+    float*      master;      /* [count] FP32 weights; NULL = `low` itself is trained (O3) */
+    void*       low;         /* [count] 16-bit copy; NULL = none */
+    amp_dtype   low_dtype;   /* AMP_F16 or AMP_BF16 if low is given */
+    void*       grad;        /* [count]; times the loss scale, before and after a step */
+    amp_dtype   grad_dtype;  /* 0 = AMP_F32 */
+    float*      m;           /* [count] momentum or first moment, zeros at first; NULL if not needed */
+    float*      v;           /* [count] second moment; likewise */
     size_t      count;
-    int         group;          /* index into desc.groups */
-    const char* name;           /* for messages; may be NULL */
+    int         group;       /* index into desc.groups */
+    const char* name;        /* for messages; may be NULL */
 } amp_param;
 
 /* How many of m and v an optimizer needs: 0 to 2; -1 if the desc or a group's setting is invalid. */
@@ -909,14 +909,14 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves: a plain struct, equal on host and GPU. */
 typedef struct amp_optimizer_state {
-    int64_t step;               /* applied steps; a skipped step advances nothing */
-    float   lr;                 /* base rate; the schedule is applied on top of it */
+    int64_t step;  /* applied steps; a skipped step advances nothing */
+    float   lr;    /* base rate; the schedule is applied on top of it */
     float   reserved;
     int64_t frozen_steps[AMP_MAX_GROUPS];  /* of them, those with the group frozen */
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO is 0, groups and logger are NULL */
+    amp_optimizer_desc  desc;  /* defaults filled in, AMP_ZERO is 0, groups and logger are NULL */
     amp_logger          logger;
     amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in the desc, [0] */
     amp_optimizer_state state;
@@ -981,22 +981,22 @@ typedef struct amp_comm {
 
 /* What the desc points at is copied, but for backend and user_data. */
 typedef struct amp_model_desc {
-    int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
-    amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
-    const amp_policy* policy;          /* an edited policy, in place of `precision` */
-    const amp_scaler_desc* scaler;     /* NULL = the style's preset for O1 and O2 in F16, and below O3 where a layer
-                                          runs in F16; else static 1 */
-    amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
-    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32; F16, BF16 */
-    int accumulate;                    /* micro-batches per step; 0 = 1. The gradient is their mean, whatever each n */
-    int max_replays;                   /* repeats of an overflowing batch at the lower scale; not with accumulate > 1 */
+    int batch;                      /* largest N of a step; >= 1. Dropout's bits depend on it */
+    amp_policy_desc precision;      /* level, type, lists; zeroed = O0 */
+    const amp_policy* policy;       /* an edited policy, in place of `precision` */
+    const amp_scaler_desc* scaler;  /* NULL = the style's preset for O1 and O2 in F16, and below O3 where a layer
+                                       runs in F16; else static 1 */
+    amp_optimizer_desc optimizer;   /* zeroed = SGD with lr 0.01 */
+    amp_dtype grad_dtype;           /* of weight gradients: 0 = AMP_F32; F16, BF16 */
+    int accumulate;                 /* micro-batches per step; 0 = 1. The gradient is their mean, whatever each n */
+    int max_replays;                /* repeats of an overflowing batch at the lower scale; not with accumulate > 1 */
     amp_sums sums;
-    uint64_t seed;                     /* of weights and dropout; any value */
-    const amp_backend* backend;        /* NULL = CPU */
-    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc, read by create */
-    const amp_comm* comm;              /* NULL = alone */
+    uint64_t seed;                  /* of weights and dropout; any value */
+    const amp_backend* backend;     /* NULL = CPU */
+    const void* backend_desc;       /* its options, e.g. an amp_cuda_desc, read by create */
+    const amp_comm* comm;           /* NULL = alone */
     amp_allocator allocator;
-    amp_logger logger;                 /* of the parts too, in place of their descs' loggers */
+    amp_logger logger;              /* of the parts too, in place of their descs' loggers */
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY; AMP_ERR_ARGUMENT for
@@ -1017,64 +1017,64 @@ typedef AMPI_ENUM(amp_init) {
 
 /* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to the type in use. */
 typedef struct amp_input_desc {
-    int channels, height, width;       /* >= 1 */
-    float scale;                       /* 0 = AMP_U8 is divided by 255, other types stay, as torchvision's ToTensor */
-    const float *mean, *std;           /* [channels], std > 0; NULL = none */
+    int channels, height, width;  /* >= 1 */
+    float scale;                  /* 0 = AMP_U8 is divided by 255, other types stay, as torchvision's ToTensor */
+    const float *mean, *std;      /* [channels], std > 0; NULL = none */
 } amp_input_desc;
 /* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, padding, dilation. */
 typedef struct amp_conv2d_desc {
-    int out_channels;                  /* >= 1 */
+    int out_channels;                /* >= 1 */
     int kernel, kernel_h, kernel_w;
-    int stride, stride_h, stride_w;    /* 0 = 1 */
+    int stride, stride_h, stride_w;  /* 0 = 1 */
     int padding, padding_h, padding_w;
     int dilation, dilation_h, dilation_w; /* 0 = 1 */
-    int groups;                        /* 0 = 1 */
-    int no_bias;                       /* 1 = without one */
+    int groups;                      /* 0 = 1 */
+    int no_bias;                     /* 1 = without one */
     amp_init init;
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
-    int out;                           /* >= 1 */
+    int out;  /* >= 1 */
     int no_bias;
     amp_init init;
 } amp_linear_desc;
 typedef struct amp_pool2d_desc {
-    amp_pool kind;                     /* 0 = AMP_POOL_MAX */
+    amp_pool kind;                   /* 0 = AMP_POOL_MAX */
     int kernel, kernel_h, kernel_w;
-    int stride, stride_h, stride_w;    /* 0 = the kernel's size */
+    int stride, stride_h, stride_w;  /* 0 = the kernel's size */
     int padding, padding_h, padding_w; /* at most half of the kernel */
-    int exclude_pad;                   /* as in amp_pool2d_shape */
+    int exclude_pad;                 /* as in amp_pool2d_shape */
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
-    float eps;                         /* 0 = 1e-5; in (0,1) */
-    float momentum;                    /* like `frozen` as in amp_batch_norm_shape */
-    int   frozen;                      /* gamma and beta still train; with a frozen group: Keras' trainable = False */
+    float eps;       /* 0 = 1e-5; in (0,1) */
+    float momentum;  /* like `frozen` as in amp_batch_norm_shape */
+    int   frozen;    /* gamma and beta still train; with a frozen group: Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
-    float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
-    float smoothing;                   /* of labels, in [0,1); 0 but for softmax cross-entropy */
+    float weight;     /* of this loss in the sum; 0 = 1; > 0 */
+    float smoothing;  /* of labels, in [0,1); 0 but for softmax cross-entropy */
 } amp_loss_desc;
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);        /* flattens x to rows first */
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);  /* flattens x to rows first */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
 AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
 AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
-AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */
+AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);  /* [N,C,1,1] */
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);    /* over C*H*W */
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);  /* over C*H*W */
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);  /* exact (erf) */
 AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */
-AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);       /* p in [0,1); nothing in evaluation */
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
-AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);  /* over C*H*W */
+AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);  /* p in [0,1); nothing in evaluation */
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);  /* residual; equal shapes */
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);  /* along channels; equal H, W */
+AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
 /* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits are [N,K,1,1]. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
@@ -1106,16 +1106,16 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m);
 typedef struct amp_layer {
     amp_op     op;
     char       name[32];
-    int        channels, height, width;   /* of the output, per sample */
-    amp_dtype  compute_dtype;             /* of its operands */
-    amp_dtype  storage_dtype;             /* of its output (F32 only if somebody needs it) */
-    amp_dtype  param_dtype;               /* of the weights it reads; 0 if none */
+    int        channels, height, width;  /* of the output, per sample */
+    amp_dtype  compute_dtype;            /* of its operands */
+    amp_dtype  storage_dtype;            /* of its output (F32 only if somebody needs it) */
+    amp_dtype  param_dtype;              /* of the weights it reads; 0 if none */
     amp_rule   rule;
-    amp_reason reason;                    /* who chose the rule */
-    int        in_place;                  /* 1 = shares its input's memory */
-    int        casts;                     /* of its inputs, just before it */
-    size_t     parameters;                /* count */
-    size_t     activation_bytes;          /* of the output for the whole batch; 0 if in place */
+    amp_reason reason;                   /* who chose the rule */
+    int        in_place;                 /* 1 = shares its input's memory */
+    int        casts;                    /* of its inputs, just before it */
+    size_t     parameters;               /* count */
+    size_t     activation_bytes;         /* of the output for the whole batch; 0 if in place */
 } amp_layer;
 /* Number of layers, and layer i in building order; 0 and NULL before finalize. NULL if out of range. */
 AMP_DEF int amp_model_layer_count(const amp_model* m);
@@ -1124,12 +1124,12 @@ AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v);
 
 typedef struct amp_memory {
-    size_t activation_bytes;      /* activations and their gradients, which share memory over time */
-    size_t parameter_bytes, low_parameter_bytes;    /* weights in FP32, and in 16 bits */
-    size_t gradient_bytes;        /* weight gradients */
-    size_t optimizer_bytes;       /* moments */
-    size_t workspace_bytes;       /* scratch of the operators */
-    size_t total_bytes;           /* these and the rest (statistics, targets, graph) */
+    size_t activation_bytes;  /* activations and their gradients, which share memory over time */
+    size_t parameter_bytes, low_parameter_bytes;  /* weights in FP32, and in 16 bits */
+    size_t gradient_bytes;   /* weight gradients */
+    size_t optimizer_bytes;  /* moments */
+    size_t workspace_bytes;  /* scratch of the operators */
+    size_t total_bytes;      /* these and the rest (statistics, targets, graph) */
 } amp_memory;
 /* AMP_ERR_STATE before finalize, as from all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
@@ -1158,34 +1158,34 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
 /* Data of one step. Nothing is kept. */
 typedef struct amp_batch {
-    int n;                                  /* samples; 1 .. desc.batch */
-    const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
-    const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
-    amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
-    int on_device;                          /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
+    int n;                                /* samples; 1 .. desc.batch */
+    const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
+    amp_dtype   input_dtype;              /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
+    const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
+    amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8 */
+    int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
-    AMP_STEP_APPLIED          = 0,   /* weights were updated */
-    AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
-    AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass gave inf or NaN: no lower scale helps, the scale stays */
+    AMP_STEP_APPLIED          = 0,  /* weights were updated */
+    AMP_STEP_ACCUMULATED      = 1,  /* a micro-batch; the update comes with a later one */
+    AMP_STEP_SKIPPED_OVERFLOW = 2,  /* a gradient overflowed at this loss scale: nothing changed but the scale */
+    AMP_STEP_SKIPPED_MODEL    = 3,  /* the forward pass gave inf or NaN: no lower scale helps, the scale stays */
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
 
 typedef struct amp_step_info {
-    float    loss;                 /* weighted sum of the losses of this call, unscaled */
+    float    loss;               /* weighted sum of the losses of this call, unscaled */
     amp_outcome outcome;
-    int      attempts;             /* 1, or more if the batch was replayed */
-    int64_t  step, skipped;        /* steps so far: applied, and skipped */
+    int      attempts;           /* 1, or more if the batch was replayed */
+    int64_t  step, skipped;      /* steps so far: applied, and skipped */
     float    scale_before, scale_after;
-    float    lr;                   /* the base rate of this step, schedule included */
-    double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
-    amp_overflow_info overflow;    /* of the weight gradients */
-    uint64_t update_overflows, saturated;    /* as in amp_optimizer_info */
-    char     message[288];         /* a sentence if skipped or one of these two is not 0; else "" */
+    float    lr;                 /* the base rate of this step, schedule included */
+    double   grad_norm;          /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
+    amp_overflow_info overflow;  /* of the weight gradients */
+    uint64_t update_overflows, saturated;  /* as in amp_optimizer_info */
+    char     message[288];  /* a sentence if skipped or one of these two is not 0; else "" */
 } amp_step_info;
 
 /* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
@@ -1205,8 +1205,8 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
-    float loss;                    /* as in training, without dropout and with the running statistics */
-    int   correct;                 /* rows whose largest logit is the label, over all cross-entropy losses */
+    float loss;     /* as in training, without dropout and with the running statistics */
+    int   correct;  /* rows whose largest logit is the label, over all cross-entropy losses */
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
@@ -1216,8 +1216,8 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 
 /* Samples to train or evaluate with: arrays in host memory, or a function that reads some. */
 typedef struct amp_data {
-    int64_t     count;                      /* samples; >= 1 */
-    const void* inputs[AMP_MAX_INPUTS];     /* as in amp_batch, with `count` for n */
+    int64_t     count;                   /* samples; >= 1 */
+    const void* inputs[AMP_MAX_INPUTS];  /* as in amp_batch, with `count` for n */
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
@@ -1231,40 +1231,40 @@ typedef struct amp_data {
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
 typedef struct amp_fit_epoch {
-    int     epoch;                 /* from 1 */
-    int64_t steps, skipped;        /* optimizer steps applied, and skipped */
-    float   loss;                  /* in training: mean per sample, without skipped batches */
-    float   eval_loss;             /* of the evaluation data; 0 without */
-    double  accuracy;              /* amp_eval_info.correct per sample of the evaluation data; 0 without */
-    float   scale, lr;             /* loss scale and base rate at its end */
-    int     best;                  /* 1 = eval_loss (loss if there is none) is this run's lowest */
+    int     epoch;           /* from 1 */
+    int64_t steps, skipped;  /* optimizer steps applied, and skipped */
+    float   loss;            /* in training: mean per sample, without skipped batches */
+    float   eval_loss;       /* of the evaluation data; 0 without */
+    double  accuracy;        /* amp_eval_info.correct per sample of the evaluation data; 0 without */
+    float   scale, lr;       /* loss scale and base rate at its end */
+    int     best;            /* 1 = eval_loss (loss if there is none) is this run's lowest */
 } amp_fit_epoch;
 typedef AMPI_ENUM(amp_fit_end) {
-    AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3    /* on_step or on_epoch */
+    AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3  /* on_step or on_epoch */
 } amp_fit_end;
 typedef struct amp_fit_info {
-    int           epochs;          /* finished in this run */
-    amp_fit_epoch last, best;      /* zeroed while there is none */
-    amp_fit_end   end;             /* what ended it */
+    int           epochs;      /* finished in this run */
+    amp_fit_epoch last, best;  /* zeroed while there is none */
+    amp_fit_end   end;         /* what ended it */
 } amp_fit_info;
 
 typedef struct amp_fit_desc {
-    int      epochs;               /* 0 = 1 */
-    int      first_epoch;          /* epochs that an earlier run did */
-    int64_t  max_steps;            /* ends the run after so many applied steps in all; 0 = no limit */
-    uint64_t seed;                 /* of the order; 0 = the model's */
-    int      in_order;             /* 1 = the samples in their own order */
-    int      drop_last;            /* 1 = without a smaller last batch */
-    const amp_data* evaluation;    /* evaluated after each epoch; NULL = none */
-    int      patience;             /* ends the run after so many epochs in a row without a better loss; 0 = never */
-    const char* best_path;         /* checkpoint after each epoch that is best so far; NULL = none */
-    amp_fit_epoch* history;        /* [epochs - first_epoch]; NULL = not wanted */
+    int      epochs;             /* 0 = 1 */
+    int      first_epoch;        /* epochs that an earlier run did */
+    int64_t  max_steps;          /* ends the run after so many applied steps in all; 0 = no limit */
+    uint64_t seed;               /* of the order; 0 = the model's */
+    int      in_order;           /* 1 = the samples in their own order */
+    int      drop_last;          /* 1 = without a smaller last batch */
+    const amp_data* evaluation;  /* evaluated after each epoch; NULL = none */
+    int      patience;           /* ends the run after so many epochs in a row without a better loss; 0 = never */
+    const char* best_path;       /* checkpoint after each epoch that is best so far; NULL = none */
+    amp_fit_epoch* history;      /* [epochs - first_epoch]; NULL = not wanted */
     void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
-    int      terminal;             /* 1 = also a bar within an epoch, redrawn on its line */
+    int      terminal;   /* 1 = also a bar within an epoch, redrawn on its line */
     /* After each amp_train_step and epoch: 0 = go on, else the run ends when the step's micro-batches are done. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
-    void*    user_data;            /* of print, on_step and on_epoch */
+    void*    user_data;  /* of print, on_step and on_epoch */
 } amp_fit_desc;
 #if !defined(AMP_NO_STDIO)
 /* Ready-made print function. */
@@ -1287,15 +1287,15 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 
 /* A named tensor of a file. shape has `rank` entries whose product is tensor.count. */
 typedef struct amp_file_tensor {
-    amp_tensor tensor;             /* name is needed; dtype F32, F16, BF16 or F64 */
-    int        rank;               /* 0..4 */
+    amp_tensor tensor;  /* name is needed; dtype F32, F16, BF16 or F64 */
+    int        rank;    /* 0..4 */
     size_t     shape[4];
 } amp_file_tensor;
 /* Text of the file's __metadata__. */
 typedef struct amp_file_text { const char* key; const char* value; } amp_file_text;
 
 typedef struct amp_file_desc {
-    amp_allocator allocator;       /* for the header and a copy buffer */
+    amp_allocator allocator;  /* for the header and a copy buffer */
     const amp_logger* logger;
 } amp_file_desc;
 
@@ -1347,16 +1347,16 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 /* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
 #define AMP_STATS_MIN_EXPONENT (-149)
-#define AMP_STATS_BINS 277          /* 2^-149 .. 2^127 */
+#define AMP_STATS_BINS 277  /* 2^-149 .. 2^127 */
 
 typedef struct amp_stats {
     uint64_t count, zeros, infs, nans;
-    uint64_t subnormals;            /* in the buffer's own type */
-    uint64_t would_underflow;       /* not zero, but zero when cast to the target type */
-    uint64_t would_be_subnormal;    /* not zero, and a subnormal of the target type */
-    uint64_t would_overflow;        /* finite, but infinite in the target type */
-    float    smallest, largest;     /* of |x|, finite and not zero; 0 if none */
-    float    suggested_scale;       /* largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
+    uint64_t subnormals;          /* in the buffer's own type */
+    uint64_t would_underflow;     /* not zero, but zero when cast to the target type */
+    uint64_t would_be_subnormal;  /* not zero, and a subnormal of the target type */
+    uint64_t would_overflow;      /* finite, but infinite in the target type */
+    float    smallest, largest;   /* of |x|, finite and not zero; 0 if none */
+    float    suggested_scale;     /* largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
@@ -1367,9 +1367,9 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 
 /* One layer in one forward and backward pass. */
 typedef struct amp_layer_stats {
-    amp_stats output;               /* activations */
-    amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
-    amp_stats weight_gradient;      /* likewise; of all its parameters. Count 0 of both: frozen */
+    amp_stats output;           /* activations */
+    amp_stats output_gradient;  /* scaled by the current loss scale; count 0 if it has none */
+    amp_stats weight_gradient;  /* likewise; of all its parameters. Count 0 of both: frozen */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error, some); capacity is at
    least amp_model_layer_count. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. */
@@ -1391,19 +1391,19 @@ typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
     amp_optimizer_info last;
-    amp_result         limit;          /* what amp_scaler_update returned */
-    float              scale_used;     /* the loss scale of the last step */
-    uint64_t           passes;         /* training passes so far: dropout's position */
-    const float*       loss_scale;     /* of this pass, in the backend's memory */
-    const uint64_t*    position;       /* likewise; NULL = `passes` is it */
-    void*              resident;       /* the backend's own */
+    amp_result         limit;       /* what amp_scaler_update returned */
+    float              scale_used;  /* the loss scale of the last step */
+    uint64_t           passes;      /* training passes so far: dropout's position */
+    const float*       loss_scale;  /* of this pass, in the backend's memory */
+    const uint64_t*    position;    /* likewise; NULL = `passes` is it */
+    void*              resident;    /* the backend's own */
 } amp_training;
 
 /* How data of a batch is read: element i belongs to channel i / pixels % channels. */
 typedef struct amp_reading {
     size_t channels, pixels;
-    float  scale;                      /* as in amp_input_desc */
-    const float* constants;            /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
+    float  scale;            /* as in amp_input_desc */
+    const float* constants;  /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
 } amp_reading;
 
 /* A step is to run, is recorded while it runs, or has been replayed. */
@@ -1416,7 +1416,7 @@ typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECOR
 #define AMPI_DST void*, amp_dtype
 struct amp_backend {
     const char* name;
-    int asynchronous;                  /* 1 = operators return before they are done */
+    int asynchronous;  /* 1 = operators return before they are done */
     /* Of a model; open may set exec->stream and exec->context. */
     amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
     void (*close)(amp_exec* exec, const amp_allocator* a);
@@ -1999,21 +1999,21 @@ AMPI_FN void ampi_clear_upper(void) {}
 #define AMPI_KERNEL_PARAMS(...) __VA_ARGS__
 #define AMPI_KERNEL_BODY(name, params) AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
 #if AMPI_X86
-  #define AMPI_KERNEL(name, params, ...)                                                                   \
-    AMPI_KERNEL_BODY(name, params);                                                                        \
+  #define AMPI_KERNEL(name, params, ...) \
+    AMPI_KERNEL_BODY(name, params); \
     AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
-    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
-    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
-    AMPI_FN void name params {                                                                             \
-        if (AMPI_IN_AVX512) name##_avx512(__VA_ARGS__);                                                    \
-        else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__);                                    \
-        else name##_scalar(__VA_ARGS__);                                                                   \
-    }                                                                                                      \
+    static void name##_scalar params { name##_body(0, __VA_ARGS__); } \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); } \
+    AMPI_FN void name params { \
+        if (AMPI_IN_AVX512) name##_avx512(__VA_ARGS__); \
+        else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__); \
+        else name##_scalar(__VA_ARGS__); \
+    } \
     AMPI_KERNEL_BODY(name, params)
 #else
-  #define AMPI_KERNEL(name, params, ...)                                         \
-    AMPI_KERNEL_BODY(name, params);                                              \
-    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }      \
+  #define AMPI_KERNEL(name, params, ...) \
+    AMPI_KERNEL_BODY(name, params); \
+    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); } \
     AMPI_KERNEL_BODY(name, params)
 #endif
 
@@ -5306,31 +5306,31 @@ AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(f
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
    gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
-  #define AMPI_LOOP(to, n, value)                                                             \
-    do {                                                                                      \
-        const size_t ampi_bytes = ampi_ahead(n);                                              \
-        size_t ampi_i, ampi_l;                                                                \
-        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) {                                \
-            AMPI_FETCH((to) + ampi_i, ampi_bytes);                                            \
-            _Pragma("GCC ivdep") for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {            \
-                const size_t i = ampi_i + ampi_l;                                             \
-                (to)[i] = value;                                                              \
-            }                                                                                 \
-        }                                                                                     \
+  #define AMPI_LOOP(to, n, value) \
+    do { \
+        const size_t ampi_bytes = ampi_ahead(n); \
+        size_t ampi_i, ampi_l; \
+        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) { \
+            AMPI_FETCH((to) + ampi_i, ampi_bytes); \
+            _Pragma("GCC ivdep") for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) { \
+                const size_t i = ampi_i + ampi_l; \
+                (to)[i] = value; \
+            } \
+        } \
     } while (0)
   #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")    /* before a loop over AMPI_LANES sums in double */
 #else
-  #define AMPI_LOOP(to, n, value)                                                             \
-    do {                                                                                      \
-        size_t ampi_i, ampi_l;                                                                \
-        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) {                                \
-            float ampi_v[AMPI_LANES];                                                         \
-            for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {                                 \
-                const size_t i = ampi_i + ampi_l;                                             \
-                ampi_v[ampi_l] = value;                                                       \
-            }                                                                                 \
-            memcpy((to) + ampi_i, ampi_v, sizeof ampi_v);                                     \
-        }                                                                                     \
+  #define AMPI_LOOP(to, n, value) \
+    do { \
+        size_t ampi_i, ampi_l; \
+        for (ampi_i = 0; ampi_i < (n); ampi_i += AMPI_LANES) { \
+            float ampi_v[AMPI_LANES]; \
+            for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) { \
+                const size_t i = ampi_i + ampi_l; \
+                ampi_v[ampi_l] = value; \
+            } \
+            memcpy((to) + ampi_i, ampi_v, sizeof ampi_v); \
+        } \
     } while (0)
   #define AMPI_IN_REGISTERS
 #endif
@@ -6995,7 +6995,7 @@ AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
         { text, AMP_RULE_##o1, AMP_RULE_##o2, AMPI_KIND_##kind, AMPI_READS_##reads, AMPI_SHARES_##shares },
         AMP_OP_LIST(AMPI_X)
 #undef AMPI_X
-        { "?", AMP_RULE_FOLLOW, AMP_RULE_FOLLOW, AMPI_KIND_PLAIN, AMPI_READS_NONE, AMPI_SHARES_NONE }    /* cast */
+        { "?", AMP_RULE_FOLLOW, AMP_RULE_FOLLOW, AMPI_KIND_PLAIN, AMPI_READS_NONE, AMPI_SHARES_NONE }  /* cast */
     };
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
@@ -7187,14 +7187,14 @@ typedef struct ampi_desc_field {
     size_t at;
     char kind;
     double low, high;
-    const char* range;      /* the end of a sentence */
+    const char* range;  /* the end of a sentence */
 } ampi_desc_field;
 
 AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
     if (kind == 'd') return *(const double*)p;
     if (kind == 'f') return (double)*(const float*)p;
-    memcpy(&whole, p, sizeof whole);        /* an enumerator has another type */
+    memcpy(&whole, p, sizeof whole);  /* an enumerator has another type */
     return (double)whole;
 }
 
@@ -7222,8 +7222,8 @@ typedef struct ampi_scaler_row {
 /* The row of a preset, or NULL. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips)         \
-        { text, AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard,         \
+#define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
+        { text, AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
           AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
@@ -7268,7 +7268,7 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->back
 
 AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     amp_scaler_rule* r = &x->rule;
-    const double zero = 0.0;        /* told by its bits: -Ofast reads subnormals as zero */
+    const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
     memset(x, 0, sizeof *x);
     x->rule = row->rule;
     x->state.scale = row->init;
@@ -7474,7 +7474,7 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
-        if (s->list_count == 0) s->span_count = 0;      /* of the last window */
+        if (s->list_count == 0) s->span_count = 0;  /* of the last window */
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
         entry->key = key;
@@ -7572,7 +7572,7 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     const uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
     const int unsound = all->unsound;
-    if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report names nothing */
+    if (found->found_inf && all->first_tensor < 0) *all = *found;  /* a report names nothing */
     all->unsound = unsound;
     all->inf_count = inf;
     all->nan_count = nan;
@@ -7584,7 +7584,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
-        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause */
+        if (!s->recorded && s->state.consecutive_skips == 0)  /* later ones have one cause */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
                 "skipped", place, s->state.scale_in_use);
     }
@@ -7609,7 +7609,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     ampi_scaler_open(s);
     if (!s->scaled) ampi_scaler_use_scale(&s->state);
     s->scaled = 1;
-    for (int i = 0; i < s->list_count; i++)                 /* new gradients will come */
+    for (int i = 0; i < s->list_count; i++)  /* new gradients will come */
         s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;
     if (!ampi_is_finite(&loss)) ampi_scaler_raise(s, 1);
     return loss * s->state.scale_in_use;
@@ -7676,7 +7676,7 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
         "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
         (int)s->rule.max_unsound);
-    AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),        /* on_limit may have set it */
+    AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),  /* on_limit may have set it */
                      AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale "
                      "and max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
     return AMP_OK;
@@ -7711,13 +7711,13 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
-    { 16, 4, 9, offsetof(ampi_saved, rule.min) },           /* up to max_skips */
-    { 56, 4, 2, offsetof(ampi_saved, rule.ignore_overflow) },      /* and is_static */
+    { 16, 4, 9, offsetof(ampi_saved, rule.min) },  /* up to max_skips */
+    { 56, 4, 2, offsetof(ampi_saved, rule.ignore_overflow) },  /* and is_static */
     { 64, 4, 1, offsetof(ampi_saved, state.scale) },
-    { 68, 4, 2, offsetof(ampi_saved, state.tracker) },      /* and hysteresis_left */
+    { 68, 4, 2, offsetof(ampi_saved, state.tracker) },  /* and hysteresis_left */
     { 76, 4, 1, offsetof(ampi_saved, state.consecutive_skips) },
-    { 80, 8, 2, offsetof(ampi_saved, state.applied) },      /* and skipped */
-    { 96, 8, 2, offsetof(ampi_saved, rule.growth) },        /* and backoff */
+    { 80, 8, 2, offsetof(ampi_saved, state.applied) },  /* and skipped */
+    { 96, 8, 2, offsetof(ampi_saved, rule.growth) },    /* and backoff */
     { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
     { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
@@ -7871,7 +7871,7 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-    #pragma unroll 1                /* eight divisions in a row are mostly time to fetch code */
+    #pragma unroll 1  /* eight divisions in a row are mostly time to fetch code */
 #endif
     for (int k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
     return odd ? ampi_mul64(y, sum) : sum;
@@ -8091,19 +8091,19 @@ AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
 }
 
 typedef struct ampi_step {
-    const amp_param* params;        /* the pass's first parameter */
-    const ampi_update* updates;     /* by group */
-    int kind;                       /* an ampi_update_kind */
-    int first;                      /* number of params[0] among the optimizer's */
-    amp_optimizer_info* info;       /* for overflows of the update */
-    double w_sum, direction_sum;    /* LAMB: sums of squares */
+    const amp_param* params;      /* the pass's first parameter */
+    const ampi_update* updates;   /* by group */
+    int kind;                     /* an ampi_update_kind */
+    int first;                    /* number of params[0] among the optimizer's */
+    amp_optimizer_info* info;     /* for overflows of the update */
+    double w_sum, direction_sum;  /* LAMB: sums of squares */
 } ampi_step;
 
 /* A weight without a master must fit its 16 bits; a copy saturates. */
 AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
     memset(over, 0, sizeof *over);
     over->finite = 0x7f7fffffu;
-    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;   /* below 65520, 2^128 - 2^119 */
+    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;  /* below 65520, 2^128 - 2^119 */
     over->last = has_master ? over->finite : over->low;
 }
 
@@ -8208,7 +8208,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     int64_t t = o->state.step - o->state.frozen_steps[group];
     float lr = (float)ampi_mul64(ampi_default_at(&g->lr, o->state.lr), factor);
     float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
-    int first = t == 0;     /* SGD's buffer starts as the gradient itself */
+    int first = t == 0;  /* SGD's buffer starts as the gradient itself */
     memset(u, 0, sizeof *u);
     u->frozen = g->frozen;
     u->mult = d->maximize ? -mult : mult;
@@ -8408,7 +8408,7 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_d
         else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src)[at + i];
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
         else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
-        AMPI_FORGET(x);      /* product and difference round apart */
+        AMPI_FORGET(x);  /* product and difference round apart */
         for (size_t i = 0; i < count && how->constants; i += run) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
             run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
@@ -8501,7 +8501,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 typedef struct ampi_lease {
     size_t bytes, offset;
     int first, last;
-    struct ampi_lease* next;      /* while planning */
+    struct ampi_lease* next;  /* while planning */
 } ampi_lease;
 
 /* A node's value, its gradient, and its contributions to inputs' gradients where another node's is the first. */
@@ -8509,37 +8509,37 @@ enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEA
 
 /* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
-    amp_layer layer;              /* what the user may see */
-    const ampi_op_row* row;       /* of its operator */
-    struct ampi_node *prev, *next;    /* in the order of execution: layers as built, a cast before its first reader */
-    int number, time;             /* in the order of building (layers alone); in that of execution */
-    uint32_t tag;                 /* in its value, see ampi_node_tag */
-    struct ampi_node *inputs[2], *reads[2];   /* as built; whose memory is read: behind flatten, or a cast */
+    amp_layer layer;         /* what the user may see */
+    const ampi_op_row* row;  /* of its operator */
+    struct ampi_node *prev, *next;  /* in the order of execution: layers as built, a cast before its first reader */
+    int number, time;  /* in the order of building (layers alone); in that of execution */
+    uint32_t tag;      /* in its value, see ampi_node_tag */
+    struct ampi_node *inputs[2], *reads[2];  /* as built; whose memory is read: behind flatten, or a cast */
     int input_count;
-    size_t features;              /* elements of its value per sample */
-    amp_dtype region_dtype, pin_dtype;    /* of the innermost region, and of amp_pin; 0 = none */
-    int weight, bias;             /* numbers of the parameters, or AMPI_NONE */
-    int group, index;             /* optimizer group; running number of an input or a loss */
-    int blamed;                   /* the logger was told that inf or NaN began here */
+    size_t features;  /* elements of its value per sample */
+    amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
+    int weight, bias;           /* numbers of the parameters, or AMPI_NONE */
+    int group, index;           /* optimizer group; running number of an input or a loss */
+    int blamed;                 /* the logger was told that inf or NaN began here */
     /* what the operator needs */
     amp_init init;
     size_t fan_in, fan_out;
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
-    amp_batch_norm_shape norm;    /* of a layer norm: eps */
+    amp_batch_norm_shape norm;  /* of a layer norm: eps */
     float p, loss_weight, smoothing;
-    float *running, *stats;       /* norms: mean and variance, running and of the batch */
-    void* target;                 /* of a loss */
-    amp_reading reading;          /* inputs; its constants lie with the backend, and here on the host */
+    float *running, *stats;     /* norms: mean and variance, running and of the batch */
+    void* target;               /* of a loss */
+    amp_reading reading;        /* inputs; its constants lie with the backend, and here on the host */
     float* constants;
     /* what finalize finds */
-    int leads;                    /* 1 = a GRAY operator may be LOW before it */
-    amp_dtype visible, wanted;    /* the type that later layers' rules see; that in which all readers read */
-    int users;                    /* how many reads[] name this node */
+    int leads;                  /* 1 = a GRAY operator may be LOW before it */
+    amp_dtype visible, wanted;  /* the type that later layers' rules see; that in which all readers read */
+    int users;                  /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
-    int wants_grad;               /* needs_grad, and one of them is not frozen in this step */
-    int grad_written;             /* while planning: a reader has written its gradient */
-    struct ampi_node *data_root, *grad_root;    /* owners of the memory of value and gradient */
+    int wants_grad;             /* needs_grad, and one of them is not frozen in this step */
+    int grad_written;           /* while planning: a reader has written its gradient */
+    struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_lease leases[AMPI_LEASES];
     void *data, *grad, *parts[2]; /* where the leases are; no part = the first contribution */
 } ampi_node;
@@ -8547,24 +8547,24 @@ typedef struct ampi_node {
 /* One run over the graph. */
 typedef struct ampi_pass {
     const amp_batch* batch;
-    size_t rows;                  /* samples */
+    size_t rows;                /* samples */
     int training;
-    int accumulate;               /* add to the weight gradients */
-    float grad_factor;            /* 1 / (micro-batches * ranks) */
-    int looking;                  /* leave batch norm's running statistics alone */
-    int* correct;                 /* counts rows of logits with the largest at the label; or NULL */
-    amp_layer_stats* observed;    /* statistics of each layer; or NULL */
+    int accumulate;             /* add to the weight gradients */
+    float grad_factor;          /* 1 / (micro-batches * ranks) */
+    int looking;                /* leave batch norm's running statistics alone */
+    int* correct;               /* counts rows of logits with the largest at the label; or NULL */
+    amp_layer_stats* observed;  /* statistics of each layer; or NULL */
 } ampi_pass;
 
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
 typedef struct ampi_allocation {
     void* raw;
     char* base;
-    size_t bytes, at;             /* at: where the next array begins */
+    size_t bytes, at;  /* at: where the next array begins */
 } ampi_allocation;
 enum {
     AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
-    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,    /* statistics, targets and losses of a step */
+    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,  /* statistics, targets and losses of a step */
     AMPI_BLOCK_HOST, AMPI_BLOCK_COUNT
 };
 
@@ -8601,7 +8601,7 @@ struct amp_model {
     int micro;                    /* micro-batches of the current step already done */
     int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
     int saved;                    /* running statistics from before this step exist */
-    char trouble[sizeof ((amp_step_info*)0)->message];   /* what went wrong in this step's forward pass; or "" */
+    char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward pass; or "" */
 };
 
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
@@ -8788,7 +8788,7 @@ AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
 }
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
-    uint32_t inputs[] = { 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
+    uint32_t inputs[] = { 0, 0, 0, 0 };  /* the last two carry the others up to the tag */
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
@@ -9169,7 +9169,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
 }
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    ampi_each(m, n) n->leads = AMPI_NONE;                 /* an end, so far */
+    ampi_each(m, n) n->leads = AMPI_NONE;  /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
@@ -9307,7 +9307,7 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_lease_use(ampi_lease_data(in), n->time, bytes);
             if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(in), back, bytes);
-            if (!n->on_loss_path || !in->needs_grad) continue;      /* the backward pass hands it no gradient */
+            if (!n->on_loss_path || !in->needs_grad) continue;  /* the backward pass hands it no gradient */
             ampi_lease_use(ampi_lease_grad(in), back, bytes);
             ampi_lease_use(ampi_lease_grad(in), end - in->time, bytes);
             if (in->grad_written) ampi_lease_use(&n->leases[AMPI_LEASE_PART + j], back, bytes);
@@ -9342,7 +9342,7 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
             if (!n->leases[k].bytes) continue;
-            n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;      /* the order of the list */
+            n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;  /* the order of the list */
             ampi_lease_insert(&waiting, &n->leases[k]);
         }
     }
@@ -9544,7 +9544,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     const amp_result r = ampi_finalize(m);
     if (r != AMP_OK) { ampi_unfinalize(m); return r; }
     m->finalized = 1;
-    for (int i = 0; i < m->loss_count; i++) {      /* what is allowed and rarely meant */
+    for (int i = 0; i < m->loss_count; i++) {  /* what is allowed and rarely meant */
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
         if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
@@ -9659,12 +9659,12 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
             n->inputs[1] ? n->inputs[1]->number : AMPI_NONE };
         const float settings[] = { n->p, n->norm.eps, n->norm.momentum, n->loss_weight, n->smoothing };
         amp_conv2d_shape conv = n->conv;
-        amp_pool2d_shape pool = n->pool;      /* both are ints only */
+        amp_pool2d_shape pool = n->pool;  /* both are ints only */
         conv.n = pool.n = 0;
         if (l->op == AMPI_OP_CAST) continue;
         h = ampi_hash_words(h, numbers, sizeof numbers / 4);
         h = ampi_hash_words(h, settings, sizeof settings / 4);
-        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);      /* a younger setting; so is scale */
+        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);  /* a younger setting; so is scale */
         h = ampi_hash_words(h, &conv, sizeof conv / 4);
         h = ampi_hash_words(h, &pool, sizeof pool / 4);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
@@ -10163,7 +10163,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
     AMPI_TRY(ampi_total_loss(m, &info->loss));
-    AMPI_FORGET(&info->loss);      /* its bits will be tested */
+    AMPI_FORGET(&info->loss);  /* its bits will be tested */
     AMPI_TRY(ampi_refresh(m));
     const char* name = last->update_name[0] ? last->update_name : "?";
     info->step = t->optimizer.state.step;
@@ -10235,7 +10235,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
-    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m);   /* while it is there */
+    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m);  /* while it is there */
     return AMP_OK;
 }
 
@@ -10259,7 +10259,7 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     if (!last) return AMP_OK;
     m->micro = 0;
     m->stepped = 1;
-    return info && r == AMP_OK ? m->training.limit : r;   /* a limit of the scaler: the step was skipped */
+    return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was skipped */
 }
 
 /* A rank whose batch is refused may not leave others waiting for gradients: all refuse. */
@@ -10294,14 +10294,14 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     AMPI_TRY(ampi_agree_on_batch(m, r));
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
-    feholdexcept(&floats);      /* an overflow is data here, not a trap */
+    feholdexcept(&floats);  /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
         told.attempts++;
         r = ampi_attempt(m, batch, &told);
     } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW && told.attempts <= m->desc.max_replays);
     fesetenv(&floats);
-    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;     /* a limit comes after a step */
+    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;  /* a limit comes after a step */
     return r;
 }
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
@@ -10349,7 +10349,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);    /* before a layer that works in place */
+    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);  /* before a layer that works in place */
 }
 
 /* --- data sets --- */
@@ -10358,10 +10358,10 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 typedef struct ampi_feed {
     amp_model* m;
     const amp_data* data;
-    const char* what;                 /* the call, for messages */
+    const char* what;           /* the call, for messages */
     int64_t* order;
     void* buffers[AMPI_ARRAYS];
-    size_t bytes[AMPI_ARRAYS];        /* of a sample; 0 = no such array */
+    size_t bytes[AMPI_ARRAYS];  /* of a sample; 0 = no such array */
 } ampi_feed;
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
@@ -10473,9 +10473,9 @@ typedef struct ampi_fit {
     amp_fit_info info;
     amp_fit_epoch now;
     ampi_feed train, evaluation;
-    double loss_sum;               /* over `samples` */
+    double loss_sum;  /* over `samples` */
     int64_t samples;
-    int waited;                    /* epochs since the best one */
+    int waited;       /* epochs since the best one */
 } ampi_fit;
 
 #if !defined(AMP_NO_STDIO)
@@ -10633,11 +10633,11 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
   #define AMPI_OS(name) name
   #define AMPI_OS64(name) name
   #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
-  #define AMPI_OS_FLAGS O_NONBLOCK     /* a pipe without a writer must not stop open */
-  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)     /* EINVAL: this file system cannot */
+  #define AMPI_OS_FLAGS O_NONBLOCK  /* a pipe without a writer must not stop open */
+  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)  /* EINVAL: this file system cannot */
   #define AMPI_OS_WAIT(tries) 0
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
-extern FILE* (fdopen)(int, const char*);   /* hidden by -std=c99 */
+extern FILE* (fdopen)(int, const char*);  /* hidden by -std=c99 */
 extern int (fileno)(FILE*);
 extern int (fchmod)(int, mode_t);
   #endif
@@ -10667,7 +10667,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
                  "__metadata__": {"key": "text", ...}   (optional)
      the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
    A file may come from anywhere: nothing recurses, and work is at most n log n in the header's size. */
-#define AMPI_MAX_HEADER 100000000u          /* the limit of the format's own library */
+#define AMPI_MAX_HEADER 100000000u  /* the limit of the format's own library */
 #define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
@@ -10680,34 +10680,34 @@ enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof amp
 
 /* A tensor that a file has. */
 typedef struct ampi_entry {
-    const char* name;                   /* first: see ampi_by_name */
-    const char* crc;                    /* the file's text; NULL = it has none */
+    const char* name;          /* first: see ampi_by_name */
+    const char* crc;           /* the file's text; NULL = it has none */
     size_t rank, shape[AMPI_MAX_RANK];
     uint64_t begin, end;
-    const amp_tensor* wanted;           /* where it goes; NULL = stepped over */
-    size_t place;                       /* of its data in what is read */
-    int type;                           /* an index of ampi_file_types */
-    amp_dtype dtype;                    /* 0 = none of ours */
+    const amp_tensor* wanted;  /* where it goes; NULL = stepped over */
+    size_t place;              /* of its data in what is read */
+    int type;                  /* an index of ampi_file_types */
+    amp_dtype dtype;           /* 0 = none of ours */
 } ampi_entry;
 
 #define AMPI_SHOWN 200
 /* A file that is read or written. */
 typedef struct ampi_file {
-    char path[AMPI_SHOWN], name[AMPI_SHOWN];    /* for sentences */
+    char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
     amp_file_desc desc;
-    const amp_file_tensor* tensors;     /* what is to be written, or read to */
-    const amp_file_text* texts;         /* to be written */
+    const amp_file_tensor* tensors;  /* what is to be written, or read to */
+    const amp_file_text* texts;      /* to be written */
     int count, text_count;
-    amp_model* model;                   /* NULL = the tensors lie on the host */
-    const char* owner;                  /* of the tensors, as a sentence has it */
+    amp_model* model;                /* NULL = the tensors lie on the host */
+    const char* owner;               /* of the tensors, as a sentence has it */
     FILE* stream;
-    char* data;                         /* tensors that are read, or a chunk of one written */
-    uint32_t* crcs;                     /* of what is written */
-    char missing[4 * 64];               /* the first three tensors that the file lacks */
+    char* data;                      /* tensors that are read, or a chunk of one written */
+    uint32_t* crcs;                  /* of what is written */
+    char missing[4 * 64];            /* the first three tensors that the file lacks */
     int missing_count;
-    uint64_t bytes;                     /* of data in the file that is read, and */
-    ampi_entry* entries;                /* its tensors by name, by place when read; in the same block */
-    amp_file_text* found;               /* its texts, sorted by key, and its header */
+    uint64_t bytes;                  /* of data in the file that is read, and */
+    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block */
+    amp_file_text* found;            /* its texts, sorted by key, and its header */
     size_t entry_count, found_count;
 } ampi_file;
 
@@ -10733,8 +10733,8 @@ AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const 
     unsigned char* base = (unsigned char*)records;
     size_t root, child, first = n / 2;
     while (n > 1) {
-        if (first > 0) first--;                                     /* from the heap's last parent down */
-        else ampi_swap_records(base, base + --n * size, size);      /* the largest goes behind what is left */
+        if (first > 0) first--;                                 /* from the heap's last parent down */
+        else ampi_swap_records(base, base + --n * size, size);  /* the largest goes behind what is left */
         for (root = first; (child = 2 * root + 1) < n; root = child) {
             if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
             if (order(base + root * size, base + child * size) >= 0) break;
@@ -10903,7 +10903,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     if (fd < 0) return ampi_file_cannot(f, verb);
   #if !defined(_WIN32)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);     /* what the umask took */
+    if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);  /* what the umask took */
   #endif
     if (AMPI_OS64(fstat)(fd, &st) == 0) f->bytes = (uint64_t)st.st_size;
     f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
@@ -10958,7 +10958,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
         }
     const uint64_t at = (uint64_t)ftell(out);
     fprintf(out, "}%*s", (int)(7 - at % 8), "");
-    return at / 8 * 8;      /* eight bytes less than the file now has */
+    return at / 8 * 8;  /* eight bytes less than the file now has */
 }
 
 /* Between the file's byte order, little-endian, and the host's. */
@@ -11226,7 +11226,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
 AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
     int ok = !out || fread(out, 1, (size_t)n, f->stream) == n;
     for (uint64_t step; !out && n > 0 && ok; n -= step) {
-        step = n < 0x40000000 ? n : 0x40000000;     /* a long may have 32 bits */
+        step = n < 0x40000000 ? n : 0x40000000;  /* a long may have 32 bits */
         ok = fseek(f->stream, (long)step, SEEK_CUR) == 0;
     }
     return ok ? AMP_OK : ampi_file_cannot(f, "read");
@@ -11235,7 +11235,7 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
 /* Opens a file and checks its header. A tensor takes at least 48 characters
    ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is always due. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
-    static const char* const foreign[][2] = {   /* first bytes of other formats */
+    static const char* const foreign[][2] = {  /* first bytes of other formats */
         { "PK\003\004", "a zip archive of torch.save or numpy.savez" }, { "\200\002", "a pickle of torch.save" },
         { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
     };
@@ -11350,30 +11350,30 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* --- checkpoints of a model, and of a loop of the caller's --- */
 
 /* A checkpoint's numbers are texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
-enum { AMPI_AGREES,     /* must be equal in the file and here */
-       AMPI_LOADED,     /* state, which loading sets */
-       AMPI_KEPT,       /* a setting: loading keeps it and reports a difference */
-       AMPI_GRAPH };    /* must be equal; compared after tensors, which say more */
+enum { AMPI_AGREES,   /* must be equal in the file and here */
+       AMPI_LOADED,   /* state, which loading sets */
+       AMPI_KEPT,     /* a setting: loading keeps it and reports a difference */
+       AMPI_GRAPH };  /* must be equal; compared after tensors, which say more */
 typedef struct ampi_number {
-    void* at;               /* of AMPI_LOADED */
-    int kind;               /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
+    void* at;            /* of AMPI_LOADED */
+    int kind;            /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
     int role, of_group;
-    int optional;           /* left out of the file where it is 0 */
-    const char* theirs;     /* the file's text */
+    int optional;        /* left out of the file where it is 0 */
+    const char* theirs;  /* the file's text */
     char key[40], text[AMPI_NUMBER];
 } ampi_number;
 enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
 
 /* A checkpoint is of a model, or of a loop's optimizer, scaler and more tensors. */
 typedef struct ampi_checkpoint {
-    ampi_file file;                /* its model is NULL for a loop */
-    const char* saver;             /* the function that writes such a file */
-    amp_optimizer *optimizer, o;   /* a copy with the file's logger; loading writes here first */
-    amp_scaler *scaler, s;         /* likewise; may be NULL */
+    ampi_file file;               /* its model is NULL for a loop */
+    const char* saver;            /* the function that writes such a file */
+    amp_optimizer *optimizer, o;  /* a copy with the file's logger; loading writes here first */
+    amp_scaler *scaler, s;        /* likewise; may be NULL */
     uint64_t passes;
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;      /* in this block: names that the caller does not give */
+    amp_file_tensor* tensors;     /* in this block: names that the caller does not give */
 } ampi_checkpoint;
 
 /* Lists a number of a group, or of none (-1). Frozen numbers are optional, and, without groups in the desc, all of
@@ -11454,7 +11454,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         const size_t count = p ? p->count : (size_t)n->layer.channels;
         void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
                                p ? p->m : n->running + count, p ? p->v : NULL };
-        if (!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names)      /* ".m" must fit */
+        if (!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names)  /* ".m" must fit */
             return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
             const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype : AMP_F32, count, *names };
@@ -11677,7 +11677,7 @@ AMPI_COMPILE_WELL
 
 /* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
 static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
-    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };   /* by amp_dtype */
+    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };  /* by amp_dtype */
 
 /* Bits of |x| as a double, which holds each type exactly. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
@@ -11701,7 +11701,7 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
         : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (double)(float)x);
     const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
     float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
-    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;    /* finite and not zero */
+    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
     if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
     if (rounded == 0) s->would_underflow++;
     else if (rounded == AMPI_INF64) s->would_overflow++;

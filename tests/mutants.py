@@ -410,7 +410,7 @@ TABLE = [
     # --- train
     ("train", "const double parts = (double)m->desc.accumulate * (double)m->comm.size;", "const double parts = (double)m->desc.accumulate;"),
     ("train", "training, m->micro > 0, (float)(1.0 / parts)", "training, 0, (float)(1.0 / parts)"),
-    ("train hostile", "    feholdexcept(&floats);      /* an overflow is data here, not a trap */", "    fegetenv(&floats);"),
+    ("train hostile", "    feholdexcept(&floats);  /* an overflow is data here, not a trap */", "    fegetenv(&floats);"),
     ("train model", "if (dx && dx != x->grad)\n", "if (0)\n"),
     ("train", "&& told.attempts <= m->desc.max_replays", "&& info->attempts < m->desc.max_replays"),
     ("train", "    if (m->pass.training)\n", "    if (1)\n"),
