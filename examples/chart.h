@@ -465,6 +465,30 @@ static inline int chart_write(const char* path, const char* title, const chart_p
     return 0;
 }
 
+/* A full line of the usual width. */
+static inline chart_series chart_curve(const char* name, const char* color, const float* x, const float* y, int count) {
+    chart_series s;
+    memset(&s, 0, sizeof s);
+    s.name = name;
+    s.color = color;
+    s.width = 3.0;
+    s.opacity = 1.0;
+    s.x = x;
+    s.y = y;
+    s.count = count;
+    return s;
+}
+
+/* The picture of a lesson, to the path that its user gave or to NAME.svg. Returns 1, or 0 after a sentence on stderr. */
+static inline int chart_save(int argc, char** argv, const char* name, const char* title, const chart_panel* panels,
+                             int count) {
+    char error[CHART_ERROR] = "the only argument is the path of the picture", path[64];
+    snprintf(path, sizeof path, "%s.svg", name);
+    if (argc <= 2 && chart_write(argc > 1 ? argv[1] : path, title, panels, count, error)) return 1;
+    fprintf(stderr, "%s: %s\n", name, error);
+    return 0;
+}
+
 /* A bar on the terminal, drawn over itself, with what is being done; gone when done == total. Nothing elsewhere. */
 static inline void chart_progress(const char* label, int done, int total) {
     static const char bar[] = "##############################";
