@@ -65,7 +65,7 @@ OLD_DIR  = $(B)/old-$(OLD)
 bench-old: $(B)/bench ## speed beside the header at commit OLD, which git's history holds (python); ONLY=gemm, ISA=avx2
 	@mkdir -p $(OLD_DIR)/tests/bench $(OLD_DIR)/examples
 	@git show $(OLD):amp.h > $(OLD_DIR)/amp.h
-	@cp tests/bench/bench.c $(OLD_DIR)/tests/bench/ && cp examples/gpt.h $(OLD_DIR)/examples/
+	@cp tests/bench/bench.c tests/bench/networks.h $(OLD_DIR)/tests/bench/ && cp examples/gpt.h $(OLD_DIR)/examples/
 	@[ $(OLD_DIR)/bench -nt tests/bench/bench.c ] || $(CC) $(STRICT) $(BENCH_CFLAGS) $(OLD_DIR)/tests/bench/bench.c -o $(OLD_DIR)/bench $(LDLIBS)
 	@$(PYTHON) tests/bench/old.py $(OLD_DIR)/bench $< $(ONLY)
 
@@ -121,7 +121,7 @@ $(B)/impl.o: tests/impl.c amp.h | $(B)
 
 # With threads, where the compiler has OpenMP.
 BENCH_CFLAGS = -O2 -fopenmp
-$(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
+$(B)/bench: tests/bench/bench.c tests/bench/networks.h amp.h examples/gpt.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
 # Compiled beside impl.o, then linked with it.

@@ -33,6 +33,7 @@ static amp_result gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_
 #define amp_gemm gemm
 #endif
 #include "../../examples/gpt.h"
+#include "networks.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -729,101 +730,42 @@ static amp_model* new_model(int batch) {
     if (amp_model_create(&m, &d) != AMP_OK) die("no model", "");
     return m;
 }
-static void train_on(amp_model* m, amp_value logits, int batch, size_t features) {
-    amp_softmax_cross_entropy(m, logits, NULL);
-    if (amp_model_finalize(m) != AMP_OK) die("no model", amp_model_error(m));
-    now_open.model = m;
-    now_open.batch.n = batch;
-    now_open.batch.inputs[0] = f32_array((size_t)batch * features, 0);
-    now_open.batch.targets[0] = labels_of((size_t)batch, 10);
+static void train_on(const building* b, amp_value logits, int classes, size_t features) {
+    amp_softmax_cross_entropy(b->m, logits, NULL);
+    if (amp_model_finalize(b->m) != AMP_OK) die("no model", amp_model_error(b->m));
+    now_open.model = b->m;
+    now_open.flops = b->flops;
+    now_open.batch.n = b->batch;
+    now_open.batch.inputs[0] = f32_array((size_t)b->batch * features, 0);
+    now_open.batch.targets[0] = labels_of((size_t)b->batch, (size_t)classes);
     now_open.call = call_train;
 }
-/* Forward, weight gradient, and but for the first layer the input gradient. */
-static void layer_flops(double macs, int first) { now_open.flops += 2.0 * macs * (first ? 2.0 : 3.0); }
 
 static void open_mlp(const char* shape) {
-    int width[3], classes, batch, i;
-    amp_model* m;
-    amp_value x;
-    if (sscanf(shape, "%dx%dx%dx%d:%d", &width[0], &width[1], &width[2], &classes, &batch) != 5)
+    int width[4], batch;
+    building b;
+    if (sscanf(shape, "%dx%dx%dx%d:%d", &width[0], &width[1], &width[2], &width[3], &batch) != 5)
         die("not a dense network", shape);
-    m = new_model(batch);
-    x = amp_input(m, width[0], 1, 1);
-    for (i = 1; i < 3; i++) {
-        x = amp_relu(m, amp_linear(m, x, width[i]));
-        layer_flops((double)batch * width[i - 1] * width[i], i == 1);
-    }
-    layer_flops((double)batch * width[2] * classes, 0);
-    train_on(m, amp_linear(m, x, classes), batch, (size_t)width[0]);
-}
-static amp_value lenet_block(amp_model* m, amp_value x, int out, int padding) {
-    amp_conv2d_desc d;
-    memset(&d, 0, sizeof d);
-    d.out_channels = out; d.kernel = 5; d.padding = padding;
-    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &d)), 2);
+    b = building_begin(new_model(batch), batch, width[0], 1);
+    train_on(&b, building_dense(&b, width, 4), width[3], (size_t)width[0]);
 }
 static void open_lenet(const char* shape) {
     const int batch = (int)count_of(shape);
-    amp_model* m = new_model(batch);
-    amp_value x = lenet_block(m, amp_input(m, 1, 28, 28), 6, 2);
-    x = lenet_block(m, x, 16, 0);
-    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
-    layer_flops((double)batch * 28 * 28 * 6 * 25, 1);
-    layer_flops((double)batch * (10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10), 0);
-    train_on(m, amp_linear(m, x, 10), batch, 28 * 28);
+    building b = building_begin(new_model(batch), batch, 1, 28);
+    train_on(&b, building_lenet(&b), 10, 28 * 28);
 }
-
-/* --- a training step of a convolutional network on 32 x 32 pixels: NAME:BATCH. Layers: "c WIDTH KERNEL STRIDE" a
-   convolution, "d WIDTH 3 STRIDE" a depthwise one, each with batch norm and ReLU; "p" a maximum over 2 x 2; "r" a residual
-   block of two convolutions, "b" one of 1 x 1, 3 x 3, 1 x 1 with a quarter of the width inside --- */
-
-static const struct network { const char *name, *layers; } networks[] = {
-    { "stack", "c 32 3 1 c 32 3 1 p 2 2 2 c 64 3 1 c 64 3 1 p 2 2 2 c 128 3 1 c 128 3 1" },
-    { "residual", "c 32 3 1 r 32 3 1 r 64 3 2 r 128 3 2" },
-    { "separable", "c 32 3 2 d 32 3 1 c 64 1 1 d 64 3 2 c 128 1 1 d 128 3 1 c 128 1 1 d 128 3 2 c 256 1 1" },
-    { "bottleneck", "c 64 3 1 b 128 3 1 b 256 3 2 b 512 3 2" }
-};
-/* A convolution and batch norm; *side, the height and width of an image, and *in, its channels, become those behind. */
-static amp_value normed(amp_model* m, amp_value x, int* side, int* in, int width, int kernel, int stride, int groups) {
-    amp_conv2d_desc d;
-    memset(&d, 0, sizeof d);
-    d.out_channels = width; d.kernel = kernel; d.stride = stride; d.padding = kernel / 2; d.groups = groups;
-    *side = (*side - 1) / stride + 1;
-    layer_flops((double)now_open.batch.n * *side * *side * width * (*in / groups) * kernel * kernel, *in == 3);
-    *in = width;
-    return amp_batch_norm(m, amp_conv2d(m, x, &d), NULL);
-}
-static amp_value residual(amp_model* m, amp_value x, int* side, int* in, int width, int stride, int narrow) {
-    int there = *in, area = *side;
-    amp_value y = x;
-    if (*in != width || stride != 1) x = normed(m, x, &area, &there, width, 1, stride, 1);
-    if (narrow) y = amp_relu(m, normed(m, y, side, in, width / 4, 1, 1, 1));
-    y = amp_relu(m, normed(m, y, side, in, narrow ? width / 4 : width, 3, stride, 1));
-    return amp_relu(m, amp_add(m, x, normed(m, y, side, in, width, narrow ? 1 : 3, 1, 1)));
-}
+/* A convolutional network: NAME:BATCH. */
 static void open_network(const char* shape) {
-    const char *colon = strchr(shape, ':'), *at = NULL;
-    const int batch = colon ? (int)count_of(colon + 1) : 0;
-    int side = 32, in = 3, width, kernel, stride, read;
-    char kind;
-    amp_model* m = new_model(batch);
-    amp_value x = amp_input(m, in, side, side);
-    size_t i;
-    for (i = 0; i < LENGTH(networks); i++)
-        if (colon && !strncmp(shape, networks[i].name, (size_t)(colon - shape))) at = networks[i].layers;
-    if (!at) die("no such network", shape);
-    now_open.batch.n = batch;
-    for (; sscanf(at, " %c %d %d %d%n", &kind, &width, &kernel, &stride, &read) == 4; at += read) {
-        if (kind == 'p') { x = amp_maxpool2d(m, x, kernel); side /= 2; }
-        else if (kind == 'c') x = amp_relu(m, normed(m, x, &side, &in, width, kernel, stride, 1));
-        else if (kind == 'd') x = amp_relu(m, normed(m, x, &side, &in, width, kernel, stride, width));
-        else x = residual(m, x, &side, &in, width, stride, kind == 'b');
-    }
-    train_on(m, amp_linear(m, amp_global_avgpool2d(m, x), 10), batch, 3 * 32 * 32);
+    char name[32];
+    int batch;
+    const network* n = sscanf(shape, "%31[^:]:%d", name, &batch) == 2 ? network_named(name) : NULL;
+    building b;
+    if (!n) die("no such network", shape);
+    b = building_begin(new_model(batch), batch, 3, n->side);
+    train_on(&b, building_network(&b, n, 1), n->classes, (size_t)(3 * n->side * n->side));
 }
 
-/* --- a training step of the smallest GPT-2 with AdamW: BATCHxTOKENS. The vocabulary of 50257 is filled up to a multiple
-   of 128; F16 has a loss scaler. The work of attention is counted for the tokens that one may see --- */
+/* --- a training step of GPT-2 with AdamW: BATCHxTOKENS; F16 has a loss scaler --- */
 
 static amp_result call_gpt2(void) {
     open_case* o = &now_open;
@@ -837,11 +779,11 @@ static amp_result call_gpt2(void) {
 }
 static void open_gpt2(const char* shape) {
     open_case* o = &now_open;
-    gpt_shape s = { 0, 0, 768, 12, 12, 50304, o->type };
+    gpt_shape s;
     amp_optimizer_desc d;
     memset(&d, 0, sizeof d);
     rows_of(shape);
-    s.batch = o->m; s.length = o->n;
+    s = gpt2_shape(o->m, o->n, o->type);
     d.kind = AMP_ADAMW; d.weight_decay = 0.01f; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
     if (!gpt_create(&o->gpt, &s)) die("no memory", shape);
     o->gpt.exec.sums = o->exec.sums;
@@ -849,8 +791,7 @@ static void open_gpt2(const char* shape) {
     amp_scaler_init(&o->scaler, NULL);
     o->tokens = labels_of(o->m * o->n, s.vocabulary);
     o->labels = labels_of(o->m * o->n, s.vocabulary);
-    layer_flops((double)(o->m * o->n) * (double)(s.channels * s.vocabulary), 0);
-    layer_flops((double)(o->m * o->n) * (double)(s.channels * s.blocks * (12 * s.channels + s.length)), 0);
+    o->flops = gpt_flops(&s);
     o->call = call_gpt2;
 }
 

@@ -30,9 +30,6 @@ def cpu(field):
 SAMPLE, WARM, REST, ENOUGH = 0.01, 0.01, 0.002, 0.5
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# The layers of bench.c's networks.
-NETWORKS = dict(re.findall(r'\{ "(\w+)", "(\w \d+ \d+ \d+ [^"]*)" \}', open(os.path.join(HERE, "bench.c")).read()))
-
 def product(shape):
     """NT:MxNxK -> transposed a, transposed b, m, n, k"""
     trans, sizes = shape.split(":")
@@ -64,8 +61,8 @@ class Sampler:
 
 class Torch:
     def __init__(self):
-        import torch
-        self.t = torch
+        import torch, networks
+        self.t, self.networks = torch, networks
         dnn = re.search(r"(?:oneDNN|MKL-DNN) v([\d.]+)", torch.__config__.show())
         self.name = "PyTorch " + torch.__version__.split("+")[0] + (" (oneDNN %s)" % dnn.group(1) if dnn else "")
         self.types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -215,63 +212,21 @@ class Torch:
             scaler.update()
         return call
     def train_lenet5(self, shape, dt):
-        nn, batch = self.t.nn, int(shape)
-        net = nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
-                            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-                            nn.Linear(84, 10))
-        return self.train(net, self.fill(batch, 1, 28, 28), batch, dt)
+        return self.train(self.networks.lenet(), self.fill(int(shape), 1, 28, 28), int(shape), dt)
     def train_mlp(self, shape, dt):
-        nn, (i, a, b, o, batch) = self.t.nn, numbers(shape)
-        net = nn.Sequential(nn.Linear(i, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, o))
-        return self.train(net, self.fill(batch, i), batch, dt)
+        *widths, batch = numbers(shape)
+        return self.train(self.networks.dense(*widths), self.fill(batch, widths[0]), batch, dt)
     layout = "contiguous_format"
     def train_network(self, shape, dt):
-        nn, (name, batch), layers, width = self.t.nn, shape.split(":"), [], 3
-        def normed(i, o, kernel, stride, groups=1):
-            return [nn.Conv2d(i, o, kernel, stride, kernel // 2, groups=groups), nn.BatchNorm2d(o)]
-        class Block(nn.Module):
-            def __init__(self, i, o, stride, narrow):
-                super().__init__()
-                a = o // 4 if narrow else o
-                inside = normed(i, a, 1, 1) + [nn.ReLU()] if narrow else []
-                inside += normed(a if narrow else i, a, 3, stride) + [nn.ReLU()] + normed(a, o, 1 if narrow else 3, 1)
-                self.inside = nn.Sequential(*inside)
-                self.past = nn.Sequential(*(normed(i, o, 1, stride) if i != o or stride != 1 else []))
-                self.relu = nn.ReLU()
-            def forward(self, x): return self.relu(self.past(x) + self.inside(x))
-        for kind, o, kernel, stride in re.findall(r"(\w) (\d+) (\d+) (\d+)", NETWORKS[name]):
-            o, kernel, stride = int(o), int(kernel), int(stride)
-            if kind == "p": layers += [nn.MaxPool2d(kernel)]
-            elif kind in "cd": layers += normed(width, o, kernel, stride, width if kind == "d" else 1) + [nn.ReLU()]
-            else: layers += [Block(width, o, stride, kind == "b")]
-            if kind != "p": width = o
-        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-        form = {"memory_format": getattr(self.t, self.layout)}
-        return self.train(net.to(**form), self.fill(int(batch), 3, 32, 32).to(**form), int(batch), dt)
+        name, batch = shape.split(":")
+        side, form = self.networks.NETWORKS[name][0], {"memory_format": getattr(self.t, self.layout)}
+        x = self.fill(int(batch), 3, side, side).to(**form)
+        return self.train(self.networks.network(name).to(**form), x, int(batch), dt)
     def train_gpt2(self, shape, dt):
-        t, nn, f, C, H, V = self.t, self.t.nn, self.t.nn.functional, 768, 12, 50304
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm1, self.qkv, self.project = nn.LayerNorm(C), nn.Linear(C, 3 * C), nn.Linear(C, C)
-                self.norm2, self.up, self.down = nn.LayerNorm(C), nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-            def forward(self, x):
-                q, k, v = (a.unflatten(2, (H, C // H)).transpose(1, 2) for a in self.qkv(self.norm1(x)).chunk(3, 2))
-                x = x + self.project(f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-                return x + self.down(f.gelu(self.up(self.norm2(x)), approximate="tanh"))
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.tokens, self.positions = nn.Embedding(V, C), nn.Embedding(length, C)
-                self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(12))), nn.LayerNorm(C)
-                for p in self.parameters():
-                    if p.dim() > 1: nn.init.uniform_(p, -0.035, 0.035)
-            def forward(self, x):
-                x = self.blocks(self.tokens(x) + self.positions.weight)
-                return f.linear(self.norm(x), self.tokens.weight).flatten(0, 1)
         batch, length = numbers(shape)
-        x = (t.arange(batch * length) * 7 % V).view(batch, length)
-        call = self.train(Net(), x, batch * length, dt, t.optim.AdamW)
+        net = self.networks.GPT2(length)
+        x = (self.t.arange(batch * length) * 7 % net.tokens.num_embeddings).view(batch, length)
+        call = self.train(net, x, batch * length, dt, self.t.optim.AdamW)
         call()                          # the first one makes the optimizer's state, and a slow case is timed once only
         return call
 
