@@ -22,12 +22,25 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo lessons lesson examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
 	@$(B)/demo $(if $(DATA),"$(DATA)")
+
+# The course. Tables are kept in build/lessons, pictures and the page in LESSONS_TO.
+LESSONS    := $(sort $(patsubst examples/lessons/%.c,%,$(wildcard examples/lessons/[0-9]*.c)))
+LESSONS_TO ?= examples/lessons
+lessons: $(LESSONS:%=$(B)/lessons/%) ## the course: run all lessons and write examples/lessons/index.html (two minutes)
+	@for l in $(LESSONS); do sh examples/lessons/run.sh $(B)/lessons/$$l $(LESSONS_TO) || exit 1; done
+	@sh examples/lessons/page.sh $(LESSONS_TO) $(B)/lessons > $(LESSONS_TO)/index.html
+	@echo "The course as a page: $(LESSONS_TO)/index.html"
+
+LESSON = $(filter $(N)_% 0$(N)_%,$(LESSONS))
+lesson: $(LESSON:%=$(B)/lessons/%) ## run one lesson: make lesson N=3
+	@[ -n "$(LESSON)" ] || { echo "make lesson N=...: one of $(LESSONS)"; exit 1; }
+	@sh examples/lessons/run.sh $< $(LESSONS_TO)
 
 test: $(B)/impl.o $(TESTS:%=$(B)/test_%) ## run all tests (pure C, a minute); build/test_gemm order: tests with that in their name
 	@sh tests/run.sh "all tests" $(TESTS:%=$(B)/test_%)
@@ -142,6 +155,7 @@ $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) am
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
-# before, and takes that of the tests: ten examples, one compilation of amp.h.
+# before, and takes that of the tests: examples, lessons, one compilation of amp.h.
 $(B)/%: examples/%.c amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
+	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)

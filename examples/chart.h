@@ -115,7 +115,7 @@ static inline double chart_letters(const char* text) { return CHART_LETTER * (in
 /* The range of all points and walls, a little widened; 0..1 if there are none. */
 static inline void chart_measure_ranges(const chart_panel* p, chart_frame* f) {
     int i, k, bars = 0, lines = 0;
-    double x, y;
+    double x, y, names = p->band_count ? CHART_LINE_HEIGHT + 3 : 0;
     for (i = 0; i < p->series_count; i++) {
         const chart_series* s = &p->series[i];
         for (k = 0; k < s->count; k++)
@@ -134,14 +134,16 @@ static inline void chart_measure_ranges(const chart_panel* p, chart_frame* f) {
     else if (lines < p->series_count || f->x.high <= f->x.low) chart_pad(&f->x, 0.04 * (f->x.high - f->x.low));
     chart_pad(&f->y, p->integer_y || p->y_names ? 0.6 : 0.04 * (f->y.high - f->y.low));
     if (bars && !p->log_y && f->y.low < 0.0 && f->y.low > -0.05 * f->y.high) f->y.low = 0.0;
-    if (p->wall_count || p->band_count)                     /* room for their names above the data */
-        f->y.high += (p->wall_count ? 0.25 : 0.12) * (f->y.high - f->y.low);
+    for (i = 0; i < p->wall_count; i++)                     /* names of walls and bands stand above the data */
+        if (chart_letters(p->walls[i].name) + 8 > names) names = chart_letters(p->walls[i].name) + 8;
+    f->y.high += (f->y.high - f->y.low) * names / (f->height - names);
 }
 
 static inline chart_frame chart_measure(const chart_panel* p, int index) {
     chart_frame f = { 0 };
     double left = CHART_LEFT, end = CHART_PANEL - CHART_RIGHT;
     int k;
+    f.height = CHART_HEIGHT - CHART_TOP - CHART_BOTTOM;
     chart_measure_ranges(p, &f);
     for (k = 0; p->y_names && k <= f.y.high && p->y_names[k]; k++)
         if (14 + chart_letters(p->y_names[k]) > left) left = 14 + chart_letters(p->y_names[k]);
@@ -150,7 +152,6 @@ static inline chart_frame chart_measure(const chart_panel* p, int index) {
     f.left = f.start - CHART_LEFT + left;
     f.top = CHART_TOP;
     f.width = end - left;
-    f.height = CHART_HEIGHT - CHART_TOP - CHART_BOTTOM;
     return f;
 }
 
@@ -290,7 +291,7 @@ static inline void chart_boxes(FILE* out, const chart_panel* p, const chart_fram
         y = chart_py(f, y);
         if (s->style == CHART_BARS) chart_box(out, x - w / 2 + shift, y, w, base - y);
         else if (s->style == CHART_POINTS) chart_box(out, x - w / 2, y - w / 2, w, w);
-        else if (fabs(x - last) >= 0.2) { chart_box(out, x - w / 2, y - 8, w, 16); last = x; }
+        else if (fabs(x - last) >= 0.9 * w) { chart_box(out, x - w / 2, y - 8, w, 16); last = x; }
     }
     fputs("\"/>\n", out);
 }

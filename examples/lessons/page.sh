@@ -1,0 +1,152 @@
+#!/bin/sh
+# page.sh PICTURES TABLES: writes the course as one HTML page to stdout: the text of README.md, and in each lesson its
+# picture (PICTURES/NN_name.svg), its table (TABLES/NN_name.txt) and its answers. The page needs no network.
+book=$(dirname "$0")
+cat << 'HEAD'
+<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Mixed precision in twelve lessons</title>
+<style>
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2126; --quiet: #5b616a; --line: #d9dce1; --box: #f4f5f7;
+        --link: #0b5bd3 }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14161a; --ink: #dfe3e8; --quiet: #9aa1ab; --line: #343941; --box: #1d2026; --link: #79b0ff }
+}
+* { box-sizing: border-box }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, Helvetica, Arial, sans-serif }
+main { max-width: 1600px; margin: 0 auto; padding: 1rem 1.5rem 4rem }
+h1, h2, h3 { line-height: 1.2 }
+h2 { margin: 0 0 1rem }
+section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.5rem }
+p, li, table { max-width: 75ch }
+a { color: var(--link) }
+nav { columns: 20rem; list-style: none; margin: 1.5rem 0 }
+nav a { display: block; padding: .15rem 0 }
+code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .86em }
+pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height: 1.4; margin: 0 0 1rem }
+.seen { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; align-items: start }
+.seen svg { display: block; width: 100%; max-width: 940px; height: auto }
+.seen pre { font-size: 12px; margin: 0 }
+@media (min-width: 1150px) { .seen { grid-template-columns: minmax(0, 1fr) fit-content(54%) } }
+details { border-left: 3px solid var(--line); padding-left: 1rem }
+summary { cursor: pointer; color: var(--quiet) }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem }
+th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top }
+th { background: var(--box) }
+</style>
+<main>
+HEAD
+awk -v pictures="$1" -v tables="$2" -v book="$book" '
+# Markdown as the book uses it: headings, paragraphs, lists, tables, code, **bold**, `code`, [links](there).
+function escaped(s) { gsub(/&/, "\\&amp;", s); gsub(/</, "\\&lt;", s); gsub(/>/, "\\&gt;", s); return s }
+function marked(s, mark, tag,    parts, n, i, out) {
+    n = split(s, parts, mark)
+    out = parts[1]
+    for (i = 2; i <= n; i++) out = out (i % 2 ? "</" tag ">" : i < n ? "<" tag ">" : "`") parts[i]
+    return out
+}
+function linked(s,    out, middle, text) {
+    while (match(s, /\[[^]]+\]\([^)]+\)/)) {
+        text = substr(s, RSTART + 1, RLENGTH - 2)
+        middle = index(text, "](")
+        out = out substr(s, 1, RSTART - 1) "<a href=\"" substr(text, middle + 2) "\">" substr(text, 1, middle - 1) "</a>"
+        s = substr(s, RSTART + RLENGTH)
+    }
+    return out s
+}
+function inline(s) { return marked(marked(linked(escaped(s)), "`", "code"), "[*][*]", "strong") }
+function enter(tag, opening) {
+    if (open == tag) return
+    leave()
+    open = tag
+    print opening
+}
+function leave() {
+    if (open == "ul" || open == "ol") print "</li>"
+    if (open) print "</" open ">"
+    open = ""
+}
+function item(tag, opening, text) {
+    if (open == tag) print "</li>"
+    enter(tag, opening)
+    print "<li>" inline(text)
+}
+function row(line,    cells, n, i, cell) {
+    if (line ~ /^\|[-| :]+$/) return
+    cell = open == "table" ? "td" : "th"
+    enter("table", "<table>")
+    n = split(line, cells, "|")
+    printf "<tr>"
+    for (i = 2; i < n; i++) printf "<%s>%s</%s>", cell, inline(cells[i]), cell
+    print "</tr>"
+}
+function block(line) {
+    if (fenced) { if (line ~ /^```/) { fenced = 0; leave() } else print escaped(line) }
+    else if (line ~ /^```/) { enter("pre", "<pre>"); fenced = 1 }
+    else if (line ~ /^<!--/ || line ~ /^!\[/) leave()
+    else if (line ~ /^ *$/) { if (open != "pre") leave() }
+    else if (line ~ /^# /) { leave(); print "<h1>" inline(substr(line, 3)) "</h1>" }
+    else if (line ~ /^##+ /) { leave(); sub(/^##+ /, "", line); print "<h3>" inline(line) "</h3>" }
+    else if (line ~ /^\|/) row(line)
+    else if (line ~ /^- /) item("ul", "<ul>", substr(line, 3))
+    else if (match(line, /^[0-9]+\. /)) item("ol", "<ol start=\"" line + 0 "\">", substr(line, RLENGTH + 1))
+    else if (line ~ /^    / && open != "ol" && open != "ul") { enter("pre", "<pre>"); print escaped(substr(line, 5)) }
+    else { if (open != "ol" && open != "ul") enter("p", "<p>"); print inline(line) }
+}
+# The lines of a file, as they are or escaped; 0 if there is none.
+function copy(path, as_text,    line, lines) {
+    while ((getline line < path) > 0) { print as_text ? escaped(line) : line; lines++ }
+    close(path)
+    return lines
+}
+function seen(number, title,    name, path) {
+    leave()
+    print "<h2>" inline(title) "</h2>\n<div class=\"seen\">"
+    name = names[number]
+    if (name) {
+        copy(pictures "/" name ".svg", 0)
+        print "<pre>"
+        copy(tables "/" name ".txt", 1)
+        print "</pre>"
+    }
+    print "</div>"
+}
+function answers(number,    path, line, inside) {
+    leave()
+    path = book "/answers.md"
+    print "<details><summary>Answers</summary>"
+    while ((getline line < path) > 0) {
+        if (line == "<!-- end " number " -->") inside = 0
+        if (inside && line !~ /^## /) block(line)
+        if (line == "<!-- lesson " number " -->") inside = 1
+    }
+    close(path)
+    leave()
+    print "</details>\n</section>"
+}
+function contents(    path, line, number) {
+    leave()
+    path = book "/README.md"
+    print "<nav>"
+    while ((getline line < path) > 0)
+        if (line ~ /^## [0-9]+\. /) {
+            sub(/^## /, "", line)
+            print "<a href=\"#lesson" line + 0 "\">" inline(line) "</a>"
+        }
+    close(path)
+    print "</nav>"
+}
+BEGIN {
+    command = "ls " tables
+    while ((command | getline name) > 0) if (sub(/\.txt$/, "", name)) names[name + 0] = name
+    close(command)
+}
+/^<!-- contents -->$/ { contents(); next }
+/^<!-- lesson [0-9]+ -->$/ { leave(); lesson = $3; print "<section id=\"lesson" lesson "\">"; next }
+/^<!-- end [0-9]+ -->$/ { answers(lesson); lesson = ""; next }
+lesson && /^## / { seen(lesson, substr($0, 4)); next }
+{ block($0) }
+END { leave() }' "$book/README.md"
+printf '</main>\n</html>\n'
