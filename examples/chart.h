@@ -250,10 +250,11 @@ static inline void chart_stroke(FILE* out, const chart_series* s) {
     if (s->dash) fprintf(out, " stroke-dasharray=\"%s\"", s->dash);
 }
 
-/* A line through the usable points: M starts a piece, L goes on; a staircase goes across, then up or down. */
+/* A line through the usable points: M starts a piece, L goes on; a staircase goes across, then up or down. What is less
+   than half a pixel away is left out. */
 static inline void chart_line(FILE* out, const chart_panel* p, const chart_frame* f, const chart_series* s) {
     int k, open = 0;
-    double last = 0.0;
+    double last_x = 0.0, last = 0.0;
     fputs("<path", out);
     chart_stroke(out, s);
     fputs(" d=\"", out);
@@ -262,10 +263,12 @@ static inline void chart_line(FILE* out, const chart_panel* p, const chart_frame
         if (!chart_point(p, s, k, &x, &y)) { open = 0; continue; }
         x = chart_px(f, x);
         y = chart_py(f, y);
+        if (open && fabs(x - last_x) < 0.5 && fabs(y - last) < 0.5 && k + 1 < s->count) continue;
         if (!open) fprintf(out, "M%.1f %.1f", x, y);
         else if (!p->steps) fprintf(out, "L%.1f %.1f", x, y);
         else if (y != last || k + 1 == s->count) fprintf(out, "L%.1f %.1fL%.1f %.1f", x, last, x, y);
         open = 1;
+        last_x = x;
         last = y;
     }
     fputs("\"/>\n", out);
