@@ -1,7 +1,7 @@
 """check_header.py HEADER [README CC]: what a reader of the header relies on.
 Each tag of the table of contents exists once and in that order; each public prototype has a comment above it or beside
-it, or belongs to a group that has one; only ASCII; lines and functions are not too long; and every C block of the README
-compiles."""
+it, or belongs to a group that has one; only ASCII; lines and functions are not too long; every C block of the README
+compiles, and its program prints what stands there."""
 import re, subprocess, sys, os, tempfile
 
 header = sys.argv[1]
@@ -55,18 +55,35 @@ for i, line in enumerate(interface):
     while j >= 0 and interface[j].strip() and not interface[j].rstrip().endswith("*/"): j -= 1
     check(j >= 0 and interface[j].rstrip().endswith("*/") or "/*" in line, "line %d: %s has no comment" % (i + 1, m.group(1)))
 
-# code blocks of the README
-blocks = re.findall(r"```c\n(.*?)```", open(readme, encoding="utf-8").read(), re.S) if readme else []
+# code blocks of the README: each compiles, and the program prints what stands below it
+readme_text = open(readme, encoding="utf-8").read() if readme else ""
+blocks = re.findall(r"```c\n(.*?)```", readme_text, re.S)
 check(not readme or len(blocks) > 0, "no C block in the README")
-for n, block in enumerate(blocks, 1):
-    whole = "int main" in block
-    body = block if whole else ('#define AMP_IMPLEMENTATION\n#include "amp.h"\n#include <stdio.h>\n'
-                                'void example(void);\nvoid example(void) {\n%s\n}\nint main(void) { example(); return 0; }\n' % block)
-    with tempfile.TemporaryDirectory() as d:
-        path = os.path.join(d, "block.c")
-        open(path, "w").write(body)
-        r = subprocess.run([cc, "-std=c99", "-Wall", "-DAMP_NO_SIMD", "-I.", path, "-o", os.path.join(d, "block"), "-lm"], capture_output=True, text=True)
+NAMES = """#include "amp.h"
+static amp_model* m; static amp_batch batch; static amp_value logits; static float out[640]; static int count;
+static unsigned char pixels[60000 * 28 * 28], labels[60000];
+void example(void);
+int main(void) { (void)m; (void)batch; (void)logits; (void)out; (void)count; (void)pixels; (void)labels; example(); return 0; }
+void example(void) {
+%s
+}
+"""
+with tempfile.TemporaryDirectory() as d:
+    def run(*command): return subprocess.run(command, capture_output=True, text=True)
+    def build(name, text, *more):
+        open(os.path.join(d, name + ".c"), "w").write(text)
+        return run(cc, "-std=c99", "-Wall", "-DAMP_NO_SIMD", "-I.", os.path.join(d, name + ".c"), *more, "-lm", "-o", os.path.join(d, name))
+    amp = os.path.join(d, "amp.o")
+    if readme:
+        r = run(cc, "-std=c99", "-Wall", "-DAMP_NO_SIMD", "-O1", "-DAMP_IMPLEMENTATION", "-I.", "-x", "c", "-c", "amp.h", "-o", amp)
+        check(r.returncode == 0, "amp.h does not compile:\n%s" % r.stderr[:800])
+    for n, block in enumerate(blocks, 1):
+        whole = "int main" in block     # its own implementation is left out, as if it had been included before
+        r = build("block%d" % n, block if whole else NAMES % block, *["-DAMPI_IMPLEMENTATION_ONCE"] * whole, amp)
         check(r.returncode == 0, "block %d of the README does not compile:\n%s" % (n, r.stderr[:800]))
+        if whole and r.returncode == 0:
+            printed = run(os.path.join(d, "block%d" % n)).stdout
+            check("```\n" + printed + "```" in readme_text, "the README's program prints something else:\n" + printed)
 
 print("%d passed, %d failed" % (passed, failed))
 sys.exit(failed > 0)

@@ -1,19 +1,32 @@
-"""readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
-program and diff come from examples/, demo, proof and bits from what `make demo > build/demo.txt`, `make check` and
-`make test-bits` wrote (build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not
-there), speed and gpu from the newest files under tests/bench/results. --check only compares program, diff, speed and gpu,
-and that the demo shown is a whole one, with its verdict."""
+"""readme.py [--check]: writes what README.md and its neighbours take from elsewhere, between <!-- NAME --> and <!-- /NAME -->.
+README.md                       program and its output (examples/train_small.c, build/train_small), gpu: five rows
+examples/own_loop.diff          own_loop_fp32.c beside own_loop.c; README shows some of its lines
+tests/results.md                demo, proof and bits: what `make demo > build/demo.txt`, `make check` and `make test-bits` wrote
+tests/bench/results/README.md   speed and gpu, from the newest files there
+What was not run is kept as it is. --check compares all that needs no run, looks for the demo's verdict, and counts README's lines."""
 import difflib, glob, os, platform, re, subprocess, sys, datetime
+
+MOST_LINES = 220
+RESULTS, BENCH, DIFF = "tests/results.md", "tests/bench/results/README.md", "examples/own_loop.diff"
 
 def read(path): return open(path, encoding="utf-8").read()
 
 def program(): return "```c\n" + read("examples/train_small.c").split("*/", 1)[1].strip().replace("../amp.h", "amp.h") + "\n```"
 
+def output():
+    if not os.path.exists("build/train_small"): return None
+    return "```\n" + subprocess.run(["build/train_small"], capture_output=True, text=True, check=True).stdout + "```"
+
 def diff():
+    """The whole one, and the lines of it that README may show."""
     a, b = (read("examples/" + n).split("\n") for n in ("own_loop_fp32.c", "own_loop.c"))
     lines = list(difflib.unified_diff(a, b, "own_loop_fp32.c", "own_loop.c", n=0, lineterm=""))
-    changed = sum(1 for l in lines if l[:1] in "+-" and l[:3] not in ("+++", "---"))
-    return "%d lines, removed and added ones counted together:\n\n```diff\n%s\n```" % (changed, "\n".join(lines))
+    return "\n".join(lines) + "\n", {line[0] + line[1:].strip() for line in lines if line[0] in "+-"}
+
+def shown(text):
+    """README's lines of the diff that are not in it."""
+    block = text.split("```diff\n")[1].split("```")[0].rstrip("\n").split("\n")
+    return [line for line in block if line[0] + line[1:].strip() not in diff()[1]]
 
 def machine():
     cpu = next((l.split(":", 1)[1].strip() for l in read("/proc/cpuinfo").split("\n") if l.startswith("model name")), platform.machine())
@@ -22,52 +35,74 @@ def machine():
 
 def printed(path):
     if not os.path.exists(path): return None
-    keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^ *O\d +\d+/|^Picture|^\d+ passed", l)]
+    keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^ *O\d +\d+/|^Picture|^Compiling|^\d+ passed", l)]
     return "```\n" + "\n".join(keep) + "\n```\n" + machine()
 
 VERDICT = "\nVerdict: as good as FP32"
 def table(path): return "\n" + read(path) if os.path.exists(path) else None
 
-TYPES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f16-fast": "FP16, fast sums", "bf16-fast": "BF16, fast sums"}
-def speed_of(path):
-    """The short list of one file of results, a row for each case: against the fastest peer, on each number of threads.
-    FP16 stands against the fastest in FP16 or FP32 where the unit is the same work in both."""
-    head, rest = read(path).split("| what |", 1)
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in rest.split("\n\n")[0].strip().split("\n")[2:]]
-    def cell(case, type, threads):
-        here = [r for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"]
-        if not here: return ""
-        unit, ours, share = here[0][4], float(here[0][5]), here[0][7]
-        others = [r for r in rows if type == "f16" and unit != "GB/s" and r[:4] == case + ["f32", threads]]
-        ratios = [float(r[10]) for r in here if r[10] != "-"]
-        for theirs in (float(r[9]) for r in others if r[10] != "-"):
-            ratios.append(theirs / ours if unit == "ms" else ours / theirs)
-        return "%s (%s)" % ("%.2f" % min(ratios) if ratios else "-", share)
-    threads = list(dict.fromkeys(r[3] for r in rows))
-    types = [t for t in TYPES if t in (r[2] for r in rows)]
-    lines = ["| | shape | %s |" % " | ".join(TYPES[t] for t in types), "|---|---|" + "---|" * len(types)]
-    for case in dict.fromkeys(tuple(r[:2]) for r in rows):
-        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in types]
-        lines.append("| %s |" % " | ".join(list(case) + cells))
-    facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside"))]
-    name = path[:-3]
-    also = [("; as bars", name + ".svg"), ("; held to AVX2", name + "-avx2.md")]
-    links = "".join("%s: [%s](%s)" % (what, file, file) for what, file in [("All figures", path)] + also if os.path.exists(file))
-    picture = name + "-scaling.svg"
-    links += ".\n" + ("\n![a training step over batch and width](%s)\n" % picture if os.path.exists(picture) else "")
-    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links
+# --- speed --------------------------------------------------------------------------------------------------------
 
-def speed():
-    """The newest results of each processor: those held to AVX2 only if there are no others."""
+TYPES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f16-fast": "FP16, fast sums", "bf16-fast": "BF16, fast sums"}
+def rows_of(path):
+    """The rows of the short list of one file of results: what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio."""
+    lines = read(path).split("| what |", 1)[1].split("\n\n")[0].strip().split("\n")[2:]
+    return [[c.strip() for c in line.strip("|").split("|")] for line in lines]
+
+def ratio_of(rows, case, type, threads):
+    """How many times as fast as the fastest peer. FP16 stands against the fastest in FP16 or FP32 where the unit is the same work
+    in both."""
+    here = [r for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"]
+    if not here: return ""
+    unit, ours = here[0][4], float(here[0][5])
+    others = [r for r in rows if type == "f16" and unit != "GB/s" and r[:4] == case + ["f32", threads]]
+    ratios = [float(r[10]) for r in here if r[10] != "-"]
+    for theirs in (float(r[9]) for r in others if r[10] != "-"):
+        ratios.append(theirs / ours if unit == "ms" else ours / theirs)
+    return "%.2f" % min(ratios) if ratios else "-"
+
+def share_of(rows, case, type, threads):
+    return next((r[7] for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"), "")
+
+def speed_of(path):
+    rows = rows_of(path)
+    threads = list(dict.fromkeys(r[3] for r in rows))
+    columns = [(t, n) for t in TYPES if t in (r[2] for r in rows) for n in threads]
+    names = " | ".join("%s, %s thread%s" % (TYPES[t], n, "" if n == "1" else "s") for t, n in columns)
+    lines = []
+    for title, cell in (("Times as fast as the fastest peer (below 1: the peer is faster):", ratio_of),
+                        ("Share of the processor's limit:", share_of)):
+        lines += ["", title, "", "| | shape | %s |" % names, "|---|---|" + "---|" * len(columns)]
+        for case in dict.fromkeys(tuple(r[:2]) for r in rows):
+            lines.append("| %s |" % " | ".join(list(case) + [cell(rows, list(case), t, n) for t, n in columns]))
+    head = read(path).split("| what |", 1)[0]
+    facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside", "- amp.h"))]
+    file = os.path.basename(path)
+    links = ["[all figures](%s)" % file]
+    for what, end in (("as bars", ".svg"), ("a step over batch and width", "-scaling.svg"), ("held to AVX2", "-avx2.md")):
+        if os.path.exists(path[:-3] + end): links.append("[%s](%s)" % (what, file[:-3] + end))
+    return "\n".join(["### " + re.search(r"machine: (.*?);", head).group(1) + ", " + file[:10], ""] + facts + lines + ["", ", ".join(links).capitalize() + "."])
+
+def results():
+    """The newest of each processor: those held to AVX2 only if there are no others."""
     newest = {}
     for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md"), key=lambda p: (not p.endswith("-avx2.md"), p)):
         processor = re.sub("-avx2$", "", path[:-3].split("-", 3)[3])
         if not processor.startswith("cuda"): newest[processor] = path
-    return "\n".join(speed_of(newest[processor]) for processor in sorted(newest)) or None
+    return newest
+def speed():
+    newest = results()
+    return "\n" + "\n\n".join(speed_of(newest[p]) for p in sorted(newest)) + "\n" if newest else None
 
-def gpu():
+# --- GPU ------------------------------------------------------------------------------------------------------------
+
+def gpu_file(): return max(glob.glob("tests/bench/results/????-??-??-cuda-*.md"), default=None)
+def cells(line): return [c.strip() for c in line.strip().strip("|").split("|")]
+def is_row(line): return line.startswith("|") and not line.startswith("|--") and re.search(r"\d", line)
+
+def gpu_all():
     """Of the newest file: the products of BF16 into BF16 beside cuBLAS, the passes beside a copy, and all beside PyTorch."""
-    path = max(glob.glob("tests/bench/results/????-??-??-cuda-*.md"), default=None)
+    path = gpu_file()
     if not path: return None
     head, *sections = read(path).split("\n### ")
     kept = lambda text: [l for l in text.split("\n") if l.startswith("|")]
@@ -76,15 +111,46 @@ def gpu():
     for section in sections[1:]:
         if section.startswith("Passes"): lines += ["", "Passes over parameters, GB/s:", ""] + kept(section)
         if section.startswith("Beside PyTorch"): lines += ["", section.split("\n")[0] + ":", ""] + kept(section)
-    return "\n" + "\n".join(lines + ["", "All figures: [%s](%s)." % (path, path)]) + "\n"
+    return "\n" + "\n".join(lines + ["", "All figures: [%s](%s)." % (os.path.basename(path), os.path.basename(path))]) + "\n"
 
-text = before = read("README.md")
-parts = {"program": program(), "diff": diff(), "speed": speed(), "gpu": gpu()}
-if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")})
-for name, content in parts.items():
-    if content is None: continue
-    text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
-    if n != 1: sys.exit("README.md has no place for '%s'" % name)
-if VERDICT not in text: sys.exit("README.md shows a demo without its verdict: make demo > build/demo.txt, and tests/readme.py")
-if "--check" in sys.argv: sys.exit("README.md is behind examples/ or tests/bench/results: run tests/readme.py" if text != before else 0)
-open("README.md", "w", encoding="utf-8").write(text)
+def gpu():
+    """Five rows: the best and the worst product, a pass, and steps of a small and of a large network."""
+    path = gpu_file()
+    if not path: return None
+    head, *sections = read(path).split("\n### ")
+    products = [c for c in map(cells, filter(is_row, sections[0].split("\n"))) if len(c) > 8 and c[4] == "bf16 -> bf16"]
+    torch = [c for c in map(cells, filter(is_row, "\n".join(s for s in sections if s.startswith("Beside PyTorch")).split("\n")))]
+    name = re.search(r"Beside (PyTorch [\d.]+)", read(path)).group(1)
+    lines = ["| %s | amp | peer | times as fast |" % head.strip("# \n").split("\n")[0], "|---|---|---|---|"]
+    by = sorted(products, key=lambda c: float(c[8]))
+    for what, c in (("best", by[-1]), ("worst", by[0])):
+        lines.append("| product of BF16, the %s: %s x %s x %s | %s TFLOP/s | cuBLAS %s TFLOP/s | %s |" % (what, c[0], c[1], c[2], c[6], c[7], c[8]))
+    wanted = ("AdamW, one tensor", "LeNet-5, batch 64, f16, graph", "MLP 784-4096 (5x)-10, batch 8192, bf16, graph")
+    for c in (c for w in wanted for c in torch if c[0].startswith(w)):
+        lines.append("| %s | %s us | %s %s us | %s |" % (c[0], c[1], name, c[2], c[3]))
+    return "\n" + "\n".join(lines)
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+check = "--check" in sys.argv
+files = {"README.md": {"program": program(), "gpu": gpu()}, RESULTS: {}, BENCH: {"speed": speed(), "gpu": gpu_all()}}
+if not check:
+    files["README.md"]["output"] = output()
+    files[RESULTS] = {"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")}
+behind = []
+for path, parts in files.items():
+    text = before = read(path)
+    for name, content in parts.items():
+        if content is None: continue
+        text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
+        if n != 1: sys.exit("%s has no place for '%s'" % (path, name))
+    if path == RESULTS and VERDICT not in text: sys.exit("%s shows a demo without its verdict: make demo > build/demo.txt, and tests/readme.py" % path)
+    if text != before: behind.append(path)
+    if not check: open(path, "w", encoding="utf-8").write(text)
+if not os.path.exists(DIFF) or read(DIFF) != diff()[0]:
+    behind.append(DIFF)
+    if not check: open(DIFF, "w", encoding="utf-8").write(diff()[0])
+if check and behind: sys.exit("behind examples/ or tests/bench/results, run tests/readme.py: " + ", ".join(behind))
+text = read("README.md")
+if shown(text): sys.exit("README.md shows lines that are not in %s:\n%s" % (DIFF, "\n".join(shown(text))))
+if text.count("\n") > MOST_LINES: sys.exit("README.md has %d lines, at most %d are allowed" % (text.count("\n"), MOST_LINES))

@@ -462,7 +462,6 @@ def main():
     path = os.path.join(HERE, "results", "%s-%s" % (datetime.date.today(), processor()))
     if held: return write(path + "-%s.md" % isa, lines)
     write(path + ".md", lines + ["", "## Other sizes", ""] + table(rest))
-    write(path + ".svg", charts.bars(short_list))
-    write(path + "-scaling.svg", charts.scaling([r for r in rows if r[0] == "train mlp"]))
+    charts.write_all(path + ".md", rows, short_list, charts.facts_of(path + ".md"))
 
 if __name__ == "__main__": main()

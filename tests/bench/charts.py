@@ -1,5 +1,5 @@
-"""charts.py: the two pictures of bench.py, as SVG, from the rows of its table."""
-import math
+"""charts.py [RESULTS.md]: the three pictures of bench.py, as SVG, from the rows of its table; from a file of them, drawn anew."""
+import math, re, sys
 
 OURS, PEERS, INK, GRID = "#1f6f8b", ["#e07a5f", "#81b29a", "#f2cc8f", "#9a8c98"], "#333333", "#cccccc"
 
@@ -19,7 +19,7 @@ def bars(rows):
     names = [n for n in dict.fromkeys(r[8] for r in rows) if n]
     colour = {n: PEERS[i % len(PEERS)] for i, n in enumerate(names)}
     cases = list(dict.fromkeys((r[0], r[1], r[2]) for r in rows))
-    left, column, bar, scale, most = 290, 290, 8, 150.0, 1.6      # scale: pixels of the whole limit
+    left, column, bar, scale, most = 290, 330, 8, 150.0, 1.6      # scale: pixels of the whole limit
     parts, last = [label(8, 18, "Share of the limit of the processor (dashed line); the number is the share in percent", 12)], None
     x = 8
     for name, c in [("amp.h", OURS)] + list(colour.items()):
@@ -33,14 +33,51 @@ def bars(rows):
         last = case[:2]
         parts.append(label(left - 8, y + 8, case[2], 10, "end"))
         for i, group in enumerate(here):
-            shares = [(OURS, group[0][7])] + [(colour[r[8]], r[7] / r[10]) for r in group if r[8]] if group else []
-            for k, (c, share) in enumerate(shares):
+            shares = [(OURS, "amp.h", group[0][7])] if group else []
+            shares += [(colour[r[8]], r[8].split(" ")[0].strip(","), r[7] / r[10]) for r in group if r[8]]
+            for k, (c, name, share) in enumerate(shares):
                 width = scale * min(share, most)
                 parts += [rect(left + column * i, y + bar * k, width, bar - 1, c),
-                          label(left + column * i + width + 3, y + bar * k + 7, "%.0f" % (100 * share), 8)]
+                          label(left + column * i + width + 3, y + bar * k + 7, "%.0f %s" % (100 * share, name), 8)]
         y += 6 + bar * max(1, *(len(g) + 1 for g in here))
     for i in range(len(threads)): parts.append(stroke(left + column * i + scale, top, left + column * i + scale, y, INK, "dash"))
     return picture(left + column * len(threads), y + 10, parts)
+
+NETWORKS = {"train lenet5": "LeNet-5", "train mlp": "dense 784-512-512-10", "train gpt2": "GPT-2, 124 M",
+            "stack": "3x3 convolutions", "residual": "residual network", "separable": "separable convolutions",
+            "bottleneck": "bottleneck network"}
+KINDS = {"f32": "FP32", "bf16": "BF16", "bf16-fast": "BF16, fast sums"}        # FP16 takes as long as FP32
+def network(row):
+    """The name of a training step that the chart of steps shows, or None."""
+    if row[1] not in ("64", "784x512x512x10:256", "4x64") and row[0] != "train network": return None
+    return NETWORKS.get(row[1].split(":")[0] if row[0] == "train network" else row[0])
+
+def milliseconds(t): return "%.3g ms" % t if t < 1000 else "%.2f s" % (t / 1000)
+def steps(rows, facts):
+    """A training step on one thread, ours and PyTorch's, the faster of its layouts: a bar with its name and its time. A bar of
+    eight times the time of ours in FP32 or more is cut."""
+    rows = [r for r in rows if r[3] == 1 and r[2] in KINDS and network(r)]
+    left, scale, bar, y = 330, 400.0, 17, 60
+    parts = [label(8, 20, "A training step on one thread: shorter is faster", 14), label(8, 38, facts, 11)]
+    for name in dict.fromkeys(network(r) for r in rows):
+        here = [r for r in rows if network(r) == name]
+        batch = re.search(r"(\d+)(?:x\d+)?$", here[0][1].split(":")[-1] if ":" in here[0][1] else here[0][1])
+        times = []
+        for kind in KINDS:
+            of_kind = [r for r in here if r[2] == kind]
+            theirs = [r[9] for r in of_kind if r[8].startswith("PyTorch")]
+            if of_kind: times.append(("amp.h " + KINDS[kind], OURS, of_kind[0][5]))
+            if theirs and kind != "bf16-fast": times.append(("PyTorch " + KINDS[kind], PEERS[0], min(theirs)))
+        ours = next(t for n, _, t in times if n == "amp.h FP32")
+        longest = max(t for _, _, t in times if t < 8 * ours)
+        parts.append(label(8, y + 11, name + (", batch " + batch.group(1) if here[0][1] != "4x64" else ", 4 x 64 tokens"), 12))
+        for who, colour, t in times:
+            width = scale * min(t / longest, 1.12)
+            parts += [rect(left, y, width, bar - 4, colour), label(left - 6, y + 11, who, 10, "end"),
+                      label(left + width + 5, y + 11, milliseconds(t) + (" (bar cut)" if t > longest else ""), 10)]
+            y += bar
+        y += 10
+    return picture(left + 530, y + 4, parts)
 
 def panel(x, y, title, axis, lines):
     """Lines of (name, colour, dash, [(size, milliseconds)]) on two logarithmic axes."""
@@ -81,3 +118,32 @@ def scaling(rows):
                 lines += [(n, PEERS[j], dash, [(shape(r)[key], r[9]) for r in own if r[8] == n]) for j, n in enumerate(names)]
             parts += panel(60 + 380 * k, 90 + 290 * i, "a training step, %d thread%s" % (t, "s" if t > 1 else ""), axis, [l for l in lines if l[3]])
     return picture(780, 100 + 290 * len(threads), parts)
+
+def rows_of(path):
+    """The rows of a file of results, its short list first, as bench.py has them."""
+    number = lambda text: None if text == "-" else float(text.rstrip(" %"))
+    rows, short = [], None
+    for line in open(path, encoding="utf-8"):
+        if line.startswith("## Other"): short = len(rows)
+        cells = [c.strip() for c in line.strip().strip("|").split("|")]
+        if len(cells) != 11 or cells[0] == "what" or cells[0].startswith("-"): continue
+        share = number(cells[7])
+        rows.append(cells[:3] + [int(cells[3]), cells[4], number(cells[5]), number(cells[6]), share and share / 100,
+                                 cells[8].strip("-"), number(cells[9]), number(cells[10])])
+    return rows, rows[:short]
+
+def write_all(path, rows, short_list, facts):
+    """The pictures beside a file of results, where they have something to show."""
+    pictures = {"-steps": steps(rows, facts), "": bars(short_list), "-scaling": scaling([r for r in rows if r[0] == "train mlp"])}
+    if all(r[0].startswith("train") for r in rows): pictures = {"-steps": pictures["-steps"]}
+    for end, lines in pictures.items():
+        with open(path[:-3] + end + ".svg", "w", encoding="utf-8") as f: f.write("\n".join(lines) + "\n")
+
+def facts_of(path):
+    """The line under the title: processor, instruction set, versions, day."""
+    head = open(path, encoding="utf-8").read().split("| what |")[0]
+    found = lambda pattern: (re.search(pattern, head) or [None, ""])[1]
+    return ", ".join(filter(None, (found(r"machine: (.*?), \d+ core"), found(r"took its (\w+) path"), found(r"(PyTorch [\d.]+)"),
+                                   found(r"# Speed, ([\d-]+)"))))
+
+if __name__ == "__main__": write_all(sys.argv[1], *rows_of(sys.argv[1]), facts_of(sys.argv[1]))
