@@ -254,19 +254,20 @@ static inline void chart_stroke(FILE* out, const chart_series* s) {
    than half a pixel away is left out. */
 static inline void chart_line(FILE* out, const chart_panel* p, const chart_frame* f, const chart_series* s) {
     int k, open = 0;
-    double last_x = 0.0, last = 0.0;
+    double last_x = 0.0, last = 0.0, next;
     fputs("<path", out);
     chart_stroke(out, s);
     fputs(" d=\"", out);
     for (k = 0; k < s->count; k++) {
+        int ends = k + 1 == s->count || !chart_point(p, s, k + 1, &next, &next);
         double x, y;
         if (!chart_point(p, s, k, &x, &y)) { open = 0; continue; }
         x = chart_px(f, x);
         y = chart_py(f, y);
-        if (open && fabs(x - last_x) < 0.5 && fabs(y - last) < 0.5 && k + 1 < s->count) continue;
+        if (open && !ends && fabs(x - last_x) < 0.5 && fabs(y - last) < 0.5) continue;
         if (!open) fprintf(out, "M%.1f %.1f", x, y);
         else if (!p->steps) fprintf(out, "L%.1f %.1f", x, y);
-        else if (y != last || k + 1 == s->count) fprintf(out, "L%.1f %.1fL%.1f %.1f", x, last, x, y);
+        else if (y != last || ends) fprintf(out, "L%.1f %.1fL%.1f %.1f", x, last, x, y);
         open = 1;
         last_x = x;
         last = y;
