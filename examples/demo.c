@@ -292,7 +292,8 @@ static int compare(run* runs, const options* o, const data_set* training, const 
     char error[CHART_ERROR];
     int i;
     data_shuffle(order, training->count, SEED);
-    printf("LeNet-5, %d updates with %d digits each (%s; %d to train, %d to test), on %s\n",
+    printf("The same network three times, from the same weights: all in FP32 (O0), products in half (O1), all but norms "
+           "and losses in half (O2).\nLeNet-5, %d updates with %d digits each (%s; %d to train, %d to test), on %s\n",
            o->steps, BATCH, o->data ? o->data : "drawn by this program", training->count,
            test->count < MAX_TEST ? test->count : MAX_TEST, demo_processor());
     for (i = 0; i < 3; i++)

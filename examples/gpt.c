@@ -8,6 +8,7 @@
    With a checkpoint it goes on where the last run stopped, and writes what one run without a stop would write. */
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
+#include "chart.h"
 #include "gpt.h"
 #include <time.h>
 
@@ -132,14 +133,16 @@ static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* sc
         fclose(there);
         if (!load(g, t, optimizer, scaler, checkpoint, &step)) return 0;
     }
-    printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(g->s.low),
-           1e-6 * (double)g->used);
+    printf("%d letters, %d different ones; %d steps with %d letters each; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary,
+           STEPS - step, B * T, amp_dtype_name(g->s.low), 1e-6 * (double)g->used);
+    fflush(stdout);
     while (step++ < STEPS) {
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
         float loss = gpt_loss(g, targets);
         gpt_backward(g, tokens, targets, amp_scaler_scale_loss(scaler, 1.0f));
         if (amp_optimizer_step(optimizer, scaler, NULL) != AMP_OK || amp_scaler_update(scaler) != AMP_OK) return 0;
+        chart_progress("learning to write", step % REPORT ? step : STEPS, STEPS);     /* gone where a line is printed */
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
                REPORT * B * T / (seconds() - start));

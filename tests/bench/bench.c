@@ -31,6 +31,9 @@ static amp_result gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_
                     s->ldb ? s->ldb : s->trans_b ? s->k : s->n, beta, c, c_dtype, s->ldc ? s->ldc : s->n, exec);
 }
 #define amp_gemm gemm
+#define chart_progress(label, done, total) ((void)(done))
+#else
+#include "../../examples/chart.h"
 #endif
 #include "../../examples/gpt.h"
 #include "networks.h"
@@ -951,8 +954,9 @@ static double median(double x[ROUNDS]) {
 }
 
 static void print_row(const line* l) {
-    double ours[ROUNDS], limit[ROUNDS], share[ROUNDS];
-    int calls, r;
+    enum { LONGEST = 24 };
+    double ours[ROUNDS], limit[ROUNDS], share[ROUNDS], part;
+    int calls, bar, r;
     open_line(l);
     calls = calls_of_sample();
     for (r = 0; r < ROUNDS; r++) {
@@ -960,22 +964,30 @@ static void print_row(const line* l) {
         limit[r] = limit_seconds();
         share[r] = limit[r] / ours[r];
     }
-    printf("| %s | %s | %s | %d | %s | %.4g | %.4g | %.0f %% |\n", l->s->what, l->shape, name_of(l),
-           threads(), unit_of(l), figure(l, median(ours)), figure(l, median(limit)), 100.0 * median(share));
+    part = median(share);
+    bar = (int)(LONGEST * (part < 1.0 ? part : 1.0) + 0.5);
+    printf("%-26s %-24s %-9s %7d %9.3g %-7s %9.3g %-7s %5.0f %%  %.*s\n", l->s->what, l->shape, name_of(l), threads(),
+           figure(l, median(ours)), unit_of(l), figure(l, median(limit)), unit_of(l), 100.0 * part, bar,
+           "########################");
     fflush(stdout);
 }
-/* On one thread and on all. */
+/* On one thread and on all; on a terminal with a bar that tells how far it is. */
 static void print_table(int quick) {
     const int most = threads();
     line l;
-    int i;
-    printf("| what | shape | type | threads | unit | ours | limit | of the limit |\n|---|---|---|---|---|---|---|---|\n");
+    int i, count = 0, done = 0;
+    for (i = 0; find_line(i, &l); i++) count += l.starred || !quick;
+    printf("amp.h on %s beside the limit of this processor, which tests/bench/bench.c explains; %d cases\n%-26s %-24s "
+           "%-9s %7s %17s %17s %7s\n", amp_isa_name(amp_cpu_isa()), count, "what", "shape", "type", "threads", "amp.h", "limit",
+           "share");
     for (i = 0; find_line(i, &l); i++) {
         if (quick && !l.starred) continue;
+        chart_progress(l.s->what, done++, count);
         use_threads(1);
         print_row(&l);
         use_threads(most);
         if (most > 1) print_row(&l);
+        chart_progress("", 1, 1);
     }
 }
 

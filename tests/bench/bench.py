@@ -4,9 +4,10 @@ PROGRAM is bench.c, compiled. Each of its cases is timed in turn with the same c
 round, so that what disturbs the machine disturbs all of them: ours, the limit, PyTorch, OpenBLAS, NumPy, ours, ...
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
-Writes tests/bench/results/DATE-PROCESSOR.md (see processor()), and two pictures beside it; quick writes
-build/bench-quick.md only. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and the short list
-goes to DATE-PROCESSOR-avx2.md."""
+Writes tests/bench/results/DATE-PROCESSOR.md (see processor()), and three pictures beside it; quick writes
+build/bench-quick.md only. ONLY=train measures the cases with that in their names; CLOCK=processor, on one thread, counts
+seconds of the processor, for a machine on which other programs run. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are
+held to AVX2 too, and the short list goes to DATE-PROCESSOR-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
@@ -37,20 +38,24 @@ def product(shape):
 
 def numbers(text): return [int(n) for n in re.findall(r"\d+", text)]
 
+# Of one thread also in seconds of the processor, which other programs hardly change.
+by_processor = os.environ.get("CLOCK") == "processor"
+clock = time.process_time if by_processor else time.perf_counter
+
 def loop(call, calls):
-    start = time.perf_counter()
+    start = clock()
     call()
-    while time.perf_counter() - start < WARM: call()
-    start = time.perf_counter()
+    while clock() - start < WARM: call()
+    start = clock()
     for _ in range(calls): call()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 class Sampler:
     """A peer's call: as many of them in a sample as take SAMPLE seconds. One that takes ENOUGH is not called again."""
     def __init__(self, call):
-        start = time.perf_counter()
+        start = clock()
         call()
-        self.call, self.calls, self.once = call, 1, time.perf_counter() - start
+        self.call, self.calls, self.once = call, 1, clock() - start
         if self.once > ENOUGH: return
         while (took := loop(call, self.calls)) * self.calls < SAMPLE / 4: self.calls *= 2
         self.calls = 1 + int(SAMPLE / took)
@@ -366,26 +371,34 @@ def measure(ours, found, line, case, threads, rounds):
 
 def run(program, found, short, rounds):
     """All rows, or those of the short list, in the order of the cases, and the instruction set."""
-    rows = []
+    rows, done = [], 0
     cpus = processors()
-    for threads in sorted({1, min(4, len(cpus))}, reverse=True):
+    sizes = [1] if by_processor else sorted({1, min(4, len(cpus))}, reverse=True)
+    cases = [(line, case) for line, (*case, starred) in enumerate(listed(program))
+             if (starred == "1" or not short) and os.environ.get("ONLY", "") in " ".join(case)]
+    total = len(sizes) * len(cases)
+    for threads in sizes:
         here = [int(os.environ.get("BENCH_CPU", cpus[-1]))] if threads == 1 else cpus
         bind(0, here)
-        ours = Ours(program, threads)
+        ours = Ours(program, threads, *["processor"] * by_processor)
         bind(0, here[:1])                # where the peers' first thread is
         if int(ours.threads) != threads: print("skipped: %d threads (built without OpenMP)" % threads)
         else:
             for peer in found: peer.threads(threads)
-            for line, (*case, starred) in enumerate(listed(program)):
+            for line, case in cases:
                 # With AVX2 alone, PyTorch takes minutes for a step of GPT-2 in 16 bits.
-                slow = ours.isa == "avx2" and case[0] == "train gpt2" and case[2] != "f32"
-                if (short and starred == "0") or slow: continue
-                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, rounds)]
-                print(text(rows[-1][2]), flush=True)
+                if ours.isa == "avx2" and case[0] == "train gpt2" and case[2] != "f32": continue
+                bar("%s %s %s, %s" % (*case, counted(threads)), done, total)
+                done += 1
+                measured = measure(ours, found, line, case, threads, rounds)
+                rows += [(line, threads, row) for row in measured]
+                bar("", 1, 1)
+                print(spoken(measured), flush=True)
                 gc.collect()
         ours.close()
     bind(0, cpus)
-    return [row for _, _, row in sorted(rows, key=lambda r: r[:2])] + start_up(program, found), ours.isa
+    rows = [row for _, _, row in sorted(rows, key=lambda r: r[:2])]
+    return rows + ([] if by_processor or "ONLY" in os.environ else start_up(program, found)), ours.isa
 
 def start_up(program, found):
     """A new process, from its start to its end, that makes one small product."""
@@ -403,6 +416,24 @@ def start_up(program, found):
     return rows or [["new process, one gemm", "NN:64x64x64", "f32", 1, "ms", ours, None, None, "", None, None]]
 
 # --- what is written ------------------------------------------------------------------------------------------
+
+def counted(threads): return "%d thread%s" % (threads, "s" if threads > 1 else "")
+def bar(label, done, total, width=30):
+    """On a terminal, drawn over itself, as chart_progress in examples/chart.h; gone when done."""
+    if not sys.stderr.isatty(): return
+    full = width * done // total
+    sys.stderr.write("\r  [%s%s] %3d %%  %.40s\x1b[K" % ("#" * full, " " * (width - full), 100 * done // total, label) if done < total else "\r\x1b[K")
+    sys.stderr.flush()
+def spoken(rows, width=30):
+    """What a person reads of one case: a line with a name, a figure with its unit and a bar for ours, the limit and each peer."""
+    what, shape, type, threads, unit, ours, limit, share = rows[0][:8]
+    lines = [("amp.h", ours, "%.0f %% of the limit" % (100 * share))]
+    lines += [(r[8], r[9], "amp.h is %.2f times as fast" % r[10]) for r in rows if r[8]] + [("limit", limit, "")]
+    speed = [1 / f if unit == "ms" else f for _, f, _ in lines]
+    text = ["", "%s %s %s, %s" % (what, shape, type, counted(threads))]
+    for (name, figure, remark), s in zip(lines, speed):
+        text.append("  %-32.32s %9s %-8s %-*s %s" % (name, short(figure), unit, width, "#" * max(1, round(width * s / max(speed))), remark))
+    return "\n".join(line.rstrip() for line in text)
 
 def short(x): return "-" if x is None else "%.3g" % x if x < 100 else "%.0f" % x
 def text(row):
@@ -434,7 +465,7 @@ def header(isa, compiler, found, others):
             "- machine: %s; amp.h took its %s path" % (machine(), isa), "- compiler: %s, `%s`" % (version, compiler),
             "- peers: %s; called from Python, which costs a few microseconds a call" % (", ".join(p.name for p in found) or "none here")
             + (", and held to %s by %s" % (isa, ", ".join("%s=%s" % h for h in held.items())) if held else ""),
-            "- beside it ran: " + beside,
+            "- beside it ran: " + beside + (" (times are seconds of the processor)" if by_processor else ""),
             "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
             "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
 
