@@ -1,0 +1,120 @@
+/* 08_levels.c - lesson 8: which layers may be half?                                   Run:  make lesson N=8
+
+   A level says which layers run in half (FP16). O0: none. O1: matrix products, while softmax, layer norms and losses
+   run in FP32, and others take what comes. O2: all but norms and losses. O3: all but losses, without FP32 weights. This
+   network has a layer of each kind; the weights of its second convolution are multiplied by 300, then by 90000. The
+   batch norm behind it divides by the spread of its input: in FP32 the factor is gone again, and nothing happens. In
+   half what exceeds 65504 is infinite, and inf / inf is NaN ("not a number"), in all layers behind. A norm also squares
+   its input. amp.h does that in FP32 at every level; column "by hand" is O3 with norms whose squares are half. */
+#define AMP_IMPLEMENTATION
+#include "../../amp.h"
+#include "../chart.h"
+#include "../data.h"
+
+enum { LAYERS = 14, COLUMNS = 5, GAINS = 2, BATCH = 64 };
+enum { IN_FP32, IN_HALF, OVERFLOWED, SPOILT, STATES };       /* of a layer; spoilt: it lies behind an overflow */
+static const char* const state_names[STATES] = { "FP32", "half", "overflowed", "spoilt" };
+static const char* const colors[STATES] = { CHART_NEUTRAL, "#2f9e63", "#e5322d", "#e8a09c" };
+static const char* const columns[COLUMNS + 1] = { "O0", "O1", "O2", "O3", "by hand", NULL };
+static const float gains[GAINS] = { 300.0f, 90000.0f };
+static float targets[BATCH * 10];              /* 1 for the right digit, else 0 */
+
+/* One layer of each kind. */
+static void build(amp_model* m) {
+    amp_conv2d_desc conv = { .out_channels = 8, .kernel = 3, .padding = 1, .init = AMP_INIT_HE };
+    amp_value x = amp_input(m, 1, 28, 28), shortcut;
+    shortcut = x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
+    x = amp_conv2d(m, x, &conv);
+    x = amp_relu(m, amp_add(m, amp_batch_norm(m, x, NULL), shortcut));       /* a residual connection */
+    x = amp_gelu(m, amp_layer_norm(m, amp_linear(m, x, 64), NULL));
+    amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
+}
+
+/* 1 if the square of x is infinite in half. */
+static int square_overflows(float x) {
+    amp_half square = amp_half_from_float(x * x);
+    return amp_is_inf(&square, AMP_F16);
+}
+
+/* One forward and backward pass: the state of each layer, and the largest value of its output. Returns the bytes of
+   activations and their gradients. */
+static size_t look(const data_set* d, int column, float gain, int* state, float* largest, const char** names) {
+    static float weights[8 * 8 * 9];
+    amp_model_desc desc = { .batch = BATCH, .seed = 1, .logger = { .log = amp_log_stderr } };
+    amp_batch batch = { .n = BATCH, .inputs = { d->pixels }, .input_dtype = AMP_U8, .targets = { targets } };
+    amp_layer_stats s[LAYERS];
+    amp_memory memory;
+    amp_model* m;
+    int overflowed = 0;
+    desc.precision.level = column < 4 ? (amp_level)column : AMP_O3;
+    amp_model_create(&m, &desc);
+    build(m);
+    if (amp_model_finalize(m) != AMP_OK || amp_model_memory(m, &memory) != AMP_OK) exit(1);
+    amp_param* p = amp_model_find_param(m, "conv2d2.weight");
+    amp_model_read_param(m, p, weights);
+    for (size_t i = 0; i < p->count; i++) weights[i] *= gain;
+    amp_model_write_param(m, p, weights);
+    if (amp_model_stats(m, &batch, s, LAYERS) != AMP_OK) exit(1);
+    for (int i = 0; i < LAYERS; i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        int norm = l->op == AMP_OP_BATCH_NORM || l->op == AMP_OP_LAYER_NORM, broken = s[i].output.infs > 0;
+        if (norm && column == 4) broken |= square_overflows(s[i - 1].output.largest);     /* of its input */
+        state[i] = overflowed ? SPOILT : broken ? OVERFLOWED : l->compute_dtype == AMP_F32 ? IN_FP32 : IN_HALF;
+        overflowed |= broken;
+        largest[i] = s[i].output.largest;
+        names[LAYERS - 1 - i] = amp_op_name(l->op);
+    }
+    amp_model_destroy(m);
+    return memory.activation_bytes;
+}
+
+static int stop(const char* why) { fprintf(stderr, "08_levels: %s\n", why); return 1; }
+
+int main(int argc, char** argv) {
+    static float x[GAINS][STATES][COLUMNS * LAYERS], y[GAINS][STATES][COLUMNS * LAYERS];
+    static const char* const titles[GAINS] = { "Convolution times 300", "Convolution times 90000" };
+    const char *picture = argc > 1 ? argv[1] : "08_levels.svg", *names[LAYERS + 1] = { NULL };
+    char error[CHART_ERROR] = "at most one argument, the picture's path";
+    static const int expected[GAINS][COLUMNS] = { { 0, 0, 0, 0, 1 }, { 0, 1, 1, 1, 1 } };      /* overflows */
+    int state[COLUMNS][LAYERS], count[GAINS][STATES] = { { 0 } }, red[GAINS][COLUMNS] = { { 0 } };
+    chart_series series[GAINS][STATES];
+    chart_panel panels[GAINS];
+    float largest[COLUMNS][LAYERS], finite = 0.0f;
+    size_t bytes[COLUMNS];
+    data_set d;
+    if (argc > 2 || !chart_try(picture, error) || !data_digits(&d, BATCH, 1, error)) return stop(error);
+    for (int i = 0; i < BATCH; i++) targets[i * 10 + d.labels[i]] = 1.0f;
+    for (int g = 0; g < GAINS; g++) {
+        printf("%-24s  FP32's largest", titles[g]);
+        for (int c = 0; c < COLUMNS; c++) {
+            bytes[c] = look(&d, c, gains[g], state[c], largest[c], names);
+            printf("  %-10s", columns[c]);
+        }
+        for (int i = 0; i < LAYERS; i++) {
+            printf("\n%-24s  %14.5g", names[LAYERS - 1 - i], (double)largest[0][i]);
+            for (int c = 0; c < COLUMNS; c++) {
+                int now = state[c][i], k = count[g][now]++;
+                x[g][now][k] = (float)c;
+                y[g][now][k] = (float)(LAYERS - 1 - i);          /* the input on top */
+                red[g][c] += now == OVERFLOWED;
+                printf("  %-10s", state_names[now]);
+            }
+        }
+        printf("\n\n");
+        for (int k = 0; k < STATES; k++)
+            series[g][k] = (chart_series){ state_names[k], colors[k], NULL, 15, 1, y[g][k], x[g][k], NULL, count[g][k],
+                                           CHART_POINTS };
+        panels[g] = (chart_panel){ .title = titles[g], .x_label = "level", .x_names = columns, .y_names = names,
+                                   .series = series[g], .series_count = STATES };
+    }
+    printf("%-40s", "bytes of activations and gradients");
+    for (int c = 0; c < COLUMNS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
+    for (amp_half h = { 0 }; amp_is_finite(&h, AMP_F16); h.bits++)
+        if (!square_overflows(amp_half_to_float(h))) finite = amp_half_to_float(h);
+    printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n", (double)finite);
+    printf("check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)largest[0][4]);
+    data_free(&d);
+    if (!chart_write(picture, "Which layers may be half?", panels, GAINS, error)) return stop(error);
+    if (memcmp(red, expected, sizeof red) == 0 && finite == 255.875f) return 0;
+    return stop("the findings of this lesson did not come out");
+}
