@@ -39,7 +39,7 @@ TABLE = [
     ("ops", "(float)(amp_random_bits(seed, index) >> 8)", "(float)(amp_random_bits(seed, index) >> 7)"),
     # --- cpu
     ("half", "if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;", ""),
-    ("half", "neon\\0avx2\\0avx512", "neon\\0avx\\0avx512", "\"avx\", \"avx512\", \"avx512_bf16\" };"),
+    ("half", "neon\\0avx2\\0avx512", "neon\\0avx\\0avx512"),
     # --- half
     ("half", "carry = _mm512_set1_epi32(0x7ffe);", "carry = _mm512_set1_epi32(0x7fff);"),
     ("half", "if (limit == 0x7f800000u) return _mm512_fpclass_ps_mask(x, 0x81) != 0;", "if (limit == 0x7f800000u) return 0;"),
