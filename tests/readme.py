@@ -2,7 +2,7 @@
 README.md                       program and its output (examples/train_small.c, build/train_small), gpu: five rows
 examples/own_loop.diff          own_loop_fp32.c beside own_loop.c; README shows some of its lines
 tests/results.md                demo, proof and bits: what `make demo > build/demo.txt`, `make check` and `make test-bits` wrote
-tests/bench/results/README.md   speed and gpu, from the newest files there
+tests/bench/results/README.md   train, speed and gpu, from the newest files there
 What was not run is kept as it is. --check compares all that needs no run, looks for the demo's verdict, and counts README's lines."""
 import difflib, glob, os, platform, re, subprocess, sys, datetime
 
@@ -79,7 +79,7 @@ def speed_of(path):
     facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside", "- amp.h"))]
     file = os.path.basename(path)
     links = ["[all figures](%s)" % file]
-    for what, end in (("as bars", ".svg"), ("a step over batch and width", "-scaling.svg"), ("held to AVX2", "-avx2.md")):
+    for what, end in (("as bars", ".svg"), ("a step as bars", "-steps.svg"), ("a step over batch and width", "-scaling.svg"), ("held to AVX2", "-avx2.md")):
         if os.path.exists(path[:-3] + end): links.append("[%s](%s)" % (what, file[:-3] + end))
     return "\n".join(["### " + re.search(r"machine: (.*?);", head).group(1) + ", " + file[:10], ""] + facts + lines + ["", ", ".join(links).capitalize() + "."])
 
@@ -88,8 +88,22 @@ def results():
     newest = {}
     for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md"), key=lambda p: (not p.endswith("-avx2.md"), p)):
         processor = re.sub("-avx2$", "", path[:-3].split("-", 3)[3])
-        if not processor.startswith("cuda"): newest[processor] = path
+        if not processor.startswith("cuda") and not processor.endswith("-train"): newest[processor] = path
     return newest
+
+def train():
+    """The newest steps beside PyTorch's, the faster of its layouts."""
+    path = max(glob.glob("tests/bench/results/????-??-??-*-train.md"), default=None)
+    if not path: return None
+    rows, lines = rows_of(path), ["| a step of | shape | type | amp | PyTorch | times as fast |", "|---|---|---|---|---|---|"]
+    for case in dict.fromkeys(tuple(r[:4]) for r in rows):
+        best = min((r for r in rows if tuple(r[:4]) == case), key=lambda r: float(r[10]))
+        lines.append("| %s | %s | %s | %s ms | %s ms | %s |" % (case[:2] + (TYPES[case[2]], best[5], best[9], best[10])))
+    head = read(path).split("| what |", 1)[0]
+    facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- beside"))]
+    file = os.path.basename(path)
+    return "\n" + "\n".join(facts + [""] + lines) + "\n\n[All figures](%s), [as bars](%s-steps.svg).\n" % (file, file[:-3])
+
 def speed():
     newest = results()
     return "\n" + "\n\n".join(speed_of(newest[p]) for p in sorted(newest)) + "\n" if newest else None
@@ -133,7 +147,7 @@ def gpu():
 # --- writing --------------------------------------------------------------------------------------------------------
 
 check = "--check" in sys.argv
-files = {"README.md": {"program": program(), "gpu": gpu()}, RESULTS: {}, BENCH: {"speed": speed(), "gpu": gpu_all()}}
+files = {"README.md": {"program": program(), "gpu": gpu()}, RESULTS: {}, BENCH: {"train": train(), "speed": speed(), "gpu": gpu_all()}}
 if not check:
     files["README.md"]["output"] = output()
     files[RESULTS] = {"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")}
