@@ -27,7 +27,8 @@ nav a { display: block; padding: .15rem 0 }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .86em }
 pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height: 1.4; margin: 0 0 1rem }
 .seen { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; align-items: start }
-.seen svg { display: block; width: 100%; max-width: 940px; height: auto }
+.picture { overflow-x: auto }
+.picture svg { display: block; width: 100%; min-width: 36rem; max-width: 940px; height: auto }
 .seen pre { font-size: 12px; margin: 0 }
 @media (min-width: 1150px) { .seen { grid-template-columns: minmax(0, 1fr) fit-content(54%) } }
 details { border-left: 3px solid var(--line); padding-left: 1rem }
@@ -39,12 +40,23 @@ th { background: var(--box) }
 <main>
 HEAD
 awk -v pictures="$1" -v tables="$2" -v book="$book" '
-# Markdown as the book uses it: headings, paragraphs, lists, tables, code, **bold**, `code`, [links](there).
+# Markdown as the book uses it: headings, paragraphs, lists, tables, code, **bold**, *emphasis*, `code`, [links](there).
 function escaped(s) { gsub(/&/, "\\&amp;", s); gsub(/</, "\\&lt;", s); gsub(/>/, "\\&gt;", s); return s }
-function marked(s, mark, tag,    parts, n, i, out) {
-    n = split(s, parts, mark)
-    out = parts[1]
-    for (i = 2; i <= n; i++) out = out (i % 2 ? "</" tag ">" : i < n ? "<" tag ">" : "`") parts[i]
+function strong(s,    parts, n, i, out) {
+    n = split(s, parts, "[*][*]")
+    for (i = 1; i <= n; i++) out = out (i == 1 ? "" : i % 2 ? "</strong>" : "<strong>") parts[i]
+    return out
+}
+function emphasised(s,    out) {
+    while (match(s, /[*][^ *]([^*]*[^ *])?[*]/)) {
+        out = out substr(s, 1, RSTART - 1) "<em>" substr(s, RSTART + 1, RLENGTH - 2) "</em>"
+        s = substr(s, RSTART + RLENGTH)
+    }
+    return out s
+}
+function coded(s,    parts, n, i, out) {
+    n = split(s, parts, "`")
+    for (i = 1; i <= n; i++) out = out (i % 2 ? emphasised(parts[i]) : "<code>" parts[i] "</code>")
     return out
 }
 function linked(s,    out, middle, text) {
@@ -56,7 +68,7 @@ function linked(s,    out, middle, text) {
     }
     return out s
 }
-function inline(s) { return marked(marked(linked(escaped(s)), "`", "code"), "[*][*]", "strong") }
+function inline(s) { return coded(strong(linked(escaped(s)))) }
 function enter(tag, opening) {
     if (open == tag) return
     leave()
@@ -106,8 +118,9 @@ function seen(number, title,    name, path) {
     print "<h2>" inline(title) "</h2>\n<div class=\"seen\">"
     name = names[number]
     if (name) {
+        print "<div class=\"picture\">"
         copy(pictures "/" name ".svg", 0)
-        print "<pre>"
+        print "</div>\n<pre>"
         copy(tables "/" name ".txt", 1)
         print "</pre>"
     }
