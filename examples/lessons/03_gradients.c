@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
     print();
     const sums *plain = &seen[0][ALL][1], *scaled = &seen[1][ALL][1];
     printf("\ncheck: half loses %.2f %% of weight gradients (of a speech model's about 5 %%: Micikevicius et al.,\n"
-           "       2018), and %.2f %% with the loss scale\n", percent(plain->lost, plain), percent(scaled->lost, scaled));
+           "       2018), and %.2f %% with a loss scale\n", percent(plain->lost, plain), percent(scaled->lost, scaled));
     if (plain->lost < 0.02 * plain->values || scaled->lost > plain->lost / 4.0 || scaled->infinite > 0.0)
         return fprintf(stderr, "03_gradients: half loses no gradients, or the scale does not save them\n"), 1;
     if (draw(argc > 1 ? argv[1] : "03_gradients.svg", error)) return 0;
