@@ -4,8 +4,8 @@
 out=build/check_examples; mkdir -p $out
 make -s build/demo build/impl.o || exit 1
 built() { # built EXAMPLE PROGRAM
-    ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples $1.c build/impl.o -o $out/$2 -lm ||
-        exit 1
+    ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples -Iexamples/lessons $1.c \
+        build/impl.o -o $out/$2 -lm || exit 1
 }
 for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
     built examples/$e $e
@@ -13,6 +13,16 @@ for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 0
 done
 ${CC:-cc} -std=c99 -DAMP_NO_SIMD -O1 examples/own_loop.c -o $out/alone -lm && [ -n "$($out/alone)" ] ||
     { echo "own_loop does not compile alone"; exit 1; }
+# The lessons find what they are to find, and draw the pictures of the book; those of 11 show times.
+mkdir -p $out/lessons
+make -s lessons LESSONS_TO=$out/lessons > $out/lessons.txt || { tail -n 30 $out/lessons.txt; exit 1; }
+for picture in examples/lessons/*.svg; do
+    drawn=$out/lessons/$(basename "$picture")
+    [ -s "$drawn" ] && { [ "$(basename "$picture")" = 11_attention.svg ] || cmp "$picture" "$drawn"; } ||
+        { echo "make lessons does not draw $picture as it is"; exit 1; }
+done
+[ "$(grep -c '<svg' $out/lessons/index.html)" -eq "$(find examples/lessons -name '*.c' | wc -l)" ] ||
+    { echo "the page of the lessons lacks a picture"; exit 1; }
 # With a setting that amp.h refuses an example says so and fails.
 spoilt() { # spoilt EXAMPLE SETTING VALUE
     sed "s/$2/$3/" examples/$1.c > $out/spoilt.c
@@ -27,6 +37,8 @@ spoilt own_loop '\.kind = AMP_ADAMW' '.kind = AMP_ADAMW, .beta1 = 2.0f'
 spoilt own_loop 'growth_interval = 100' 'growth_interval = -100'
 spoilt train_small '\.batch = 256' '.batch = -1'
 spoilt train_small '\.n = 256' '.n = 257'
+spoilt lessons/02_sums 'return 0\.01f' 'return 0.02f'
+spoilt lessons/03_gradients '\.lr = 0\.05f' '.lr = -0.05f'
 spoilt 02_loss_scale 'growth_interval = 10' 'growth_interval = -10'
 spoilt 03_master_weights '1e-2f, ' '-1e-2f, '
 spoilt 04_levels '\.batch = 32' '.batch = -1'

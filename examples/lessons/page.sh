@@ -20,7 +20,7 @@ main { max-width: 1600px; margin: 0 auto; padding: 1rem 1.5rem 4rem }
 h1, h2, h3 { line-height: 1.2 }
 h2 { margin: 0 0 1rem }
 section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.5rem }
-p, li, table { max-width: 75ch }
+p, li, table { max-width: 75ch; overflow-wrap: anywhere }
 a { color: var(--link) }
 nav { columns: 20rem; list-style: none; margin: 1.5rem 0 }
 nav a { display: block; padding: .15rem 0 }
