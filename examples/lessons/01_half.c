@@ -106,9 +106,9 @@ static int draw(const char* path) {
 int main(int argc, char** argv) {
     int i;
     if (argc > 2) return fprintf(stderr, "01_half: one argument, the path of the picture\n"), 1;
-    printf(" type  bits  numbers      largest     normal   smallest  below 1     whole  of 0.3952  wrong\n"
-           "               above                    from                     numbers       there     by\n"
-           "                   0                                                  to        is\n");
+    printf(" type  bits  numbers      largest     normal   smallest  below 1     whole     0.3952  wrong\n"
+           "               above                    from                     numbers    becomes     by\n"
+           "                   0                                                  to\n");
     for (i = FORMATS - 1; i >= 0; i--) walk(i);
     printf("\ncheck: of FP16's positive numbers %.1f %% lie below 1 (run: 48.4 %%), the largest is %g (IEEE 754:\n"
            "       65504), the smallest 2^%g (2^-24); 0.3952 becomes %.6f (run: 0.395264)\n", below_one[FP16],
