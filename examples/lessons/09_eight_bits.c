@@ -1,0 +1,120 @@
+/* 09_eight_bits.c - lesson 9: eight bits?                                             Run:  make lesson N=9
+
+   Two types of 8 bits train networks: E4M3 (4 bits of exponent, 3 of fraction, up to 448) and E5M2 (5 and 2, up to
+   57344). E4M3 is finer, E5M2 reaches further; both reach so little that a tensor is multiplied by a scale before it is
+   rounded, so that its largest value lands on the type's. Current scaling looks for that value in the tensor itself.
+   Delayed scaling saves this pass and takes the largest of earlier steps; here one step brings values 32768 times as
+   large, a spike. A value that is too large saturates: it becomes the largest. One that is too small becomes zero. */
+#define AMP_IMPLEMENTATION
+#include "../../amp.h"
+#include "../chart.h"
+
+enum { N = 262144, SIZE = 1024, STEPS = 1400, SPIKE = 100, WAYS = 4, SHIFTS = 36 };
+typedef struct format { const char* name; int fraction, lowest; float max; } format;    /* lowest normal exponent */
+static const format types[2] = { { "E4M3", 3, -6, 448.0f }, { "E5M2", 2, -14, 57344.0f } };
+static double noise, zeros, saturated;       /* of the last quantize: signal to noise in dB, and shares in percent */
+static float x[N], since[STEPS], scales[WAYS][STEPS], flushed[WAYS][STEPS], clean[2][SHIFTS];
+static unsigned char full[WAYS][STEPS];
+static const int histories[WAYS] = { 0, 1, 16, 1024 };
+static const char* const names[WAYS] = { "current", "history 1", "16", "1024" };
+static const char* const colors[WAYS] = { CHART_NEUTRAL, "#3b8ed0", "#2f9e63", "#d9534f" };
+
+static int stop(const char* why) { fprintf(stderr, "09_eight_bits: %s\n", why); return 1; }
+
+/* To the nearest number of the type, ties to even; what is too large becomes the largest. */
+static float round_to(const format* f, float v) {
+    int exponent;
+    if (!(fabsf(v) < f->max)) return amp_is_nan(&v, AMP_F32) ? v : copysignf(f->max, v);
+    frexpf(v, &exponent);                    /* |v| is in [2^(exponent-1), 2^exponent) */
+    float unit = ldexpf(1.0f, (exponent - 1 > f->lowest ? exponent - 1 : f->lowest) - f->fraction);
+    return rintf(v / unit) * unit;
+}
+
+static float largest(size_t n) {
+    float most = 0.0f;
+    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+/* Rounds x * scale and divides by the scale again: what a product of such numbers computes with. */
+static void quantize(const format* f, float scale, size_t n) {
+    double signal = 0.0, wrong = 0.0, share = 100.0 / (double)n;
+    zeros = saturated = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i], error = (x[i] = round_to(f, v * scale) / scale) - v;
+        signal += (double)v * (double)v;
+        wrong += (double)error * (double)error;
+        if (x[i] == 0.0f && v != 0.0f) zeros += share;
+        if (fabsf(v * scale) > f->max * 1.001f) saturated += share;
+    }
+    noise = 10.0 * log10(signal / wrong);
+}
+
+/* Fills x. A bell curve; with a tail, each number times e^(2 * another), so that sizes spread as those of gradients. */
+static void bell(int tail) {
+    for (uint64_t i = 0; i < N; i++) x[i] = amp_random_normal(1, i) * (tail ? expf(2 * amp_random_normal(2, i)) : 1);
+}
+
+/* A tensor a step, rounded to E4M3 with the scale of its own largest value (history 0), or of the last steps'. */
+static void spike(int way, int history) {
+    static float most[STEPS];
+    float scale = 1.0f;
+    int saturates = 0;
+    for (int s = 0; s < STEPS; s++) {
+        float recent = 0.0f;
+        for (int i = 0; i < SIZE; i++) x[i] = ldexpf(amp_random_normal(3, (uint64_t)(s * SIZE + i)), 15 * (s == SPIKE));
+        most[s] = largest(SIZE);
+        for (int back = history > 0; back <= history && back <= s; back++) recent = fmaxf(recent, most[s - back]);
+        if (recent > 0.0f) scale = types[0].max / recent;
+        quantize(&types[0], scale, SIZE);
+        saturates += s > 0 && saturated > 0.0;
+        since[s] = (float)(s - SPIKE + 1);      /* the picture shows what is above 0 */
+        scales[way][s] = log2f(scale);
+        flushed[way][s] = (float)zeros;
+        full[way][s] = saturated > 50.0;
+        chart_progress(names[way], s + 1, STEPS);
+        if (s == SPIKE) printf("%-9s %22.1f %%", names[way], saturated);
+        if (s == SPIKE + 1) printf(" %19.1f dB %7.1f %%", noise, zeros);
+    }
+    printf(" %19.1f %%\n", 100.0 * saturates / STEPS);
+}
+
+int main(int argc, char** argv) {
+    const char* picture = argc > 1 ? argv[1] : "09_eight_bits.svg";
+    char error[CHART_ERROR] = "at most one argument, the picture's path";
+    double lost[2];
+    chart_series s[2 * WAYS + 2];
+    if (argc > 2 || !chart_try(picture, error)) return stop(error);
+    printf("one scale      bell curve: s/n     zeros      long tail: s/n     zeros");
+    for (int t = 0; t < 2; t++) {
+        printf("\n%-9s", types[t].name);
+        for (int tail = 0; tail < 2; tail++) {
+            bell(tail);
+            quantize(&types[t], types[t].max / largest(N), N);
+            printf(" %18.1f dB %7.4f %%", noise, lost[t] = zeros);
+        }
+        for (int k = 0; k < SHIFTS; k++) {
+            bell(0);
+            quantize(&types[t], ldexpf(types[t].max / largest(N), -k), N);
+            clean[t][k] = (float)noise;
+        }
+        s[8 + t] = (chart_series){ types[t].name, colors[t + 1], NULL, 3, 1, clean[t], NULL, NULL, SHIFTS, CHART_LINE };
+    }
+    printf("\n\nscaling    saturated at the spike     s/n a step later     zeros   steps that saturate\n");
+    for (int w = 0; w < WAYS; w++) {
+        spike(w, histories[w]);
+        s[w] = (chart_series){ names[w], colors[w], NULL, 5 - w, 1, scales[w], since, full[w], STEPS, CHART_LINE };
+        s[WAYS + w] = (chart_series){ names[w], colors[w], NULL, 5 - w, 1, flushed[w], since, NULL, STEPS, CHART_LINE };
+    }
+    chart_panel p[] = { { .title = "Scale of E4M3", .x_label = "step from the spike on", .y_prefix = "2^", .log_x = 1,
+                          .steps = 1, .mark_name = "saturated", .mark_color = "#e5322d" },
+                        { .title = "Values that become zero, %", .x_label = "step from the spike on", .log_x = 1 },
+                        { .title = "Signal to noise, in dB", .x_label = "powers of two that the scale is too small" } };
+    for (int i = 0; i < 3; i++) { p[i].series = s + WAYS * i; p[i].series_count = i < 2 ? WAYS : 2; }
+    if (!chart_write(picture, "Eight bits?", p, 3, error)) return stop(error);
+    printf("check: bell curve 31.6 and 25.6 dB, tail 7.8 and 0.001 %% zeros (run): %.1f, %.1f, %.1f, %.4f\n",
+           (double)clean[0][0], (double)clean[1][0], lost[0], lost[1]);
+    if (fabsf(clean[0][0] - 31.6f) < 0.2f && fabsf(clean[1][0] - 25.6f) < 0.2f && fabs(lost[0] - 7.8) < 0.3 && lost[1] < .1
+        && !full[0][SPIKE] && full[3][SPIKE] && flushed[3][SPIKE + 1024] > 10 && flushed[3][SPIKE + 1025] < 1) return 0;
+    return stop("the findings of this lesson did not come out");
+}
