@@ -208,7 +208,7 @@ TABLE = [
     ("ops", "const float same = v && !by_column ? v[row] : missing;", "const float same = v && !by_column ? v[0] : missing;"),
     ("ops", "r->v, at, n, d, r->all, r->tile)", "r->v, at, n, d, SIZE_MAX, r->tile)"),
     ("ops", "return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);", "return masks;"),
-    ("ops", "ampi_select(in[l], x[i + l], m[l])", "x[i + l]"),
+    ("ops", "ampi_float(ampi_select_bits(in[l], ampi_bits(x[i + l]), 0xff800000u))", "x[i + l]"),
     ("ops", "gamma ? y[l] * gamma[l] : y[l], x[l], mean", "gamma ? y[l] : y[l], x[l], mean"),
     ("ops", "    if (terms == AMPI_DOT) t.d *= scale;\n", ""),
     ("ops", "(float)((double)x - center)", "x"),
