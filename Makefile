@@ -155,6 +155,11 @@ $(B)/emu$(EMU_ARCH)_impl.o: tests/impl_cuda.cu amp.h amp_cuda.cuh tests/emu/cuda
 $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
+# This lesson has an amp.h of its own, with threads where the compiler has OpenMP.
+$(B)/lessons/12_same_bits: examples/lessons/12_same_bits.c amp.h $(wildcard examples/*.h) | $(B)
+	@mkdir -p $(@D)
+	@$(CC) $(STRICT) $(CFLAGS) -fopenmp $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
+
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
 # before, and takes that of the tests: examples, lessons, one compilation of amp.h.
 $(B)/%: examples/%.c amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)

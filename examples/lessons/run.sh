@@ -3,6 +3,7 @@
 # terminal. Fails if the lesson does: what it is to show did not come out.
 name=$(basename "$1")
 echo "=== $name"
+export OMP_WAIT_POLICY=passive    # threads that wait leave the processor to others
 "$1" "$2/$name.svg" > "$1.txt"
 status=$?
 cat "$1.txt"
