@@ -15,7 +15,7 @@ PYTHON  ?= python3
 
 # The long ones first.
 TESTS    = conv ops gemm nan optim half scaler checkpoint model train fit policy files report data gpt alloc hostile
-EXAMPLES = train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
+EXAMPLES = train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)

@@ -7,7 +7,7 @@ built() { # built EXAMPLE PROGRAM
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples -Iexamples/lessons $1.c \
         build/impl.o -o $out/$2 -lm || exit 1
 }
-for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
+for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet; do
     built examples/$e $e
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
@@ -39,9 +39,9 @@ spoilt train_small '\.batch = 256' '.batch = -1'
 spoilt train_small '\.n = 256' '.n = 257'
 spoilt lessons/02_sums 'return 0\.01f' 'return 0.02f'
 spoilt lessons/03_gradients '\.lr = 0\.05f' '.lr = -0.05f'
-spoilt 02_loss_scale 'growth_interval = 10' 'growth_interval = -10'
-spoilt 03_master_weights '1e-2f, ' '-1e-2f, '
-spoilt 04_levels '\.batch = 32' '.batch = -1'
+spoilt lessons/04_scale '\.init_scale = scale' '.init_scale = -scale'
+spoilt lessons/06_masters '\.momentum = 0\.9f' '.momentum = -0.9f'
+spoilt lessons/08_levels '\.batch = BATCH, \.seed' '.batch = -1, .seed'
 # A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
 stopped() { # stopped FILE ARGUMENT...: gpt, killed when it has kept something in the file, or in the end
     rm -f "$1"; file=$1; shift
