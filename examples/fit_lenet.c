@@ -2,6 +2,7 @@
    Run:  make examples && build/fit_lenet DIR      (the four files of MNIST; without DIR drawn digits) */
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
+#include "chart.h"
 #include "data.h"
 
 int main(int argc, char** argv) {
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
                         .targets = { train.labels }, .label_dtype = AMP_U8 };
     amp_data unseen = { .count = test.count, .inputs = { test.pixels }, .input_dtype = AMP_U8,
                         .targets = { test.labels }, .label_dtype = AMP_U8 };
-    amp_fit_desc fit = { .epochs = 3, .evaluation = &unseen, .print = amp_print_stdout };
+    amp_fit_desc fit = { .epochs = 3, .evaluation = &unseen, .print = amp_print_stdout,
+                         .terminal = chart_is_terminal() };
     return amp_fit(m, &digits, &fit, NULL) != AMP_OK;
 }

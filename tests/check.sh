@@ -276,6 +276,7 @@ only_our_symbols() {
 }
 step "public symbols begin with amp_, no writable state but two caches of cpuid" only_our_symbols
 step "the header's text: table of contents, comments, ASCII, lengths" $PYTHON tests/check_header.py amp.h README.md $CC
+step "README's lines of make, CMake and meson" sh tests/check_builds.sh
 step "what README takes from examples and results" $PYTHON tests/readme.py --check
 step "the text of amp_cuda.cuh likewise" $PYTHON tests/check_header.py amp_cuda.cuh
 

@@ -66,7 +66,7 @@ blocks = re.findall(r"```c\n(.*?)```", readme_text, re.S)
 check(not readme or len(blocks) > 0, "no C block in the README")
 NAMES = """#include "amp.h"
 static amp_model* m; static amp_batch batch; static amp_value logits; static float out[640]; static int count;
-static unsigned char pixels[60000 * 28 * 28], labels[60000];
+static float pixels[28 * 28]; static int32_t labels[1];
 void example(void);
 int main(void) { (void)m; (void)batch; (void)logits; (void)out; (void)count; (void)pixels; (void)labels; example(); return 0; }
 void example(void) {

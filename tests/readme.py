@@ -21,8 +21,9 @@ def diff():
     """The whole one, and the lines of it that README may show."""
     a, b = (read("examples/" + n).split("\n") for n in ("own_loop_fp32.c", "own_loop.c"))
     lines = list(difflib.unified_diff(a, b, "own_loop_fp32.c", "own_loop.c", n=0, lineterm=""))
-    return "\n".join(lines) + "\n", {line[0] + line[1:].strip() for line in lines if line[0] in "+-"}
+    return "\n".join(lines) + "\n", {line[0] + line[1:].strip() for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")}
 
+def changed(): return sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff()[0].split("\n"))
 def shown(text):
     """README's lines of the diff that are not in it."""
     block = text.split("```diff\n")[1].split("```")[0].rstrip("\n").split("\n")
@@ -142,7 +143,7 @@ def gpu():
     wanted = ("AdamW, one tensor", "LeNet-5, batch 64, f16, graph", "MLP 784-4096 (5x)-10, batch 8192, bf16, graph")
     for c in (c for w in wanted for c in torch if c[0].startswith(w)):
         lines.append("| %s | %s us | %s %s us | %s |" % (c[0], c[1], name, c[2], c[3]))
-    return "\n" + "\n".join(lines)
+    return "\n".join(lines)
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
@@ -167,4 +168,5 @@ if not os.path.exists(DIFF) or read(DIFF) != diff()[0]:
 if check and behind: sys.exit("behind examples/ or tests/bench/results, run tests/readme.py: " + ", ".join(behind))
 text = read("README.md")
 if shown(text): sys.exit("README.md shows lines that are not in %s:\n%s" % (DIFF, "\n".join(shown(text))))
+if "by %d lines" % changed() not in text: sys.exit("README.md: own_loop_fp32.c becomes own_loop.c by %d lines" % changed())
 if text.count("\n") > MOST_LINES: sys.exit("README.md has %d lines, at most %d are allowed" % (text.count("\n"), MOST_LINES))
