@@ -7074,6 +7074,7 @@ AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; 
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
+    const int white = d->white_count, black = d->black_count;
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
     AMPI_REFUSE_POLICY(d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16,
         "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
@@ -7086,12 +7087,6 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     AMPI_REFUSE_POLICY(!ampi_is_switch(d->keep_batchnorm_fp32) || !ampi_is_switch(d->master_weights),
         "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
         d->keep_batchnorm_fp32, d->master_weights);
-    return AMP_OK;
-}
-
-AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
-    const amp_logger* logger = d->logger;
-    const int white = d->white_count, black = d->black_count;
     AMPI_REFUSE_POLICY(white < 0 || black < 0 || (white && !d->white) || (black && !d->black),
         "a list has a count but no entries, or a count below 0");
     AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black), "O0 runs everything in FP32, it takes no lists");
@@ -7118,7 +7113,6 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     AMPI_TRY(ampi_policy_check_desc(&d));
-    AMPI_TRY(ampi_policy_check_lists(&d));
     memset(&out, 0, sizeof out);
     out.level = d.level;
     out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
@@ -8606,6 +8600,7 @@ struct amp_model {
 
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
 #define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
+#define AMPI_RUN(m, ...) AMPI_TRY(ampi_run(m, __VA_ARGS__))
 
 /* --- errors --- */
 
@@ -9414,7 +9409,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
     for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, CHUNK);
         for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
-        AMPI_TRY(ampi_run(m, upload, to + at * ampi_type_size(t), t, values, AMP_F32, count));
+        AMPI_RUN(m, upload, to + at * ampi_type_size(t), t, values, AMP_F32, count);
     }
     return AMP_OK;
 }
@@ -9484,12 +9479,11 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
         const size_t constants = 2 * n->reading.channels * sizeof *n->constants;
-        if (n->constants)
-            AMPI_TRY(ampi_run(m, copy_in, (float*)n->reading.constants, n->constants, constants));
+        if (n->constants) AMPI_RUN(m, copy_in, (float*)n->reading.constants, n->constants, constants);
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
         for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
-            AMPI_TRY(ampi_run(m, copy_in, n->running + c, &one, sizeof one));
+            AMPI_RUN(m, copy_in, n->running + c, &one, sizeof one);
     }
     return AMP_OK;
 }
@@ -9531,7 +9525,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_place_all(m);
     AMPI_TRY(ampi_init_values(m));
     if (m->param_count == 0) return AMP_OK;
-    AMPI_TRY(ampi_run(m, training_open, &m->training, &m->desc.optimizer, m->params, m->param_count));
+    AMPI_RUN(m, training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
     m->training_open = 1;
     return AMP_OK;
 }
@@ -9611,15 +9605,15 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     for (size_t i = 0; i < p->count; i += n) {
         n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
         if (values) memcpy(tile, values + i, n * sizeof *tile);
-        else AMPI_TRY(ampi_run(m, copy_out, tile, p->master + i, n * sizeof *tile));
+        else AMPI_RUN(m, copy_out, tile, p->master + i, n * sizeof *tile);
         ampi_store_saturated(low, p->low_dtype, tile, n);
-        AMPI_TRY(ampi_run(m, copy_in, (uint16_t*)p->low + i, low, n * sizeof *low));
+        AMPI_RUN(m, copy_in, (uint16_t*)p->low + i, low, n * sizeof *low);
     }
     return AMP_OK;
 }
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
-    if (p->master) AMPI_TRY(ampi_run(m, copy_in, p->master, values, p->count * sizeof *values));
+    if (p->master) AMPI_RUN(m, copy_in, p->master, values, p->count * sizeof *values);
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
@@ -9752,9 +9746,9 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     size_t n;
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
-        AMPI_TRY(ampi_run(m, download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
-            n * classes));
-        AMPI_TRY(ampi_run(m, copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels));
+        AMPI_RUN(m, download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
+            n * classes);
+        AMPI_RUN(m, copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
@@ -9893,7 +9887,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
             void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx));
             if (dx && dx != x->grad)
-                AMPI_TRY(ampi_run(m, add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features));
+                AMPI_RUN(m, add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features);
         }
     }
     return AMP_OK;
@@ -9920,7 +9914,7 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         int64_t copy[CHUNK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
         n = ampi_min_int(b->n - at, CHUNK);
-        if (b->on_device) AMPI_TRY(ampi_run(m, copy_out, copy, some, (size_t)n * size));
+        if (b->on_device) AMPI_RUN(m, copy_out, copy, some, (size_t)n * size);
         for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
@@ -9961,9 +9955,9 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;
         if (how.constants || how.scale != 0.0f || from == AMP_U8)
-            AMPI_TRY(ampi_run(m, load, n->data, t, b->inputs[i], from, count, !b->on_device, &how));
-        else if (b->on_device) AMPI_TRY(ampi_run(m, convert, n->data, t, b->inputs[i], from, count));
-        else AMPI_TRY(ampi_run(m, upload, n->data, t, b->inputs[i], from, count));
+            AMPI_RUN(m, load, n->data, t, b->inputs[i], from, count, !b->on_device, &how);
+        else if (b->on_device) AMPI_RUN(m, convert, n->data, t, b->inputs[i], from, count);
+        else AMPI_RUN(m, upload, n->data, t, b->inputs[i], from, count);
     }
     return AMP_OK;
 }
@@ -9975,9 +9969,9 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
         const void* from = b->targets[i];
         const size_t rows = m->pass.rows, bytes = rows * ampi_target_size(n) * 4;
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
-            AMPI_TRY(ampi_run(m, load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL));
-        else if (b->on_device) AMPI_TRY(ampi_run(m, copy, n->target, from, bytes));
-        else AMPI_TRY(ampi_run(m, copy_in, n->target, from, bytes));
+            AMPI_RUN(m, load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL);
+        else if (b->on_device) AMPI_RUN(m, copy, n->target, from, bytes);
+        else AMPI_RUN(m, copy_in, n->target, from, bytes);
     }
     return AMP_OK;
 }
@@ -9986,7 +9980,7 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
-    AMPI_TRY(ampi_run(m, copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values));
+    AMPI_RUN(m, copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
     for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
@@ -10103,9 +10097,9 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
-    AMPI_TRY(ampi_run(m, copy_in, sum, &found, sizeof found));
+    AMPI_RUN(m, copy_in, sum, &found, sizeof found);
     AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
-    AMPI_TRY(ampi_run(m, copy_out, &found, sum, sizeof found));
+    AMPI_RUN(m, copy_out, &found, sum, sizeof found);
     *flag = found != 0.0f;
     return AMP_OK;
 }
@@ -10129,11 +10123,11 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
-    AMPI_TRY(ampi_run(m, training_check, &m->training, m->grad_list, m->param_count, flags));
+    AMPI_RUN(m, training_check, &m->training, m->grad_list, m->param_count, flags);
     if (!m->backend->asynchronous) {
-        AMPI_TRY(ampi_run(m, copy_out, found, flags, sizeof found));
+        AMPI_RUN(m, copy_out, found, flags, sizeof found);
         if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m))) found[1] = 1.0f;
-        AMPI_TRY(ampi_run(m, copy_in, flags, found, sizeof found));
+        AMPI_RUN(m, copy_in, flags, found, sizeof found);
     }
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
     return ampi_run(m, training_agree, &m->training, flags);
@@ -10205,11 +10199,11 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
 /* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
-    if (m->backend->training_pass) AMPI_TRY(ampi_run(m, training_pass, &m->training));
+    if (m->backend->training_pass) AMPI_RUN(m, training_pass, &m->training);
     if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1));
-    AMPI_TRY(ampi_run(m, training_losses, &m->training, m->loss_values, m->loss_count));
+    AMPI_RUN(m, training_losses, &m->training, m->loss_values, m->loss_count);
     AMPI_TRY(ampi_backward(m));
     if (m->micro < m->desc.accumulate) return AMP_OK;
     AMPI_TRY(ampi_agree(m));
@@ -10219,7 +10213,7 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    if (m->backend->record) AMPI_TRY(ampi_run(m, record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode));
+    if (m->backend->record) AMPI_RUN(m, record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
     if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
     amp_result r = ampi_run_step(m);
     if (mode != AMP_RECORD_ON) return r;

@@ -360,7 +360,7 @@ TABLE = [
     ("train", "if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);", ""),
     ("train", "ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);", "ampi_scaler_raise(&t->scaler, 0);"),
     ("train", "while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);", "(void)losses; (void)count;"),
-    ("train", "if (!m->backend->asynchronous) {\n        AMPI_TRY(ampi_run(m, copy_out, found", "if (0) {\n        AMPI_TRY(ampi_run(m, copy_out, found"),
+    ("train", "if (!m->backend->asynchronous) {\n        AMPI_RUN(m, copy_out, found", "if (0) {\n        AMPI_RUN(m, copy_out, found"),
     ("train", "if (!n->blamed) ampi_remark", "ampi_remark"),
     ("fit", "i = n - 1; seed && i > 0; i--", "i = n - 2; seed && i > 0; i--"),
     ("fit", "2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i)", "2 * (uint64_t)i"),
