@@ -791,8 +791,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only; repeated calls count elements again. amp_optimizer_step trusts its findings: call it again after writing
-   to the gradients. */
+/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last call: write no gradient after. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to its tensor's type, once per window, before the step; at most
    AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
@@ -806,8 +805,7 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
 /* Raises found_inf, e.g. after an all-reduce of flags; before scale_loss, too. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* 1 = all checks of this window were clean; 0 = skip this step, also if s is NULL or nothing was checked yet
-   (AMP_ERR_STATE to the logger). */
+/* 1 = all checks of this window were clean; 0 = skip this step, or s is NULL, or unchecked (logger: AMP_ERR_STATE). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
@@ -840,8 +838,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
    (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
-   A subnormal moment becomes zero. t counts from 1 the steps in which the group was not frozen; the schedule counts
-   all steps. */
+   A subnormal moment becomes zero. t counts from 1 the steps of a group that is not frozen, the schedule all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
@@ -1210,8 +1207,7 @@ typedef struct amp_eval_info {
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] in host memory. AMP_ERR_ARGUMENT also if v
-   is a loss or of another model. */
+/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. No loss: AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
 /* Samples to train or evaluate with: arrays in host memory, or a function that reads some. */
@@ -1409,8 +1405,7 @@ typedef struct amp_reading {
 /* A step is to run, is recorded while it runs, or has been replayed. */
 typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2 } amp_record;
 
-/* Memory, and one entry per operator with the type of the public function of that name. Only what amp_cpu_backend()
-   leaves NULL may be NULL. */
+/* Memory, and an entry per operator with the public function's type. What amp_cpu_backend() leaves NULL may be NULL. */
 #define AMPI_ENTRY(name, ...) amp_result (*name)(__VA_ARGS__, const amp_exec* exec);
 #define AMPI_SRC const void*, amp_dtype
 #define AMPI_DST void*, amp_dtype
@@ -1432,8 +1427,7 @@ struct amp_backend {
     AMPI_ENTRY(upload, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(download, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(convert, AMPI_DST, AMPI_SRC, size_t n)
-    /* Inputs as amp_input_desc says, or labels if the destination is AMP_I32: -1 if one does not fit. from_host: the
-       source is host memory. */
+    /* Inputs as amp_input_desc says, or labels to AMP_I32: -1 if one does not fit. from_host: the source lies there. */
     AMPI_ENTRY(load, AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
@@ -6975,7 +6969,6 @@ AMPI_COMPILE_QUICKLY
 /* ================================================================ */
 /* >>impl-policy */
 
-/* A row of AMP_OP_LIST. */
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
 enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
 enum { AMPI_SHARES_NONE, AMPI_SHARES_GRAD, AMPI_SHARES_BOTH };
@@ -7000,7 +6993,6 @@ AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
 AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_LOSS; }
-/* It passes its input's type on. */
 AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_DATA; }
 
 AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
@@ -7029,7 +7021,6 @@ typedef struct ampi_style_row {
     amp_scaler_preset o1_scaler, o2_scaler;
 } ampi_style_row;
 
-/* The row of a style, or NULL. */
 AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
     static const ampi_style_row rows[] = {
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
@@ -7045,7 +7036,6 @@ AMP_DEF const char* amp_style_name(amp_style style) {
     return row ? row->text : "?";
 }
 
-/* The rule of a level, or what the style has elsewhere. */
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
 #define AMPI_X(name, level, op, rule) { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
@@ -7067,7 +7057,6 @@ AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, co
     AMPI_REFUSE_POLICY(!ampi_style(style), "style %d does not exist", (int)style);
     return AMP_OK;
 }
-/* A desc's field that takes 0, 1 or AMP_ZERO. */
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
 /* As in Apex, O0 and O1 keep the model in FP32 and leave no choice of batch norm or masters. */
@@ -7213,7 +7202,6 @@ typedef struct ampi_scaler_row {
     amp_scaler_rule rule;
 } ampi_scaler_row;
 
-/* The row of a preset, or NULL. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
@@ -7422,7 +7410,6 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
 }
 
-/* The entry of the list with this key, or NULL. */
 AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     for (int i = 0; i < s->list_count; i++)
         if (s->lists[i].key == key) return &s->lists[i];
@@ -7548,7 +7535,6 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
-/* May src be unscaled into dst? */
 AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
     int src_unscaled, dst_unscaled;
     AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
@@ -7777,7 +7763,6 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
     if (i >= 14) return ampi_double(ampi_get(p + 96 + 8 * (i - 14), 8));
     return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i)) : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
 }
-/* Names the first number that differs. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
     static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
@@ -7851,7 +7836,6 @@ AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
 #endif
 }
 
-/* x^n for n >= 0, by repeated squaring. */
 AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     double result = 1.0;
     for (; n > 0; n >>= 1) {
@@ -8055,7 +8039,6 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     return AMP_OK;
 }
 
-/* 16-bit weights saturate at the largest finite value. */
 AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
     ampi_store_f32(low, t, 0, w, n);
     ampi_saturate(low, t, n);
@@ -8463,7 +8446,6 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
     t->scaler.state.found_inf = t->scaler.state.unsound = 0;
 }
 
-/* The operators are the public ones. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
@@ -8770,8 +8752,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building --- */
 
-/* A value is the number of its node, from 1, and the node's tag, a 32-bit hash (FNV-1a) of what leads to the node. So a
-   value of another model shows. */
+/* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another model's shows. */
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -8787,7 +8768,6 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
-/* Layer i, or NULL. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     ampi_node* n = i < 0 ? NULL : m->first;
     while (n && n->number != i) n = n->next;
@@ -8890,7 +8870,6 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
-/* The same with weights and, if wanted, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
@@ -8939,7 +8918,6 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     return amp_input_with(m, &d);
 }
 
-/* An operator whose output has its input's shape. */
 AMPI_FN amp_value ampi_unary(amp_model* m, amp_op op, amp_value x) {
     return ampi_draft_on(m, op, x, m) ? ampi_layer_add(m) : ampi_no_value();
 }
@@ -9109,7 +9087,6 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
-/* Another layer of this name, or NULL. */
 AMPI_FN const ampi_node* ampi_namesake(const amp_model* m, const ampi_node* n, const char* name) {
     const ampi_node* o = m->first;
     while (o && (o == n || strcmp(o->layer.name, name) != 0)) o = o->next;
@@ -9623,7 +9600,6 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     return AMP_OK;
 }
 
-/* Reads the training state from the backend. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
     amp_result r = m->stale ? ampi_run(m, training_read, &m->training) : AMP_OK;
     m->stale = 0;
@@ -9695,7 +9671,6 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     ampi_each(m, n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
-/* The weights as a layer reads them. */
 AMPI_FN const void* ampi_weights(const amp_model* m, const ampi_node* n, int param) {
     if (param == AMPI_NONE) return NULL;
     return n->layer.param_dtype == AMP_F32 ? (const void*)m->params[param].master : m->params[param].low;
@@ -9736,8 +9711,7 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* Counts rows with the largest logit, the first of equals, at the label: right after the loss, as later layers may
-   overwrite logits. */
+/* Counts rows with the largest logit, the first of equals, at the label, before later layers overwrite logits. */
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
@@ -9976,7 +9950,6 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     return AMP_OK;
 }
 
-/* Weighted sum of the losses of the last forward pass. */
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
@@ -10135,8 +10108,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 
 /* --- the step --- */
 
-/* Says why a step was skipped. An asynchronous backend checks the model only now; then the ranks agree, so that all
-   repeat the batch or none. */
+/* Says why a step was skipped. Asynchronous backends check the model only now; then ranks agree whether to repeat. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
     int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
@@ -10152,7 +10124,6 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* What the last step or micro-batch did. */
 AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
@@ -10428,7 +10399,6 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     return AMP_OK;
 }
 
-/* Weighs each batch by its samples. */
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
     int n;
@@ -10550,7 +10520,6 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     return AMP_OK;
 }
 
-/* Saves the weights of the best epoch so far. */
 AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
     memset(&f->now, 0, sizeof f->now);
@@ -10672,7 +10641,6 @@ static const char* const ampi_file_types[] = {
 };
 enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0], AMPI_MAX_RANK = 4 };
 
-/* A tensor that a file has. */
 typedef struct ampi_entry {
     const char* name;          /* first: see ampi_by_name */
     const char* crc;           /* the file's text; NULL = it has none */
@@ -10685,7 +10653,6 @@ typedef struct ampi_entry {
 } ampi_entry;
 
 #define AMPI_SHOWN 200
-/* A file that is read or written. */
 typedef struct ampi_file {
     char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
     amp_file_desc desc;
@@ -10746,7 +10713,6 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
     return NULL;
 }
 
-/* The file's tensor of that name, and its text under a key; or NULL. */
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
     return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
 }
@@ -10989,8 +10955,7 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
     return ok ? AMP_OK : ampi_file_cannot(f, "write");
 }
 
-/* Writes a temporary file and renames it. A block holds a chunk of data, names, later checksums in their place, and
-   the temporary file's name. */
+/* Writes a temporary file and renames it. A block holds a chunk of data, names (later checksums), and its name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
@@ -11586,7 +11551,6 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
-/* Takes the weights of a model that the file has. */
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     AMPI_TRY(ampi_file_want(f, 1));
@@ -11779,7 +11743,6 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 }
 
 #if !defined(AMP_NO_STDIO)
-/* The settings in use, defaults filled in. */
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     static const char* const names[] = { "SGD", "Adam", "AdamW", "LAMB" };
     const amp_optimizer_desc* d = &o->desc;
