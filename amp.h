@@ -25,7 +25,6 @@
                   impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
      license      MIT */
 
-/* ================================================================ */
 /* >>guide    Read this once. */
 /*
    Three ways in.
@@ -73,7 +72,6 @@
 #ifndef AMP_H_INCLUDED
 #define AMP_H_INCLUDED
 
-/* ================================================================ */
 /* >>config   Version, and the option macros (define them before the include). */
 #include <stddef.h>
 #include <stdint.h>
@@ -116,7 +114,6 @@
 extern "C" {
 #endif
 
-/* ================================================================ */
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 
 #define AMP_RESULT_LIST(X) \
@@ -215,7 +212,6 @@ AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
 AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 
-/* ================================================================ */
 /* >>cpu      Which instructions the kernels use. Results have the same bits on each. */
 
 typedef AMPI_ENUM(amp_isa) {
@@ -238,7 +234,6 @@ AMP_DEF int amp_cpu_has_fast_sums(void);
 /* "auto", "scalar", ..., "avx512_bf16"; "?" for another value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
-/* ================================================================ */
 /* >>half     IEEE half and bfloat16, conversions one by one and in bulk. */
 
 /* Structs, never a bare uint16_t: adding two halves must not compile. */
@@ -288,7 +283,6 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
     size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
-/* ================================================================ */
 /* >>ops      Operators on raw pointers, usable alone. */
 
 /* Rules for all: tensors are row-major and packed (amp_gemm's aside), images are N,C,H,W. Each operand has its own
@@ -486,7 +480,6 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
     const amp_exec* exec);
 
-/* ================================================================ */
 /* >>policy   Autocast: which operator runs in which type. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
@@ -495,25 +488,25 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
    reads: what backward reads of the forward pass.
    shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone). */
 #define AMP_OP_LIST(X) \
-    X(INPUT,                 "input",                 FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
-    X(CONV2D,                "conv2d",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
-    X(LINEAR,                "linear",                LOW,     LOW,    MATRIX, INPUT,  NONE) \
-    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW,    PLAIN,  INPUT,  NONE) \
-    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW,    PLAIN,  NONE,   NONE) \
-    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32,   NORM,   INPUT,  GRAD) \
-    X(LAYER_NORM,            "layer_norm",            FP32,    FP32,   NORM,   INPUT,  NONE) \
-    X(RELU,                  "relu",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
-    X(GELU,                  "gelu",                  FOLLOW,  LOW,    PLAIN,  INPUT,  GRAD) \
-    X(TANH,                  "tanh",                  FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
-    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW,    PLAIN,  OUTPUT, BOTH) \
-    X(SOFTMAX,               "softmax",               FP32,    LOW,    PLAIN,  OUTPUT, NONE) \
-    X(DROPOUT,               "dropout",               FOLLOW,  LOW,    PLAIN,  NONE,   BOTH) \
-    X(ADD,                   "add",                   PROMOTE, LOW,    PLAIN,  NONE,   NONE) \
-    X(CONCAT,                "concat",                PROMOTE, LOW,    PLAIN,  NONE,   NONE) \
-    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW, DATA,   NONE,   NONE) \
-    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32,   LOSS,   INPUT,  NONE) \
-    X(MSE,                   "mse",                   FP32,    FP32,   LOSS,   INPUT,  NONE) \
-    X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32,   LOSS,   INPUT,  NONE)
+    X(INPUT,      "input",      FOLLOW,  FOLLOW,  DATA,   NONE,   NONE) \
+    X(CONV2D,     "conv2d",     LOW,     LOW,     MATRIX, INPUT,  NONE) \
+    X(LINEAR,     "linear",     LOW,     LOW,     MATRIX, INPUT,  NONE) \
+    X(MAX_POOL2D, "max_pool2d", FOLLOW,  LOW,     PLAIN,  INPUT,  NONE) \
+    X(AVG_POOL2D, "avg_pool2d", FOLLOW,  LOW,     PLAIN,  NONE,   NONE) \
+    X(BATCH_NORM, "batch_norm", FOLLOW,  FP32,    NORM,   INPUT,  GRAD) \
+    X(LAYER_NORM, "layer_norm", FP32,    FP32,    NORM,   INPUT,  NONE) \
+    X(RELU,       "relu",       FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
+    X(GELU,       "gelu",       FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
+    X(TANH,       "tanh",       FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
+    X(SIGMOID,    "sigmoid",    FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
+    X(SOFTMAX,    "softmax",    FP32,    LOW,     PLAIN,  OUTPUT, NONE) \
+    X(DROPOUT,    "dropout",    FOLLOW,  LOW,     PLAIN,  NONE,   BOTH) \
+    X(ADD,        "add",        PROMOTE, LOW,     PLAIN,  NONE,   NONE) \
+    X(CONCAT,     "concat",     PROMOTE, LOW,     PLAIN,  NONE,   NONE) \
+    X(FLATTEN,    "flatten",    FOLLOW,  FOLLOW,  DATA,   NONE,   NONE) \
+    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32, FP32, LOSS, INPUT, NONE) \
+    X(MSE,        "mse",        FP32,    FP32,    LOSS,   INPUT,  NONE) \
+    X(BCE_WITH_LOGITS, "bce_with_logits", FP32, FP32, LOSS, INPUT, NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -617,7 +610,6 @@ AMP_DEF const char* amp_level_name(amp_level level);
 AMP_DEF const char* amp_style_name(amp_style style);
 AMP_DEF const char* amp_reason_name(amp_reason reason);
 
-/* ================================================================ */
 /* >>scaler   The loss scale. */
 
 /* One state machine follows the systems below step by step: scale s, tracker c of clean steps, hysteresis left h.
@@ -827,7 +819,6 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
 
-/* ================================================================ */
 /* >>optim    Optimizers on FP32 master weights; clip, unscale and half copy in the same pass. */
 
 /* In FP32, with g = gradient / loss scale * clip coefficient and wd = weight_decay:
@@ -958,7 +949,6 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero, also inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
-/* ================================================================ */
 /* >>model    A static graph: build it with calls that read like the maths, then finalize. */
 
 typedef struct amp_model amp_model;
@@ -1147,7 +1137,6 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
-/* ================================================================ */
 /* >>train    The step: forward, FP32 loss, scaled backward, check, skip or update, adjust. */
 
 #define AMP_MAX_INPUTS 8
@@ -1277,7 +1266,6 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
    AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
-/* ================================================================ */
 /* >>checkpoint  Everything that training needs to go on, in the safetensors format. */
 #if !defined(AMP_NO_STDIO)
 
@@ -1338,7 +1326,6 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 #endif
 
-/* ================================================================ */
 /* >>report   What a person wants to see. */
 
 /* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
@@ -1379,7 +1366,6 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #endif
 
-/* ================================================================ */
 /* >>backend  For authors: the processor a model runs on. */
 
 /* State of training, and what the last step did; of an asynchronous backend, as last read from its own memory. */
@@ -1525,12 +1511,10 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #endif
 #endif /* AMP_H_INCLUDED */
 
-/* ================================================================ */
 /* >>impl     Stop here if you only want the interface. */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
 
-/* ================================================================ */
 /* >>impl-base */
 #include <fenv.h>
 #include <math.h>
@@ -1782,48 +1766,18 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return s;
 }
 
-/* Where an array begins, and its number, which decides between equals. */
-typedef struct ampi_place { uint64_t from; size_t id; } ampi_place;
-AMPI_FN int ampi_place_before(ampi_place a, ampi_place b) {
-    return a.from < b.from || (a.from == b.from && a.id < b.id);
-}
-/* The next `room` places after `last`, sorted; returns how many there are. */
-AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_fn at, size_t count, ampi_place* place,
-        size_t room) {
-    size_t i, k, n = 0;
-    for (i = 0; i < count; i++) {
-        const ampi_array s = at(list, i);
-        ampi_place p;
-        p.from = s.from; p.id = i;
-        if (s.from == s.to || !ampi_place_before(last, p)) continue;
-        if (n == room && !ampi_place_before(p, place[n - 1])) continue;
-        if (n < room) n++;
-        for (k = n - 1; k > 0 && ampi_place_before(p, place[k - 1]); k--) place[k] = place[k - 1];
-        place[k] = p;
-    }
-    return n;
-}
-/* Do two arrays share a byte, one of them written? *a and *b are then such two. In order of addresses an array meets an
-   earlier one if it begins before the furthest end so far: of all [0] if it is written, else of the written ones [1].
-   Nothing is allocated: each AMPI_PLACES arrays take a pass over the list. */
-#define AMPI_PLACES 2048
+/* Do two arrays share a byte, one of them written? *a and *b are then such two, by address. Each meets each. */
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
-    ampi_place place[AMPI_PLACES], last = { 0, 0 };
-    uint64_t end[2] = { 0, 0 };
-    size_t owner[2] = { 0, 0 }, i, n;
-    int k;
-    do {
-        n = ampi_places_after(last, list, at, count, place, AMPI_PLACES);
-        for (i = 0; i < n; i++) {
-            const ampi_array s = at(list, place[i].id);
-            *a = owner[!s.written];
-            *b = place[i].id;
-            if (s.from < end[!s.written]) return 1;
-            for (k = 0; k <= s.written; k++)
-                if (s.to > end[k]) { end[k] = s.to; owner[k] = *b; }
-            last = place[i];
+    for (size_t i = 1; i < count; i++) {
+        const ampi_array y = at(list, i);
+        for (size_t k = 0; k < i && y.from < y.to; k++) {
+            const ampi_array x = at(list, k);
+            if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written)) continue;
+            *a = x.from <= y.from ? k : i;
+            *b = x.from <= y.from ? i : k;
+            return 1;
         }
-    } while (n == AMPI_PLACES);
+    }
     return 0;
 }
 
@@ -1930,7 +1884,6 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
 
-/* ================================================================ */
 /* >>impl-cpu */
 
 /* Which instruction sets this compiler can emit for single functions. */
@@ -2120,7 +2073,6 @@ AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
 #endif
 AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
-/* ================================================================ */
 /* >>impl-half */
 
 /* --- one value: formulas on bits --- */
@@ -2271,7 +2223,6 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     }
 }
 
-/* ================================================================ */
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
 /* Each kernel is a C function over v16, sixteen lanes of FP32, and operations below. Its text, in impl-kernels, is
@@ -2798,7 +2749,6 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #endif /* !AMPI_PASS */
 
 #ifdef AMPI_PASS
-/* ================================================================ */
 /* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
 
 /* --- sixteen lanes --- */
@@ -3753,7 +3703,6 @@ static const ampi_kernels AMPI_K(kernels) = {
 
 #ifdef AMPI_PASS_BASE
 #undef AMPI_PASS_BASE
-/* ================================================================ */
 /* >>impl-convert  Conversions of arrays. */
 
 /* The kernels for the instruction set in use. */
@@ -3977,7 +3926,6 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, NULL);
 }
 
-/* ================================================================ */
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling. */
 
 /* Half way from the largest float to 2^128: rounds to infinity. */
@@ -4215,7 +4163,6 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
 
 AMPI_COMPILE_QUICKLY
 
-/* ================================================================ */
 /* >>impl-gemm  Matrix product, dense layer. */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
@@ -4670,7 +4617,6 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     return AMP_OK;
 }
 
-/* ================================================================ */
 /* >>impl-conv  Convolution: the same product of other operands; depthwise by channels. */
 
 /* A checked shape with its defaults, and the sizes that follow. */
@@ -5113,7 +5059,6 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 
 AMPI_COMPILE_WELL
 
-/* ================================================================ */
 /* >>impl-math  exp, log, tanh and the like, the same bits everywhere. */
 
 /* Polynomials over ampi_fma for AMPI_KERNEL bodies, without branches: cases are chosen on bits. Coefficients are
@@ -5263,7 +5208,6 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
     return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
 }
 
-/* ================================================================ */
 /* >>impl-nn  Pooling, normalisation, element by element, losses. */
 
 /* Operators work in tiles: each widens a tile to floats on the stack (or takes F32 operands in place), runs a kernel
@@ -6966,7 +6910,6 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype xt, con
 
 AMPI_COMPILE_QUICKLY
 
-/* ================================================================ */
 /* >>impl-policy */
 
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
@@ -7159,11 +7102,9 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
     return ampi_policy_list(p, AMP_RULE_FP32, out, capacity);
 }
 
-/* ================================================================ */
 /* >>impl-scaler */
 
 /* --- fields of descs, an optimizer's too --- */
-
 /* A field and its range. kind: d double, f float, i int or enumerator. */
 typedef struct ampi_desc_field {
     const char* name;
@@ -7190,7 +7131,6 @@ AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, 
 }
 
 /* --- presets and validation --- */
-
 /* Bits: 1 an overflow divides, 2 factors are doubles, 4 the scale is one. */
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
@@ -7333,7 +7273,6 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 }
 
 /* --- the rule --- */
-
 /* A product or quotient of floats in double rounds to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return r->is_double ? x->exact_scale : (double)x->scale;
@@ -7391,7 +7330,6 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_stat
 }
 
 /* --- windows --- */
-
 enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 
 /* A hysteresis of 0 is zeroed memory that amp_scaler_init never saw. */
@@ -7684,7 +7622,6 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 }
 
 /* --- save and load --- */
-
 /* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 52..55 AMP_LIMIT_ERROR, 124..127 CRC-32 of all
    before. A table has the other fields of rule and state: a row is neighbours of one size. Version 1 has no doubles,
    and at 96 what version 2 has at 120. */
@@ -7712,21 +7649,15 @@ AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
 }
 AMPI_FN uint32_t ampi_get32(const unsigned char* p) { return (uint32_t)ampi_get(p, 4); }
 
-/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with CRC `crc` (0 = none) and n more, eight at a time.
-   Row k of the table: what a byte does to the remainder when k more bytes follow. */
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with CRC `crc` (0 = none) and n more. */
 AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     const unsigned char* p = (const unsigned char*)bytes;
-    uint32_t table[8 * 256], next;
+    uint32_t table[256];
     for (uint32_t i = 0; i < 256; i++) {
         table[i] = i;
         for (int k = 0; k < 8; k++) table[i] = (table[i] >> 1) ^ (0xEDB88320u & (0u - (table[i] & 1u)));
     }
-    for (int i = 256; i < 8 * 256; i++) table[i] = table[i - 256] >> 8 ^ table[table[i - 256] & 0xffu];
-    for (crc = ~crc; n >= 8; p += 8, n -= 8, crc = next) {
-        next = 0;
-        for (unsigned k = 0; k < 8; k++, crc >>= 8) next ^= table[(7 - k) * 256 + ((crc ^ p[k]) & 0xffu)];
-    }
-    for (; n > 0; n--) crc = crc >> 8 ^ table[(crc ^ *p++) & 0xffu];
+    for (crc = ~crc; n > 0; n--) crc = crc >> 8 ^ table[(crc ^ *p++) & 0xffu];
     return ~crc;
 }
 
@@ -7821,11 +7752,9 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     return AMP_OK;
 }
 
-/* ================================================================ */
 /* >>impl-optim */
 
 /* --- schedule --- */
-
 /* A product in double that no compiler fuses with a following sum. */
 AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
 #if defined(__CUDA_ARCH__)
@@ -7881,7 +7810,6 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 }
 
 /* --- validation --- */
-
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
     d->momentum = ampi_default_at(&d->momentum, 0.0f);
@@ -8056,7 +7984,6 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 }
 
 /* --- passes over the parameters --- */
-
 AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
     const amp_tensor t = { p->grad, p->grad_dtype, p->grad ? p->count : 0, p->name };
@@ -8158,7 +8085,6 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 }
 
 /* --- the step --- */
-
 /* t: steps that moved the group. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
@@ -8340,7 +8266,6 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     return AMP_OK;
 }
 
-/* ================================================================ */
 /* >>impl-backend */
 
 AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
@@ -8467,7 +8392,6 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     return &cpu;
 }
 
-/* ================================================================ */
 /* >>impl-model */
 
 #define AMPI_NONE (-1)
@@ -8581,11 +8505,11 @@ struct amp_model {
 };
 
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
-#define ampi_run(m, f, ...) (m)->backend->f(__VA_ARGS__, &(m)->exec)
-#define AMPI_RUN(m, ...) AMPI_TRY(ampi_run(m, __VA_ARGS__))
+/* Function f of model m's backend. */
+#define ampi_run(f, ...) m->backend->f(__VA_ARGS__, &m->exec)
+#define AMPI_RUN(...) AMPI_TRY(ampi_run(__VA_ARGS__))
 
 /* --- errors --- */
-
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     if (code != AMP_OK) snprintf(m->error, sizeof m->error, "%s", sentence);
@@ -8622,7 +8546,6 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
 AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 
 /* --- memory --- */
-
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
 /* A block's counted bytes, zeroed and aligned to a cache line; no block for 0 bytes. */
@@ -8638,7 +8561,7 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
-    return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(m, zero, b->base, b->bytes);
+    return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(zero, b->base, b->bytes);
 }
 /* The next `bytes` of a block; NULL while sizes are counted. No allocation gives SIZE_MAX bytes. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
@@ -8652,7 +8575,6 @@ AMPI_FN float* ampi_floats_take(amp_model* m, int which, size_t count) {
 }
 
 /* --- life --- */
-
 /* A name, and all functions: from `open` on the table has nothing else. */
 AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     typedef void (*function)(void);
@@ -8723,7 +8645,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 
 /* Takes the model back to the graph as built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
-    if (m->training_open) ampi_run(m, training_close, &m->training);
+    if (m->training_open) ampi_run(training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (i >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, m->blocks[i].raw);
         else if (m->blocks[i].raw) m->backend->free(m->blocks[i].raw, &m->desc.allocator);
@@ -8751,7 +8673,6 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 }
 
 /* --- building --- */
-
 /* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another model's shows. */
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
@@ -9116,7 +9037,6 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 }
 
 /* --- finalize, 1: the types that layers compute in and values are kept in --- */
-
 /* Behind flatten: the node that owns the memory. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
     while (ampi_is_flatten(n)) n = n->inputs[0];
@@ -9223,7 +9143,6 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 }
 
 /* --- finalize, 2: memory of values --- */
-
 /* May n's gradient, or even output, have the memory of its input, which no other node reads? */
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
@@ -9329,7 +9248,6 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
 }
 
 /* --- finalize, 3: parameters --- */
-
 #define AMPI_PARAM_NAME 48
 /* Places a parameter of n in each block, or counts sizes before there are blocks. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
@@ -9386,13 +9304,12 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
     for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, CHUNK);
         for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
-        AMPI_RUN(m, upload, to + at * ampi_type_size(t), t, values, AMP_F32, count);
+        AMPI_RUN(upload, to + at * ampi_type_size(t), t, values, AMP_F32, count);
     }
     return AMP_OK;
 }
 
 /* --- finalize, 4: the rest --- */
-
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
@@ -9456,11 +9373,11 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
         const size_t constants = 2 * n->reading.channels * sizeof *n->constants;
-        if (n->constants) AMPI_RUN(m, copy_in, (float*)n->reading.constants, n->constants, constants);
+        if (n->constants) AMPI_RUN(copy_in, (float*)n->reading.constants, n->constants, constants);
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
         for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
-            AMPI_RUN(m, copy_in, n->running + c, &one, sizeof one);
+            AMPI_RUN(copy_in, n->running + c, &one, sizeof one);
     }
     return AMP_OK;
 }
@@ -9502,7 +9419,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_place_all(m);
     AMPI_TRY(ampi_init_values(m));
     if (m->param_count == 0) return AMP_OK;
-    AMPI_RUN(m, training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
+    AMPI_RUN(training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
     m->training_open = 1;
     return AMP_OK;
 }
@@ -9527,7 +9444,6 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
 }
 
 /* --- looking inside --- */
-
 AMP_DEF int amp_model_layer_count(const amp_model* m) { return ampi_is_final(m) ? m->layer_count : 0; }
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
     const ampi_node* n = ampi_is_final(m) ? ampi_nth(m, i) : NULL;
@@ -9570,8 +9486,8 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
 }
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
-    return p->master ? ampi_run(m, copy_out, out, p->master, p->count * sizeof *out)
-                     : ampi_run(m, download, out, AMP_F32, p->low, p->low_dtype, p->count);
+    return p->master ? ampi_run(copy_out, out, p->master, p->count * sizeof *out)
+                     : ampi_run(download, out, AMP_F32, p->low, p->low_dtype, p->count);
 }
 
 /* The 16-bit weights, saturated, of values on the host or, if NULL, of the masters. */
@@ -9582,15 +9498,15 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     for (size_t i = 0; i < p->count; i += n) {
         n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
         if (values) memcpy(tile, values + i, n * sizeof *tile);
-        else AMPI_RUN(m, copy_out, tile, p->master + i, n * sizeof *tile);
+        else AMPI_RUN(copy_out, tile, p->master + i, n * sizeof *tile);
         ampi_store_saturated(low, p->low_dtype, tile, n);
-        AMPI_RUN(m, copy_in, (uint16_t*)p->low + i, low, n * sizeof *low);
+        AMPI_RUN(copy_in, (uint16_t*)p->low + i, low, n * sizeof *low);
     }
     return AMP_OK;
 }
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
-    if (p->master) AMPI_RUN(m, copy_in, p->master, values, p->count * sizeof *values);
+    if (p->master) AMPI_RUN(copy_in, p->master, values, p->count * sizeof *values);
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
@@ -9601,7 +9517,7 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
 }
 
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
-    amp_result r = m->stale ? ampi_run(m, training_read, &m->training) : AMP_OK;
+    amp_result r = m->stale ? ampi_run(training_read, &m->training) : AMP_OK;
     m->stale = 0;
     return r;
 }
@@ -9618,7 +9534,6 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
 /* --- what a checkpoint needs --- */
-
 /* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types, settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
@@ -9657,7 +9572,6 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     shape[3] = (size_t)s->kernel_w;
 }
 
-/* ================================================================ */
 /* >>impl-train */
 
 AMP_DEF const char* amp_outcome_name(amp_outcome o) {
@@ -9693,15 +9607,14 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
     const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
     if (m->pass.training)
-        return ampi_run(m, dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
-    return x == y ? AMP_OK : ampi_run(m, convert, y, yt, x, xt, count);
+        return ampi_run(dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
+    return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
 }
 AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     return op == AMP_OP_GELU ? AMP_GELU : op == AMP_OP_TANH ? AMP_TANH : op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
 
 /* --- forward --- */
-
 /* Does the backend fuse the ReLU behind n, in n's place? Observed outputs must each be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
     const ampi_node* next = n->next;
@@ -9720,9 +9633,9 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     size_t n;
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
-        AMPI_RUN(m, download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
+        AMPI_RUN(download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
             n * classes);
-        AMPI_RUN(m, copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
+        AMPI_RUN(copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
@@ -9804,7 +9717,6 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 }
 
 /* --- backward --- */
-
 /* The gradient of input j into dx, if not NULL, and of the weights. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* dx) {
     const amp_backend* f = m->backend;
@@ -9861,14 +9773,13 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
             void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx));
             if (dx && dx != x->grad)
-                AMPI_RUN(m, add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features);
+                AMPI_RUN(add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features);
         }
     }
     return AMP_OK;
 }
 
 /* --- data --- */
-
 /* An array of a batch, or a data set, has a number: inputs first, then targets. */
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
 #define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
@@ -9888,7 +9799,7 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         int64_t copy[CHUNK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
         n = ampi_min_int(b->n - at, CHUNK);
-        if (b->on_device) AMPI_RUN(m, copy_out, copy, some, (size_t)n * size);
+        if (b->on_device) AMPI_RUN(copy_out, copy, some, (size_t)n * size);
         for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
@@ -9929,9 +9840,9 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;
         if (how.constants || how.scale != 0.0f || from == AMP_U8)
-            AMPI_RUN(m, load, n->data, t, b->inputs[i], from, count, !b->on_device, &how);
-        else if (b->on_device) AMPI_RUN(m, convert, n->data, t, b->inputs[i], from, count);
-        else AMPI_RUN(m, upload, n->data, t, b->inputs[i], from, count);
+            AMPI_RUN(load, n->data, t, b->inputs[i], from, count, !b->on_device, &how);
+        else if (b->on_device) AMPI_RUN(convert, n->data, t, b->inputs[i], from, count);
+        else AMPI_RUN(upload, n->data, t, b->inputs[i], from, count);
     }
     return AMP_OK;
 }
@@ -9943,9 +9854,9 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
         const void* from = b->targets[i];
         const size_t rows = m->pass.rows, bytes = rows * ampi_target_size(n) * 4;
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
-            AMPI_RUN(m, load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL);
-        else if (b->on_device) AMPI_RUN(m, copy, n->target, from, bytes);
-        else AMPI_RUN(m, copy_in, n->target, from, bytes);
+            AMPI_RUN(load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL);
+        else if (b->on_device) AMPI_RUN(copy, n->target, from, bytes);
+        else AMPI_RUN(copy_in, n->target, from, bytes);
     }
     return AMP_OK;
 }
@@ -9953,14 +9864,13 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
-    AMPI_RUN(m, copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
+    AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
     for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
 
 /* --- what is frozen --- */
-
 /* Do the current rates freeze p? A group number that the caller spoilt is refused later. */
 AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
     return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
@@ -9983,12 +9893,11 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 }
 
 /* --- why a step was skipped --- */
-
 /* Batch norm's running statistics, for a skipped step to put back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (saved->bytes == 0) return AMP_OK;
-    return ampi_run(m, copy, restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes);
+    return ampi_run(copy, restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes);
 }
 
 #define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
@@ -10000,7 +9909,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     for (size_t at = 0; at < count; at += CHUNK) {
         const size_t k = ampi_min_size(count - at, CHUNK);
         const char* from = (const char*)data + at * ampi_type_size(t);
-        if (ampi_run(m, download, values, AMP_F32, from, t, k) != AMP_OK) return count;
+        if (ampi_run(download, values, AMP_F32, from, t, k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
             if (!amp_is_finite(&values[i], AMP_F32)) return at + i;
@@ -10061,7 +9970,6 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
 }
 
 /* --- ranks --- */
-
 AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
     if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
@@ -10070,9 +9978,9 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
-    AMPI_RUN(m, copy_in, sum, &found, sizeof found);
+    AMPI_RUN(copy_in, sum, &found, sizeof found);
     AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
-    AMPI_RUN(m, copy_out, &found, sum, sizeof found);
+    AMPI_RUN(copy_out, &found, sum, sizeof found);
     *flag = found != 0.0f;
     return AMP_OK;
 }
@@ -10096,18 +10004,17 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
-    AMPI_RUN(m, training_check, &m->training, m->grad_list, m->param_count, flags);
+    AMPI_RUN(training_check, &m->training, m->grad_list, m->param_count, flags);
     if (!m->backend->asynchronous) {
-        AMPI_RUN(m, copy_out, found, flags, sizeof found);
+        AMPI_RUN(copy_out, found, flags, sizeof found);
         if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m))) found[1] = 1.0f;
-        AMPI_RUN(m, copy_in, flags, found, sizeof found);
+        AMPI_RUN(copy_in, flags, found, sizeof found);
     }
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
-    return ampi_run(m, training_agree, &m->training, flags);
+    return ampi_run(training_agree, &m->training, flags);
 }
 
 /* --- the step --- */
-
 /* Says why a step was skipped. Asynchronous backends check the model only now; then ranks agree whether to repeat. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
@@ -10163,32 +10070,32 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
     if (m->saved) ampi_copy_running(m, 1);
-    ampi_run(m, training_abandon, &m->training);
+    ampi_run(training_abandon, &m->training);
     return why;
 }
 
 /* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
-    if (m->backend->training_pass) AMPI_RUN(m, training_pass, &m->training);
+    if (m->backend->training_pass) AMPI_RUN(training_pass, &m->training);
     if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1));
-    AMPI_RUN(m, training_losses, &m->training, m->loss_values, m->loss_count);
+    AMPI_RUN(training_losses, &m->training, m->loss_values, m->loss_count);
     AMPI_TRY(ampi_backward(m));
     if (m->micro < m->desc.accumulate) return AMP_OK;
     AMPI_TRY(ampi_agree(m));
-    return ampi_run(m, training_step, &m->training, now->base, saved->base, saved->bytes);
+    return ampi_run(training_step, &m->training, now->base, saved->base, saved->bytes);
 }
 /* The work of a step, or a replay of its record. The key has what differs between calls. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    if (m->backend->record) AMPI_RUN(m, record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
+    if (m->backend->record) AMPI_RUN(record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
     if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
     amp_result r = ampi_run_step(m);
     if (mode != AMP_RECORD_ON) return r;
-    r = ampi_run(m, record_end, &m->training, r);
+    r = ampi_run(record_end, &m->training, r);
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
@@ -10213,7 +10120,7 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
         m->saved = 0;
         ampi_freeze(m);
     }
-    amp_result r = ampi_run(m, training_begin, &m->training, 1);
+    amp_result r = ampi_run(training_begin, &m->training, 1);
     if (r == AMP_OK) r = ampi_load_batch(m);
     if (r == AMP_OK) r = ampi_replay_step(m);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
@@ -10282,7 +10189,6 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 }
 
 /* --- evaluation --- */
-
 /* A pass in evaluation mode: the losses into *told or, if NULL, the value of `last` into out. */
 AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_node* last, amp_eval_info* told,
         float* out) {
@@ -10294,7 +10200,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK)
         r = told ? ampi_total_loss(m, &told->loss)
-                 : ampi_run(m, download, out, AMP_F32, last->data, last->layer.storage_dtype,
+                 : ampi_run(download, out, AMP_F32, last->data, last->layer.storage_dtype,
                      m->pass.rows * last->features);
     fesetenv(&floats);
     return r;
@@ -10318,7 +10224,6 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 }
 
 /* --- data sets --- */
-
 /* Draws batches from a data set: the order of samples, and memory for one batch. */
 typedef struct ampi_feed {
     amp_model* m;
@@ -10430,7 +10335,6 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
 }
 
 /* --- fit --- */
-
 typedef struct ampi_fit {
     amp_model* m;
     amp_fit_desc d;
@@ -10583,7 +10487,6 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     return r;
 }
 
-/* ================================================================ */
 /* >>impl-checkpoint */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
@@ -10673,7 +10576,6 @@ typedef struct ampi_file {
 } ampi_file;
 
 /* --- sorting and searching --- */
-
 /* Of records that begin with their name. */
 AMPI_FN int ampi_by_name(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
@@ -10722,7 +10624,6 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 }
 
 /* --- sentences and numbers --- */
-
 #define AMPI_BAD(f, code, ...) ampi_fail((f)->desc.logger, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_BAD_CALL(f, ...) AMPI_BAD(f, AMP_ERR_ARGUMENT, __VA_ARGS__)
 #define AMPI_BAD_FILE(f, ...) AMPI_BAD(f, AMP_ERR_FORMAT, __VA_ARGS__)
@@ -10816,7 +10717,6 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
 }
 
 /* --- files of the system --- */
-
 /* Moves a file over another in one step. MoveFileExA, unlike fopen, ignores a UTF-8 locale. */
 #if defined(_WIN32)
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
@@ -10879,7 +10779,6 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
 }
 
 /* --- writing --- */
-
 /* A string in quotes: a plain prefix, then a text in which JSON's own characters become \u00XX. */
 AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     fprintf(out, "\"%s", prefix);
@@ -11002,7 +10901,6 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
 }
 
 /* --- JSON, as much as a header may hold --- */
-
 /* A cursor over a text that ends in 0; an error stops the cursor. Strings are decoded in place. */
 typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
 
@@ -11153,7 +11051,6 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 }
 
 /* --- reading --- */
-
 /* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     uint64_t end = 0, crc;
@@ -11307,7 +11204,6 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's --- */
-
 /* A checkpoint's numbers are texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
 enum { AMPI_AGREES,   /* must be equal in the file and here */
        AMPI_LOADED,   /* state, which loading sets */
@@ -11630,7 +11526,6 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 AMPI_COMPILE_WELL
 
-/* ================================================================ */
 /* >>impl-report */
 
 /* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
@@ -11728,7 +11623,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     m->pass.observed = stats;
     ampi_freeze(m);
     feholdexcept(&floats);
-    amp_result r = ampi_run(m, training_begin, &m->training, 0);
+    amp_result r = ampi_run(training_begin, &m->training, 0);
     if (r == AMP_OK) r = ampi_load_batch(m);
     if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
     if (r == AMP_OK) r = ampi_backward(m);
@@ -11823,7 +11718,6 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #endif
 #endif /* AMP_IMPLEMENTATION */
 
-/* ================================================================ */
 /* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.
    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and

@@ -1360,7 +1360,7 @@ static void arrays_that_touch_or_meet(void) {
                 }
 }
 
-/* More arrays than are sorted at a time, in any order: one that meets another is found wherever the two are. */
+/* Many arrays in any order: one that meets another is found wherever the two are. */
 static void one_of_many_arrays_meets_another(void) {
     enum { MANY = 1300, ARRAYS = 5 * MANY };
     static float memory[2 * ARRAYS + 2];
@@ -1370,7 +1370,7 @@ static void one_of_many_arrays_meets_another(void) {
     amp_optimizer o;
     int round, i, count, n;
     for (round = 0; round < 60; round++) {
-        count = round < 2 ? MANY : round % 3 ? 400 + round : 1 + (int)(test_random() % MANY);      /* 2048 arrays are 410 */
+        count = round < 2 ? MANY : round % 3 ? 400 + round : 1 + (int)(test_random() % MANY);
         n = 5 * count;
         memset(p, 0, sizeof p);
         for (i = 0; i < n; i++) order[i] = round == 1 ? n - 1 - i : i;
