@@ -83,10 +83,9 @@ static int amp_agrees(void) {
     return same && amp_half_to_float(amp_half_from_double(number)) == stored[FP16];
 }
 
-static int draw(const char* path) {
+static int draw(int argc, char** argv) {
     chart_series all[FORMATS], near[2 * FORMATS];
     const chart_wall one = { 0.0, "1", NULL }, truth = { number, "0.3952", NULL };
-    char error[CHART_ERROR];
     int i;
     for (i = 0; i < FORMATS; i++) {
         all[i] = strokes(i, ldexp(1.0, -28), ldexp(1.0, 20), powers[i]);
@@ -99,13 +98,11 @@ static int draw(const char* path) {
           .x_prefix = "2^", .y_names = names, .series = all, .series_count = FORMATS, .walls = &one, .wall_count = 1 },
         { .title = "Numbers near 0.3952, and where it is stored", .x_label = "the number",
           .y_names = names, .series = near, .series_count = 2 * FORMATS, .walls = &truth, .wall_count = 1 } };
-    if (chart_write(path, "What is a half?", panels, 2, error)) return 1;
-    return fprintf(stderr, "01_half: %s\n", error), 0;
+    return chart_save(argc, argv, "01_half", "What is a half?", panels, 2);
 }
 
 int main(int argc, char** argv) {
     int i;
-    if (argc > 2) return fprintf(stderr, "01_half: one argument, the path of the picture\n"), 1;
     printf(" type  bits  numbers      largest     normal   smallest  below 1     whole     0.3952  wrong\n"
            "               above                    from                     numbers    becomes     by\n"
            "                   0                                                  to\n");
@@ -115,5 +112,5 @@ int main(int argc, char** argv) {
            (double)values[FP16][formats[FP16].largest], (double)powers[FP16][1], (double)stored[FP16]);
     if (fabs(below_one[FP16] - 48.4) > 0.05 || fabs(stored[FP16] - 0.395264) > 1e-6 || !amp_agrees())
         return fprintf(stderr, "01_half: amp.h reads a code otherwise, or there are other codes\n"), 1;
-    return draw(argc > 1 ? argv[1] : "01_half.svg") ? 0 : 1;
+    return draw(argc, argv) ? 0 : 1;
 }

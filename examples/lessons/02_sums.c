@@ -71,9 +71,8 @@ static float by_product(void) {
     return amp_gemm(&shape, 1.0f, row, AMP_F16, column, AMP_F16, 0.0f, &sum, AMP_F32, NULL) == AMP_OK ? sum : 0.0f;
 }
 
-static int draw(const char* file) {
+static int draw(int argc, char** argv) {
     chart_series lines[2][WAYS];
-    char error[CHART_ERROR];
     int s, w;
     for (s = 0; s < 2; s++)
         for (w = 0; w < WAYS; w++)
@@ -84,14 +83,12 @@ static int draw(const char* file) {
           .series_count = WAYS },
         { .title = "1 + 1/2 + 1/3 + ...", .x_label = "terms added", .y_label = "sum", .log_x = 1, .series = lines[1],
           .series_count = WAYS } };
-    if (chart_write(file, "Why can't I add?", panels, 2, error)) return 1;
-    return fprintf(stderr, "02_sums: %s\n", error), 0;
+    return chart_save(argc, argv, "02_sums", "Why can't I add?", panels, 2);
 }
 
 int main(int argc, char** argv) {
     double fp16, bf16, mixed, product = (double)by_product();
     int s, w;
-    if (argc > 2) return fprintf(stderr, "02_sums: one argument, the path of the picture\n"), 1;
     for (s = 0; s < SUMS; s++) {
         for (w = 0; w < WAYS; w++) add(s, w);
         print(s);
@@ -106,5 +103,5 @@ int main(int argc, char** argv) {
            (double)path[2][0][TERMS - 1]);
     if (fp16 != 9.953125 || bf16 != 4.0 || fabs(mixed - 10.002136) > 1e-6 || product != mixed)
         return fprintf(stderr, "02_sums: the sums of 0.01 are others, or amp_gemm does not add in FP32\n"), 1;
-    return draw(argc > 1 ? argv[1] : "02_sums.svg") ? 0 : 1;
+    return draw(argc, argv) ? 0 : 1;
 }

@@ -75,7 +75,7 @@ static void print(void) {
     }
 }
 
-static int draw(const char* file, char* error) {
+static int draw(int argc, char** argv) {
     static const char *const kinds[] = { "of outputs", "of weights" }, *const colors[] = { "#d9660f", "#2f86eb" };
     static float x[BINS], y[4][BINS];
     const chart_wall walls[] = { { -25, "0 below", NULL }, { -14, "subnormal", NULL }, { 16, "infinite", NULL } };
@@ -92,13 +92,12 @@ static int draw(const char* file, char* error) {
     panels[1] = panels[0];
     panels[1].title = "The same with a loss scale";
     panels[1].series = bars + 2;
-    return chart_write(file, "Where do gradients live?", panels, 2, error);
+    return chart_save(argc, argv, "03_gradients", "Where do gradients live?", panels, 2);
 }
 
 int main(int argc, char** argv) {
     char error[DATA_ERROR];
     data_set digits;
-    if (argc > 2) return fprintf(stderr, "03_gradients: one argument, the path of the picture\n"), 1;
     if (!data_digits(&digits, DIGITS, 1, error)) return fprintf(stderr, "03_gradients: %s\n", error), 1;
     amp_model* m = build();
     for (int step = 0; m && step < STEPS; step++) {
@@ -115,6 +114,5 @@ int main(int argc, char** argv) {
            "       2018), and %.2f %% with a loss scale\n", percent(plain->lost, plain), percent(scaled->lost, scaled));
     if (plain->lost < 0.02 * plain->values || scaled->lost > plain->lost / 4.0 || scaled->infinite > 0.0)
         return fprintf(stderr, "03_gradients: half loses no gradients, or the scale does not save them\n"), 1;
-    if (draw(argc > 1 ? argv[1] : "03_gradients.svg", error)) return 0;
-    return fprintf(stderr, "03_gradients: %s\n", error), 1;
+    return draw(argc, argv) ? 0 : 1;
 }

@@ -30,7 +30,7 @@ pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height
 .picture { overflow-x: auto }
 .picture svg { display: block; width: 100%; min-width: 36rem; max-width: 940px; height: auto }
 .seen pre { font-size: 12px; margin: 0 }
-@media (min-width: 1150px) { .seen { grid-template-columns: minmax(0, 1fr) fit-content(54%) } }
+@media (min-width: 1150px) { .seen { grid-template-columns: minmax(0, 1fr) fit-content(50%) } }
 details { border-left: 3px solid var(--line); padding-left: 1rem }
 summary { cursor: pointer; color: var(--quiet) }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem }
