@@ -5,7 +5,7 @@
    amp.h adds in one order everywhere: with each instruction set of this processor, and with one thread or two, training
    has the same bits. Beside it stands the same training with the images of each batch in reversed order. In exact
    arithmetic the gradient, a sum over the batch, is the same; in FP32 its last bits are not, and that grows.
-   Threads need OpenMP, which make uses where the compiler has it: cc -O2 -fopenmp examples/lessons/12_same_bits.c -lm */
+   Threads need OpenMP, which make uses where the compiler has it: cc -O2 -fopenmp 12_same_bits.c -lm */
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../chart.h"
