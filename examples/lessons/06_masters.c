@@ -116,5 +116,5 @@ int main(int argc, char** argv) {
            bf16, bf16_o3, f, b, 100.0 - 100.0 * fp16_o3 / fp32, 100.0 - 100.0 * bf16_o3 / fp32);
     if (!draw(to, error)) return fprintf(stderr, "06_masters: %s\n", error), 1;
     if (f == 1 && b == 1 && fabs(fp16 - fp32) < 2 && fabs(bf16 - fp32) < 2 && fp16_o3 < 40 && bf16_o3 < 20) return 0;
-    return fprintf(stderr, "06_masters: masters make no difference, is the library broken?\n"), 1;
+    return fprintf(stderr, "06_masters: masters make less of a difference than in the unchanged lesson\n"), 1;
 }
