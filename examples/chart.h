@@ -51,7 +51,7 @@ typedef struct chart_panel {
     int integer_y;                      /* 1 = ticks at whole numbers only */
     const char* x_prefix;               /* before each number, then a whole one, e.g. "2^"; NULL = nothing */
     const char* y_prefix;
-    const char* const* x_names;         /* of the values 0, 1, 2, ... instead of numbers; NULL = numbers */
+    const char* const* x_names;         /* of the values 0, 1, 2, ... to the largest in use; NULL = numbers */
     const char* const* y_names;         /* likewise, from the bottom */
     int steps;                          /* 1 = values hold until the next one: a staircase */
     const char* mark_name;              /* what a cross means, for the legend; NULL = no crosses */
@@ -82,6 +82,7 @@ static inline void chart_include(chart_range* r, double value) {
 typedef struct chart_frame {
     double start, left, top, width, height;                 /* start: of titles, left: of the axis */
     chart_range x, y;
+    int x_names, y_names;                                   /* how many there are: one for each value in use */
     int counted;                                            /* 1 = x counts 0, 1, 2, ... */
 } chart_frame;
 
@@ -127,6 +128,8 @@ static inline void chart_measure_ranges(const chart_panel* p, chart_frame* f) {
         bars += s->style == CHART_BARS;
         f->counted |= !s->x && s->style == CHART_LINE && !p->x_names;
     }
+    f->x_names = p->x_names ? (int)floor(f->x.high + 1.5) : 0;
+    f->y_names = p->y_names ? (int)floor(f->y.high + 1.5) : 0;
     if (f->counted || !f->x.any) { chart_include(&f->x, 0.0); chart_include(&f->x, 1.0); }
     for (i = 0; i < p->wall_count; i++) chart_include(&f->x, p->log_x ? log10(p->walls[i].x) : p->walls[i].x);
     if (!p->log_y && (bars || !f->y.any)) chart_include(&f->y, 0.0);
@@ -145,7 +148,7 @@ static inline chart_frame chart_measure(const chart_panel* p, int index) {
     int k;
     f.height = CHART_HEIGHT - CHART_TOP - CHART_BOTTOM;
     chart_measure_ranges(p, &f);
-    for (k = 0; p->y_names && k <= f.y.high && p->y_names[k]; k++)
+    for (k = 0; k < f.y_names; k++)
         if (14 + chart_letters(p->y_names[k]) > left) left = 14 + chart_letters(p->y_names[k]);
     if (p->y_label) left += CHART_LINE_HEIGHT;
     f.start = CHART_PANEL * index + CHART_LEFT;
@@ -230,10 +233,10 @@ static inline void chart_numbers(FILE* out, const chart_panel* p, const chart_fr
 static inline void chart_names(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
     double room = chart_px(f, 1.0) - chart_px(f, 0.0);
     int k, long_ones = 0;
-    for (k = 0; on_x && k <= f->x.high && p->x_names[k]; k++) long_ones += chart_letters(p->x_names[k]) > room;
-    for (k = 0; on_x && k <= f->x.high && p->x_names[k]; k++)
+    for (k = 0; on_x && k < f->x_names; k++) long_ones += chart_letters(p->x_names[k]) > room;
+    for (k = 0; on_x && k < f->x_names; k++)
         chart_tick_x(out, f, k, p->x_names[k], long_ones ? 14 * (k % 2) - 3 : 0);
-    for (k = 0; !on_x && k <= f->y.high && p->y_names[k]; k++) chart_tick_y(out, f, k, p->y_names[k]);
+    for (k = 0; !on_x && k < f->y_names; k++) chart_tick_y(out, f, k, p->y_names[k]);
 }
 
 static inline void chart_ticks(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
