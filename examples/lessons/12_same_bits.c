@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
             most[l][s] = fmaxf(s ? most[l][s - 1] : 0.0f, fabsf(apart[l][s]));
             equal += most[l][s] == 0.0f;
         }
-        printf("%s  batch reversed: other bits from step %d on, %.0e apart by step 100, %.2f by step %d\n\n", names[l],
+        printf("%s  batch reversed: other bits from step %d on, %.0e apart by step 100, %.2f by %d\n\n", names[l],
                equal + 1, most[l][99], most[l][STEPS - 1], STEPS);
     }
     chart_series gaps[3] = { chart_curve("half, reversed", "#e0455e", at, apart[1], STEPS),
@@ -109,9 +109,9 @@ int main(int argc, char** argv) {
         { .title = "Largest difference so far (amp.h: 0)", .x_label = "step", .log_x = 1, .log_y = 1,
           .series = sizes, .series_count = 3 } };
     if (!chart_save(argc, argv, "12_same_bits", "The same bits everywhere?", panels, 2)) return 1;
-    printf("check: %d paths with other bits (amp.h: 0); hash of the losses %08lx%08lx (everywhere: %08lx%08lx)\n",
-           others, (unsigned long)(hash >> 32), (unsigned long)(hash & 0xffffffffu), (unsigned long)(HASH >> 32),
-           (unsigned long)(HASH & 0xffffffffu));
+    printf("check: paths with other bits: %d (amp.h: 0)\n", others);
+    printf("       hash of all losses: %08lx%08lx (everywhere: %08lx%08lx)\n", (unsigned long)(hash >> 32),
+           (unsigned long)(hash & 0xffffffffu), (unsigned long)(HASH >> 32), (unsigned long)(HASH & 0xffffffffu));
     if (others == 0 && hash == HASH && most[0][STEPS - 1] > 0.01f) return 0;
     return puts("This build does not give amp.h's bits, or the order of a sum does not matter."), 1;
 }
