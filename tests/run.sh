@@ -6,6 +6,7 @@ passed=0; failed=0; skipped=0; tests=0
 said=$(mktemp -d) || exit 1
 trap 'rm -rf "$said"' EXIT
 trap 'exit 1' HUP INT TERM
+[ ! -t 2 ] || echo "Running $# programs; each says here what it has checked when all are done." >&2
 # shellcheck disable=SC2016
 printf '%s\n' "$@" | xargs -P "${JOBS:-$(nproc 2>/dev/null || echo 2)}" -I '{}' \
     sh -c '"$1" > "$2/$(basename "$1")" 2>&1; echo $? > "$2/$(basename "$1").status"' sh '{}' "$said"
