@@ -42,6 +42,7 @@ spoilt lessons/03_gradients '\.lr = 0\.05f' '.lr = -0.05f'
 spoilt lessons/04_scale '\.init_scale = scale' '.init_scale = -scale'
 spoilt lessons/06_masters '\.momentum = 0\.9f' '.momentum = -0.9f'
 spoilt lessons/08_levels '\.batch = BATCH, \.seed' '.batch = -1, .seed'
+spoilt lessons/12_same_bits '\.lr = 0\.12f' '.lr = -0.12f'
 # A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
 stopped() { # stopped FILE ARGUMENT...: gpt, killed when it has kept something in the file, or in the end
     rm -f "$1"; file=$1; shift

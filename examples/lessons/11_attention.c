@@ -116,5 +116,5 @@ int main(int argc, char** argv) {
     if (!chart_save(argc, argv, "11_attention", "Attention without T x T?", panels, 2)) return 1;
     printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off\n", amp_half_to_float(x), apart);
     if (fabsf(amp_half_to_float(x) - 11.09f) < 0.01f && apart < 1e-5f && lost[0] > 0 && lost[2] == 0) return 0;
-    return puts("Tiles give other answers than T x T, or the maximum does not keep e^x finite."), 1;
+    return fprintf(stderr, "11_attention: tiles give other answers, or the maximum does not keep e^x finite\n"), 1;
 }
