@@ -26,11 +26,15 @@ nav { columns: 20rem; list-style: none; margin: 1.5rem 0 }
 nav a { display: block; padding: .15rem 0 }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .86em }
 pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height: 1.4; margin: 0 0 1rem }
-.seen { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; align-items: start }
-.picture { overflow-x: auto }
+.lesson { display: grid; gap: 1rem 1.5rem; align-items: start;
+          grid-template: "picture" auto "table" auto "text" auto / minmax(0, 1fr) }
+@media (min-width: 1150px) {
+  .lesson { grid-template: "picture table" auto "text table" 1fr / minmax(0, 1fr) fit-content(50%) }
+}
+.picture { grid-area: picture; overflow-x: auto }
+.lesson > pre { grid-area: table; font-size: 12px; margin: 0 }
+.text { grid-area: text; min-width: 0 }
 .picture svg { display: block; width: 100%; min-width: 36rem; max-width: 940px; height: auto }
-.seen pre { font-size: 12px; margin: 0 }
-@media (min-width: 1150px) { .seen { grid-template-columns: minmax(0, 1fr) fit-content(50%) } }
 details { border-left: 3px solid var(--line); padding-left: 1rem }
 summary { cursor: pointer; color: var(--quiet) }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem }
@@ -59,16 +63,17 @@ function coded(s,    parts, n, i, out) {
     for (i = 1; i <= n; i++) out = out (i % 2 ? emphasised(parts[i]) : "<code>" parts[i] "</code>")
     return out
 }
-function linked(s,    out, middle, text) {
+function linked(s,    out, middle, link) {
     while (match(s, /\[[^]]+\]\([^)]+\)/)) {
-        text = substr(s, RSTART + 1, RLENGTH - 2)
-        middle = index(text, "](")
-        out = out substr(s, 1, RSTART - 1) "<a href=\"" substr(text, middle + 2) "\">" substr(text, 1, middle - 1) "</a>"
+        link = substr(s, RSTART + 1, RLENGTH - 2)
+        middle = index(link, "](")
+        out = out substr(s, 1, RSTART - 1) "<a href=\"" substr(link, middle + 2) "\">" substr(link, 1, middle - 1) "</a>"
         s = substr(s, RSTART + RLENGTH)
     }
     return out s
 }
 function inline(s) { return coded(strong(linked(escaped(s)))) }
+function flush() { if (text) print inline(text); text = "" }
 function enter(tag, opening) {
     if (open == tag) return
     leave()
@@ -76,14 +81,17 @@ function enter(tag, opening) {
     print opening
 }
 function leave() {
+    flush()
     if (open == "ul" || open == "ol") print "</li>"
     if (open) print "</" open ">"
     open = ""
 }
-function item(tag, opening, text) {
+function item(tag, opening, first) {
+    flush()
     if (open == tag) print "</li>"
     enter(tag, opening)
-    print "<li>" inline(text)
+    print "<li>"
+    text = first
 }
 function row(line,    cells, n, i, cell) {
     if (line ~ /^\|[-| :]+$/) return
@@ -105,7 +113,7 @@ function block(line) {
     else if (line ~ /^- /) item("ul", "<ul>", substr(line, 3))
     else if (match(line, /^[0-9]+\. /)) item("ol", "<ol start=\"" line + 0 "\">", substr(line, RLENGTH + 1))
     else if (line ~ /^    / && open != "ol" && open != "ul") { enter("pre", "<pre>"); print escaped(substr(line, 5)) }
-    else { if (open != "ol" && open != "ul") enter("p", "<p>"); print inline(line) }
+    else { if (open != "ol" && open != "ul") enter("p", "<p>"); text = text (text ? "\n" : "") line }
 }
 # The lines of a file, as they are or escaped; 0 if there is none.
 function copy(path, as_text,    line, lines) {
@@ -115,7 +123,7 @@ function copy(path, as_text,    line, lines) {
 }
 function seen(number, title,    name, path) {
     leave()
-    print "<h2>" inline(title) "</h2>\n<div class=\"seen\">"
+    print "<h2>" inline(title) "</h2>\n<div class=\"lesson\">"
     name = names[number]
     if (name) {
         print "<div class=\"picture\">"
@@ -124,7 +132,7 @@ function seen(number, title,    name, path) {
         copy(tables "/" name ".txt", 1)
         print "</pre>"
     }
-    print "</div>"
+    print "<div class=\"text\">"
 }
 function answers(number,    path, line, inside) {
     leave()
@@ -137,7 +145,7 @@ function answers(number,    path, line, inside) {
     }
     close(path)
     leave()
-    print "</details>\n</section>"
+    print "</details>\n</div>\n</div>\n</section>"
 }
 function contents(    path, line, number) {
     leave()
