@@ -1487,14 +1487,14 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 extern "C++" {
 static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
     size_t n, const amp_convert_desc& d) { return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d); }
-static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& d) { return amp_policy_init(p, &d); }
-static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& d) { return amp_scaler_init(s, &d); }
+#define AMPI_INIT(name, type, desc) static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
+AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
+AMPI_INIT(amp_scaler_init, amp_scaler, amp_scaler_desc)
+AMPI_INIT(amp_model_create, amp_model*, amp_model_desc)
 static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d, amp_param* params,
     int count) { return amp_optimizer_init(o, &d, params, count); }
 static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d, amp_fit_info* info)
     { return amp_fit(m, data, &d, info); }
-static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& d)
-    { return amp_model_create(out, &d); }
 #define AMPI_LAYER(name, type) \
     static inline amp_value name(amp_model* m, amp_value x, const type& d) { return name(m, x, &d); }
 static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) { return amp_input_with(m, &d); }
@@ -1506,6 +1506,7 @@ AMPI_LAYER(amp_layer_norm, amp_norm_desc)
 AMPI_LAYER(amp_softmax_cross_entropy, amp_loss_desc)
 AMPI_LAYER(amp_mse, amp_loss_desc)
 AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
+#undef AMPI_INIT
 #undef AMPI_LAYER
 } /* extern "C++" */
 #endif
@@ -8839,14 +8840,13 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     return amp_input_with(m, &d);
 }
 
-AMPI_FN amp_value ampi_unary(amp_model* m, amp_op op, amp_value x) {
-    return ampi_draft_on(m, op, x, m) ? ampi_layer_add(m) : ampi_no_value();
-}
-AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_RELU, x); }
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_GELU, x); }
-AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_TANH, x); }
-AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_SIGMOID, x); }
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_unary(m, AMP_OP_SOFTMAX, x); }
+#define AMPI_UNARY(name, OP) AMP_DEF amp_value name(amp_model* m, amp_value x) { \
+    return ampi_draft_on(m, AMP_OP_##OP, x, m) ? ampi_layer_add(m) : ampi_no_value(); }
+AMPI_UNARY(amp_relu, RELU)
+AMPI_UNARY(amp_gelu, GELU)
+AMPI_UNARY(amp_tanh, TANH)
+AMPI_UNARY(amp_sigmoid, SIGMOID)
+AMPI_UNARY(amp_softmax, SOFTMAX)
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     ampi_node* n = ampi_draft_on(m, AMP_OP_DROPOUT, x, m);
@@ -11639,9 +11639,9 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 
 #if !defined(AMP_NO_STDIO)
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
-    static const char* const names[] = { "SGD", "Adam", "AdamW", "LAMB" };
     const amp_optimizer_desc* d = &o->desc;
-    fprintf(out, "%s: lr %g, ", names[d->kind], (double)o->state.lr);
+    const char* name = ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind);
+    fprintf(out, "%s: lr %g, ", name, (double)o->state.lr);
     if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
     else fprintf(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
     fprintf(out, ", weight decay %g, clip ", (double)d->weight_decay);
