@@ -36,7 +36,7 @@
           to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL); to go on, amp_optimizer_load.
    2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize, then amp_fit for a
       data set, or amp_train_step for each batch.
-   3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
+   3. You want to look: amp_model_print, amp_stats_collect, amp_report_svg, amp_history_svg.
 
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that
    an optimizer updates, with a low copy. loss scale: the factor that keeps small gradients out of half's underflow.
@@ -1172,6 +1172,7 @@ typedef struct amp_step_info {
     amp_overflow_info overflow;  /* of the weight gradients */
     uint64_t update_overflows, saturated;  /* as in amp_optimizer_info */
     char     message[288];  /* a sentence if skipped or one of these two is not 0; else "" */
+    char     culprit[48];   /* the layer or parameter that it blames; "" if none */
 } amp_step_info;
 
 /* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
@@ -1353,6 +1354,7 @@ typedef struct amp_layer_stats {
     amp_stats output;           /* activations */
     amp_stats output_gradient;  /* scaled by the current loss scale; count 0 if it has none */
     amp_stats weight_gradient;  /* likewise; of all its parameters. Count 0 of both: frozen */
+    amp_stats weight;           /* of the masters, where there are */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error, some); capacity is at
    least amp_model_layer_count. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. */
@@ -1364,6 +1366,24 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
+
+/* amp_model_stats as a picture or text: each layer's type and who chose it, exponents from 2^-40 to 2^19 under the
+   formats' ranges, shares that a cast to the policy's low_dtype makes 0 or infinite; a loss scale for the largest
+   gradient, and where inf or NaN begin. Errors: as there; AMP_ERR_MEMORY, AMP_ERR_IO. A picture is SVG in ASCII, for
+   white and for black, and saved as by amp_file_save. */
+AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path);
+AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* out);
+#endif
+
+/* The last steps, zeroed at first; step i, from 0, is steps[i % AMP_HISTORY_STEPS]. */
+#define AMP_HISTORY_STEPS 128
+typedef struct amp_history { uint64_t count; amp_step_info steps[AMP_HISTORY_STEPS]; } amp_history;
+/* Adds a step, but no accumulated micro-batch. */
+AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info);
+#if !defined(AMP_NO_STDIO)
+/* Loss, loss scale and gradient norm by step, and the steps that each culprit cost. AMP_ERR_IO. */
+AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path, const amp_file_desc* desc);
+AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out);
 #endif
 
 /* >>backend  For authors: the processor a model runs on. */
@@ -8503,6 +8523,7 @@ struct amp_model {
     int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
     int saved;                    /* running statistics from before this step exist */
     char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward pass; or "" */
+    const ampi_node* suspect;     /* where */
 };
 
 #define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
@@ -9920,6 +9941,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
 /* Keeps m->trouble for amp_step_info; the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
+    m->suspect = n;
     return n->blamed = 1;
 }
 
@@ -10024,6 +10046,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
         AMPI_TRY(ampi_any_rank(m, &any));
     }
     if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
+    if (any) AMPI_SAY(info->culprit, "%s", m->trouble[0] ? m->suspect->layer.name : "");
     if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
     else if (any && m->comm.size > 1) AMPI_SAY(info->message, "the model produces inf or nan on another rank");
     else if (!any && m->desc.accumulate > 1)
@@ -10054,6 +10077,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     info->update_overflows = last->update_overflows;
     info->saturated = last->saturated;
     info->message[0] = 0;
+    memcpy(info->culprit, last->applied ? last->update_name : last->overflow.last_name, sizeof info->culprit);
     if (!last->applied) ampi_describe_overflow(m, info);
     else if (last->update_overflows > 0)
         AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
@@ -10557,6 +10581,7 @@ typedef struct ampi_entry {
 
 #define AMPI_SHOWN 200
 typedef struct ampi_file {
+    struct ampi_picture* picture;    /* to be written in place of tensors, or NULL */
     char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
     amp_file_desc desc;
     const amp_file_tensor* tensors;  /* what is to be written, or read to */
@@ -10626,16 +10651,17 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 /* --- sentences and numbers --- */
 #define AMPI_BAD(f, code, ...) ampi_fail((f)->desc.logger, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_BAD_CALL(f, ...) AMPI_BAD(f, AMP_ERR_ARGUMENT, __VA_ARGS__)
+#define AMPI_BAD_PATH(f, code, ...) ampi_fail((f)->desc.logger, code, "file: " __VA_ARGS__)
 #define AMPI_BAD_FILE(f, ...) AMPI_BAD(f, AMP_ERR_FORMAT, __VA_ARGS__)
 
 /* The system refused; errno says why, but some C libraries leave 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    return AMPI_BAD(f, AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
+    return AMPI_BAD_PATH(f, AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
 }
 
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
     void* p = bytes == (size_t)bytes ? ampi_alloc(&f->desc.allocator, (size_t)bytes) : NULL;
-    if (!p) AMPI_BAD(f, AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
+    if (!p) AMPI_BAD_PATH(f, AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
 
@@ -10693,8 +10719,8 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
     f->tensors = tensors;
     f->count = count;
     if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
-        return AMPI_BAD(f, AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
-    if (!path || !path[0]) return AMPI_BAD_CALL(f, "no path is given");
+        return AMPI_BAD_PATH(f, AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
+    if (!path || !path[0]) return AMPI_BAD_PATH(f, AMP_ERR_ARGUMENT, "no path is given");
     ampi_show_ends(path, 60, 130, f->path);
     if (count < 0 || (count > 0 && !tensors))
         return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
@@ -10755,7 +10781,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
     const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD(f, AMP_ERR_IO, "'%s' is not a regular file", f->path);
+    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD_PATH(f, AMP_ERR_IO, "'%s' is not a regular file", f->path);
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
@@ -10829,7 +10855,7 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
 }
 
 /* The header, data in chunks, and the header again with the CRCs. */
-AMPI_FN amp_result ampi_put_file(ampi_file* f) {
+AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
     if (header > AMPI_MAX_HEADER)
         return AMPI_BAD_CALL(f, "a header of %llu bytes; %u are allowed", (ampi_ull)header, AMPI_MAX_HEADER);
@@ -10849,7 +10875,13 @@ AMPI_FN amp_result ampi_put_file(ampi_file* f) {
         }
     if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
     ampi_put_header(f, header);
-    /* Without a flush before the rename, a power cut can leave the new name on an empty file. */
+    return AMP_OK;
+}
+AMPI_FN void ampi_picture_draw(struct ampi_picture* p, FILE* out);
+/* Without a flush before the rename, a power cut can leave the new name on an empty file. */
+AMPI_FN amp_result ampi_put_file(ampi_file* f) {
+    if (f->picture) ampi_picture_draw(f->picture, f->stream);
+    else AMPI_TRY(ampi_put_tensors(f));
     const int ok = !ferror(f->stream) && fflush(f->stream) == 0 && AMPI_OS_SYNC(f->stream);
     return ok ? AMP_OK : ampi_file_cannot(f, "write");
 }
@@ -11630,8 +11662,12 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     for (const ampi_node* n = m->first; n && r == AMP_OK; n = n->next)
         for (int k = 0; k < 2 && r == AMP_OK; k++) {
             const int param = k ? n->bias : n->weight;
-            const amp_param* w = ampi_weight_grad(m, param) ? &m->params[param] : NULL;
-            if (w) r = ampi_collect(m, &stats[n->number].weight_gradient, w->grad, w->grad_dtype, w->count);
+            const amp_param* p = param == AMPI_NONE ? NULL : &m->params[param];
+            amp_layer_stats* to = &stats[n->number];
+            if (!p) continue;
+            r = p->master ? ampi_collect(m, &to->weight, p->master, AMP_F32, p->count)
+                          : ampi_collect(m, &to->weight, p->low, p->low_dtype, p->count);
+            if (r == AMP_OK && p->grad) r = ampi_collect(m, &to->weight_gradient, p->grad, p->grad_dtype, p->count);
         }
     fesetenv(&floats);
     return r;
@@ -11705,7 +11741,190 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
                 (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
+
+/* --- the precision report and the history: rows of bars, as a picture or as text --- */
+
+typedef struct ampi_picture {
+    void (*list)(struct ampi_picture* p);  /* gives ampi_row each row */
+    amp_model* m;
+    const amp_layer_stats* stats;
+    const amp_history* history;
+    int low, count;  /* bars that are shown */
+    int svg, y;      /* 1 = SVG, with the last row at y; else text */
+    FILE* out;       /* NULL while a picture is measured */
+} ampi_picture;
+#define AMPI_GRAY "#7b7f86"  /* like all colors about as far from white as from black */
+
+/* Text in ASCII, with nothing that SVG would interpret. */
+AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, const char* text) {
+    fprintf(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
+    for (; *text; text++)
+        if (*text == '<' || *text == '&') fprintf(p->out, "&#%d;", *text);
+        else putc(*text >= 32 && *text < 127 ? *text : '?', p->out);
+    fputs("</text>\n", p->out);
+}
+
+/* A title; or bars, `tall` at most, between a name and what is told of them. In text a bar is a character. */
+AMPI_FN void ampi_row(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int tall,
+        const char* told) {
+    const double width = 540.0 / p->count;
+    uint64_t most = 1;
+    p->y += bars ? tall + 6 : 36;
+    if (p->out && p->svg) ampi_svg_text(p, bars ? 20 : 10, color, name);
+    else if (p->out) fprintf(p->out, bars ? "  %-22s|" : "%s\n", name);
+    if (!p->out || !bars) return;
+    if (p->svg) ampi_svg_text(p, 700, color, told);
+    if (p->svg) fprintf(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
+    for (int i = 0; i < p->count; i++) if (bars[p->low + i] > most) most = bars[p->low + i];
+    for (int i = 0; i < p->count; i++) {
+        const double share = (double)bars[p->low + i] / (double)most;
+        if (!p->svg) putc(" .:-=+*#@"[share > 0.0 ? 1 + (int)(7.0 * share) : 0], p->out);
+        else if (share > 0.0) fprintf(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + tall * share);
+    }
+    fprintf(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
+}
+
+AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
+    p->list(p);
+    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" viewBox=\"0 0 1060 %d\" "
+            "font-family=\"sans-serif\" font-size=\"12\">\n", p->y + 12, p->y + 12);
+    p->y = 0;
+    p->out = out;
+    p->list(p);
+    fputs("</svg>\n", out);
+}
+/* To `out` or, if NULL, into a file. */
+AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path, const amp_file_desc* desc) {
+    ampi_file f;
+    p->out = out;
+    p->svg = !out;
+    if (out) p->list(p);
+    if (out) return ferror(out) ? AMP_ERR_IO : AMP_OK;
+    AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
+    f.picture = p;
+    return ampi_file_close(&f, ampi_file_save(&f, path, NULL, 0));
+}
+
+AMPI_FN void ampi_report_formats(ampi_picture* p) {
+    static const struct { const char* name; int most, normal, least; } formats[] = {
+        { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 }, { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 } };
+    uint64_t bars[AMP_STATS_BINS];
+    char told[80];
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0, e = AMP_STATS_MIN_EXPONENT; k < AMP_STATS_BINS; k++, e++)
+            bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1 : 3;
+        AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most, formats[i].least);
+        ampi_row(p, AMPI_GRAY, formats[i].name, bars, 12, told);
+    }
+}
+
+/* The forward pass goes down the list, then the backward pass up: inf begins in the first output, or last gradient. */
+AMPI_FN void ampi_report_list(ampi_picture* p) {
+    static const char* const names[] = { "outputs", "weights", "weight gradients", "output gradients" };
+    static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
+    const amp_policy* policy = &p->m->policy;
+    const double scale = (double)amp_model_scaler(p->m)->state.scale;
+    double suggested = 0.0;
+    int forward = 0;
+    char text[200], trouble[100] = "";
+    AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level), amp_dtype_name(policy->low_dtype));
+    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_report_formats(p);
+    for (int i = 0; i < 4 * p->m->layer_count; i++) {
+        const int k = i % 4;
+        const amp_layer* l = amp_model_layer(p->m, i / 4);
+        const amp_layer_stats* of = &p->stats[i / 4];
+        const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient, &of->output_gradient };
+        const amp_stats* s = all[k];
+        if (s->count == 0) continue;
+        const double percent = 100.0 / (double)s->count, limit = (double)s->suggested_scale;
+        const int bad = s->infs + s->nans > 0;
+        AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
+            amp_reason_name(l->reason));
+        if (k == 0) ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+        AMPI_SAY(text, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan", percent * (double)s->zeros,
+            percent * (double)s->would_underflow, percent * (double)s->would_overflow, (ampi_ull)s->infs,
+            (ampi_ull)s->nans);
+        ampi_row(p, bad ? "#e03131" : colors[k], names[k], s->histogram, 12, text);
+        if (k > 1 && limit > 0.0 && (suggested <= 0.0 || limit < suggested)) suggested = limit;
+        if (bad && !forward) AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
+        forward |= bad && k < 2;
+    }
+    AMPI_SAY(text, "loss scale %.9g, suggested %.9g%s", scale, scale * suggested, trouble);
+    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+}
+
+AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, const char* path) {
+    AMPI_TRY(ampi_check_finalized(m, "report"));
+    const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
+    const size_t bytes = (size_t)m->layer_count * sizeof(amp_layer_stats);
+    amp_layer_stats* stats = (amp_layer_stats*)ampi_alloc(&desc.allocator, bytes);
+    ampi_picture p = { ampi_report_list, m, stats, NULL, -40 - AMP_STATS_MIN_EXPONENT, 60, 0, 0, NULL };
+    AMPI_REFUSE(!stats, AMP_ERR_MEMORY, "report: no memory for %llu bytes", (ampi_ull)bytes);
+    amp_result r = amp_model_stats(m, batch, stats, m->layer_count);
+    if (r == AMP_OK) r = ampi_picture_put(&p, out, path, &desc);
+    ampi_free(&desc.allocator, stats);
+    return r;
+}
+AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path) {
+    return ampi_report(m, batch, NULL, path);
+}
+AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* out) {
+    return ampi_report(m, batch, out, NULL);
+}
+
+/* Three curves, with gaps where a step has no number; then a row for each culprit of skipped steps. */
+AMPI_FN void ampi_history_list(ampi_picture* p) {
+    static const char* const names[] = { "loss", "log2 of loss scale", "log2 of gradient norm" };
+    const amp_history* h = p->history;
+    const int count = h->count < AMP_HISTORY_STEPS ? (int)h->count : AMP_HISTORY_STEPS;
+    const amp_step_info* kept[AMP_HISTORY_STEPS];
+    uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
+    char text[100];
+    for (int i = 0; i < count; i++) kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
+    AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
+    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+    for (int k = 0; k < 3; k++) {
+        double y[AMP_HISTORY_STEPS], low = 0.0, high = 0.0;
+        int known = 0;
+        for (int i = 0; i < count; i++) {
+            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before : kept[i]->grad_norm;
+            if (k > 0 && ampi_is_finite64(&y[i])) y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
+            if (!ampi_is_finite64(&y[i])) continue;
+            if (!known || y[i] < low) low = y[i];
+            if (!known++ || y[i] > high) high = y[i];
+        }
+        for (int i = 0; i < count; i++)
+            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(high > low ? 999 * (y[i] - low) / (high - low) : 0) : 0;
+        AMPI_SAY(text, "%.4g to %.4g", low, high);
+        ampi_row(p, "#2f86eb", names[k], bars, 60, text);
+    }
+    for (int i = 0; i < count; i++) {
+        int times = 0, first = count;
+        for (int j = count - 1; j >= 0; j--) {
+            bars[j] = kept[j]->outcome > AMP_STEP_ACCUMULATED && !strcmp(kept[j]->culprit, kept[i]->culprit);
+            if (bars[j]) { times++; first = j; }
+        }
+        AMPI_SAY(text, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
+        if (first == i) ampi_row(p, "#e03131", kept[i]->culprit, bars, 12, text);
+    }
+}
+
+AMPI_FN amp_result ampi_history(const amp_history* h, FILE* out, const char* path, const amp_file_desc* desc) {
+    ampi_picture p = { ampi_history_list, NULL, NULL, h, 0, AMP_HISTORY_STEPS, 0, 0, NULL };
+    return h ? ampi_picture_put(&p, out, path, desc) : AMP_ERR_ARGUMENT;
+}
+AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path, const amp_file_desc* desc) {
+    return ampi_history(h, NULL, path, desc);
+}
+AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out) {
+    return ampi_history(h, out, NULL, NULL);
+}
 #endif
+
+AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
+    if (h && info && info->outcome != AMP_STEP_ACCUMULATED) h->steps[h->count++ % AMP_HISTORY_STEPS] = *info;
+}
 
 #ifdef __cplusplus
 } /* extern "C" */

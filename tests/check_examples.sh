@@ -7,7 +7,7 @@ built() { # built EXAMPLE PROGRAM
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples -Iexamples/lessons $1.c \
         build/impl.o -o $out/$2 -lm || exit 1
 }
-for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet; do
+for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet report; do
     built examples/$e $e
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
@@ -31,6 +31,7 @@ spoilt() { # spoilt EXAMPLE SETTING VALUE
     $out/spoilt > $out/spoilt.out 2> $out/spoilt.err && { echo "$1 succeeded with $3"; exit 1; }
     [ -s $out/spoilt.err ] || { echo "$1 did not say why it failed with $3"; exit 1; }
 }
+spoilt report 'growth_interval = 50' 'growth_interval = -50'
 spoilt gpt 'STEPS = 600' 'STEPS = 20'
 spoilt gpt 'growth_interval = 100' 'growth_interval = -100'
 spoilt own_loop '\.kind = AMP_ADAMW' '.kind = AMP_ADAMW, .beta1 = 2.0f'
@@ -76,6 +77,11 @@ rm -f build/demo.svg
 build/demo --steps 20 > $out/demo.txt || exit 1
 grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
 [ -z "$1" ] || build/demo "$1" --steps 20 > $out/demo.txt || exit 1
+refuses $out/report /no/such/directory
+$out/report $out > $out/report.txt || exit 1
+for picture in healthy vanishing overflow history; do
+    grep -q '</svg>' $out/report_$picture.svg || { echo "report wrote no picture $picture"; exit 1; }
+done
 refuses build/demo /no/such/directory
 refuses build/demo --no-such-option
 mkdir -p $out/bad && printf 'short' > $out/bad/train-images-idx3-ubyte && refuses build/demo $out/bad

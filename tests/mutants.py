@@ -521,6 +521,21 @@ TABLE = [
      "s->histogram[bin < 0 ? 0 : bin > AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;"),
     ("report", "& 0x007fffffu) > last);", "& 0x007fffffu) >= last);"),
     ("report", "if (!add) memset(out, 0, sizeof *out);", ""),
+    ("report", "(suggested <= 0.0 || limit < suggested)) suggested", "(suggested <= 0.0 || limit > suggested)) suggested"),
+    ("report", "        forward |= bad && k < 2;\n", ""),
+    ("report", "0 : e < formats[i].normal ? 1 : 3;", "0 : e < formats[i].normal ? 3 : 1;"),
+    ("report", "150.0 + width * (i + 0.5)", "150.0 + width * (i + 1.5)"),
+    ("report", "if (*text == '<' || *text == '&')", "if (*text == '<')"),
+    ("report", "else putc(*text >= 32 && *text < 127 ? *text : '?', p->out);", "else putc(*text, p->out);"),
+    ("report", "info->outcome != AMP_STEP_ACCUMULATED) h->steps", "1) h->steps"),
+    ("report", "(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS", "(uint64_t)i"),
+    ("report", "kept[j]->outcome > AMP_STEP_ACCUMULATED && !strcmp", "!strcmp"),
+    ("report", "if (!known || y[i] < low) low = y[i];", "if (y[i] < low) low = y[i];"),
+    ("report", "last->update_name : last->overflow.last_name,", "last->update_name : last->overflow.first_name,"),
+    ("report", "    m->suspect = n;\n", "    m->suspect = m->first;\n"),
+    ("report", "r = p->master ? ampi_collect(m, &to->weight, p->master,", "r = p->master ? ampi_collect(m, &to->weight, p->grad,"),
+    ("report", "if (out) return ferror(out) ? AMP_ERR_IO : AMP_OK;", "if (out) return AMP_OK;"),
+    ("report", "        if (s->count == 0) continue;\n", ""),
 ]
 
 # Of code that runs on some processors only: a flag of /proc/cpuinfo, and rows as above.

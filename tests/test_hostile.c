@@ -546,6 +546,9 @@ static void null_objects(void) {
     CHECK(amp_checkpoint_save(NULL, "x") == AMP_ERR_ARGUMENT && amp_checkpoint_load(NULL, "x") == AMP_ERR_ARGUMENT);
     CHECK(amp_stats_collect(NULL, F, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT && amp_model_print(NULL, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_stats_print(NULL, NULL) == AMP_ERR_ARGUMENT && amp_conv2d_workspace(NULL) == 0);
+    CHECK(amp_report_svg(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_report_print(NULL, NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_history_svg(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_history_print(NULL, NULL) == AMP_ERR_ARGUMENT);
+    amp_history_add(NULL, NULL);
 }
 
 /* A logger without a function is silence; no control character of a name reaches one that has one. */
@@ -598,6 +601,7 @@ static void missing_parts(void) {
     REFUSED(AMP_ERR_STATE, "train step", amp_train_step(m, &batch, NULL));
     REFUSED(AMP_ERR_STATE, "evaluate", amp_evaluate(m, &batch, (amp_eval_info*)(void*)memory));
     REFUSED(AMP_ERR_STATE, "stats", amp_model_stats(m, &batch, (amp_layer_stats*)(void*)memory, 9));
+    REFUSED(AMP_ERR_STATE, "report", amp_report_svg(m, &batch, "/nowhere/x"));
     REFUSED(AMP_ERR_STATE, "save", amp_checkpoint_save(m, "/nowhere/x"));
     REFUSED(AMP_ERR_SHAPE, "finalize an empty model", amp_model_finalize(m));
     amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);

@@ -259,6 +259,7 @@ static void test_model_stats_are_right(void) {
             CHECK_MSG(stats[i].output_gradient.count == (i == 0 || i == 4 || i == 7 || i == 8 ? 0 : N * sizes[i]),
                       "layer %d", i);
             CHECK((stats[i].weight_gradient.count > 0) == (i == 1 || i == 2 || i == 6));
+            CHECK(stats[i].weight.count == stats[i].weight_gradient.count);
         }
         for (i = 0; i < 2; i++) {
             CHECK(amp_predict(t.m, &b, t.v[i], out) == AMP_OK);
@@ -268,6 +269,9 @@ static void test_model_stats_are_right(void) {
         }
         /* relu, and before it */
         CHECK(stats[3].output.zeros > 0 && stats[2].output.zeros < stats[3].output.zeros);
+        CHECK(amp_stats_collect(&want, p[4].master, AMP_F32, p[4].count, lows[k], 0) == AMP_OK);
+        CHECK(amp_stats_collect(&want, p[5].master, AMP_F32, p[5].count, lows[k], 1) == AMP_OK);
+        CHECK(memcmp(&want, &stats[6].weight, sizeof want) == 0);
         CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
         CHECK(amp_stats_collect(&want, p[4].grad, AMP_F32, p[4].count, lows[k], 0) == AMP_OK);
         CHECK(amp_stats_collect(&want, p[5].grad, AMP_F32, p[5].count, lows[k], 1) == AMP_OK);
@@ -297,7 +301,7 @@ static void test_model_stats_errors(void) {
 
 /* --- print --------------------------------------------------------------------------------------- */
 
-static char text[16384];
+static char text[65536];
 static const char* read_back(FILE* f) {
     size_t n;
     rewind(f);
@@ -423,6 +427,269 @@ static void test_no_flags(void) {
     feclearexcept(FE_ALL_EXCEPT);
 }
 
+/* --- the precision report --------------------------------------------------------------------------- */
+
+/* A file's text; "" if there is none. */
+static const char* read_file(const char* path) {
+    FILE* f = fopen(path, "rb");
+    text[0] = 0;
+    return f ? read_back(f) : text;
+}
+static const char* printed_report(amp_model* m, const amp_batch* b) {
+    FILE* f = tmpfile();
+    text[0] = 0;
+    if (!f) { TEST_SKIP("no temporary file"); return text; }
+    CHECK_MSG(amp_report_print(m, b, f) == AMP_OK, "%s", amp_model_error(m));
+    return read_back(f);
+}
+static const char SVG[] = "report_test.svg";
+
+/* Both forms say what amp_model_stats finds: shares, bars, the smallest suggestion of all gradients. */
+static void test_report_has_the_numbers(void) {
+    static const amp_level levels[] = { AMP_O0, AMP_O2, AMP_O3 };
+    static amp_layer_stats stats[9];
+    int form, level, i, k, e, rows;
+    for (level = 0; level < 3; level++)
+        for (form = 0; form < 2; form++) {
+            model t = make_model(levels[level], AMP_F16, 0.0f, 0);
+            amp_batch b = full_batch();
+            char line[200], bars[4000];
+            const char* at;
+            double suggested = 0.0, scale = (double)amp_model_scaler(t.m)->state.scale;
+            CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_OK);
+            if (form == 0) printed_report(t.m, &b);
+            else { CHECK(amp_report_svg(t.m, &b, SVG) == AMP_OK); read_file(SVG); }
+            rows = 0;
+            at = text;
+            while ((at = strstr(at, " % zero,")) != NULL) { at++; rows++; }
+            at = text;
+            for (i = 0; i < 9; i++) {
+                const amp_stats* all[] = { &stats[i].output, &stats[i].weight, &stats[i].weight_gradient, &stats[i].output_gradient };
+                const amp_layer* l = amp_model_layer(t.m, i);
+                for (k = 0; k < 4; k++) {
+                    const amp_stats* s = all[k];
+                    uint64_t most = 1;
+                    size_t n = 0;
+                    if (s->count == 0) continue;
+                    rows--;
+                    snprintf(line, sizeof line, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
+                             amp_reason_name(l->reason));
+                    if (k == 0) CHECK_MSG((at = strstr(at, line)) != NULL, "%s", line);
+                    if (k > 1 && s->suggested_scale > 0.0f && (suggested <= 0.0 || (double)s->suggested_scale < suggested))
+                        suggested = (double)s->suggested_scale;
+                    for (e = -40; e < 20; e++) if (bin(s, e) > most) most = bin(s, e);
+                    bars[0] = 0;
+                    for (e = -40; e < 20; e++) {
+                        double share = (double)bin(s, e) / (double)most;
+                        if (form == 0) bars[n++] = " .:-=+*#@"[bin(s, e) ? 1 + (int)(7.0 * share) : 0], bars[n] = 0;
+                        else if (bin(s, e)) n += (size_t)snprintf(bars + n, 40, "M%.1f %%dv-%.1f", 150.0 + 9.0 * (e + 40.5), 1.0 + 12.0 * share);
+                    }
+                    snprintf(line, sizeof line, "%.3g %% zero, %.3g %% under, %.3g %% over, %lu inf, %lu nan",
+                             100.0 / (double)s->count * (double)s->zeros, 100.0 / (double)s->count * (double)s->would_underflow,
+                             100.0 / (double)s->count * (double)s->would_overflow, (unsigned long)s->infs, (unsigned long)s->nans);
+                    if (form == 0) { CHECK_MSG(at && (at = strstr(at, bars)) != NULL, "%s, row %d: '%s'", l->name, k, bars); }
+                    CHECK_MSG(at && (at = strstr(at, line)) != NULL, "%s, row %d: %s", l->name, k, line);
+                    if (form == 1 && at && n > 0) {      /* the bars stand behind, on the line of the text before */
+                        char want[4000];
+                        const char *y = at;
+                        int row;
+                        while (y > text && strncmp(y, " y=\"", 4) != 0) y--;
+                        row = atoi(y + 4);
+                        for (e = -40, n = 0; e < 20; e++)
+                            if (bin(s, e))
+                                n += (size_t)snprintf(want + n, 40, "M%.1f %dv-%.1f", 150.0 + 9.0 * (e + 40.5), row,
+                                                      1.0 + 12.0 * (double)bin(s, e) / (double)most);
+                        snprintf(want + n, sizeof want - n, "\"/>");
+                        at = strstr(at, " d=\"");
+                        CHECK_MSG(at && strncmp(at + 4, want, strlen(want)) == 0, "%s, row %d: %s", l->name, k, want);
+                    }
+                }
+            }
+            snprintf(line, sizeof line, "loss scale %.9g, suggested %.9g", scale, scale * suggested);
+            CHECK_MSG(suggested > 0.0 && at && strstr(at, line) && !strstr(at, "inf or NaN begin"), "%s", line);
+            CHECK(rows == 0 && strstr(text, "2^-14 to 2^15, subnormals from 2^-24"));
+            CHECK(form == 1 || strstr(text, "  e4m3                  |                               ---@@@@@@@@@@@@@@@           | 2^-6"));
+            amp_model_destroy(t.m);
+        }
+    remove(SVG);
+}
+
+/* A picture is ASCII and in pairs of brackets, whatever layers are called; it takes the place of an older one. */
+static void test_picture_is_svg(void) {
+    amp_model_desc d;
+    amp_model* m = NULL;
+    amp_value x;
+    float data[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+    amp_batch b;
+    int round, i, open = 0, close = 0, wrong = 0;
+    memset(&d, 0, sizeof d);
+    memset(&b, 0, sizeof b);
+    d.batch = 2; d.logger.log = listen;
+    b.n = 2; b.inputs[0] = data; b.targets[0] = data;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    x = amp_linear(m, amp_input(m, 4, 1, 1), 4);
+    amp_name(m, x, "a<b>&\"'gr\xc3\xbc\xc3\x9f");
+    amp_mse(m, x, NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (round = 0; round < 2; round++) CHECK_MSG(amp_report_svg(m, &b, SVG) == AMP_OK, "%s", amp_model_error(m));
+    read_file(SVG);
+    for (i = 0; text[i]; i++) {
+        wrong += (text[i] < 32 && text[i] != '\n') || text[i] > 126;
+        open += text[i] == '<';
+        close += text[i] == '/' && (text[i - 1] == '<' || text[i + 1] == '>');
+    }
+    /* each tag closes itself or is half of a pair: <a/>, or <a>...</a> */
+    for (i = 0; text[i]; i++) close += text[i] == '<' && text[i + 1] != '/' && strchr(&text[i], '>')[-1] != '/';
+    CHECK_MSG(wrong == 0 && open == close && open > 20, "%d, %d, %d", wrong, open, close);
+    CHECK(strstr(text, ">a&#60;b>&#38;\"'gr????: linear in f32 (level list)</text>"));
+    CHECK(strstr(text, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"") == text && strstr(text, "</svg>\n"));
+    amp_model_destroy(m);
+    remove(SVG);
+}
+
+/* A layer whose outputs overflow is named, and its row is red; so is the last gradient that does, where no output is to
+   blame. A step says the same. */
+static void test_report_names_the_culprit(void) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        model t = make_model(AMP_O2, AMP_F16, 0.0f, 0);
+        amp_batch b = full_batch();
+        amp_step_info info;
+        amp_param* p = amp_model_find_param(t.m, "conv2d1.weight");
+        size_t k;
+        if (i == 0) for (k = 0; k < p->count; k++) p->master[k] = k % 2 ? 6e4f : -6e4f;
+        if (i == 0) CHECK(amp_model_sync_params(t.m) == AMP_OK);
+        if (i == 1) CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1e30f) == AMP_OK);
+        printed_report(t.m, &b);
+        CHECK_MSG(strstr(text, i ? "; inf or NaN begin in the output gradients of 'linear1'\n"
+                               : "; inf or NaN begin in the outputs of 'conv2d1'\n"), "%s", text);
+        CHECK(amp_report_svg(t.m, &b, SVG) == AMP_OK);
+        CHECK(strstr(read_file(SVG), "fill=\"#e03131\">outputs<") ? i == 0 : i == 1);
+        CHECK(strstr(text, "fill=\"#e03131\">output gradients<") != NULL);
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+        CHECK(info.outcome == (i ? AMP_STEP_SKIPPED_OVERFLOW : AMP_STEP_SKIPPED_MODEL));
+        CHECK_MSG(strcmp(info.culprit, i ? info.overflow.last_name : "conv2d1") == 0, "%s: %s", info.culprit, info.message);
+        CHECK(i == 0 || strcmp(info.culprit, "linear1.bias") == 0);
+        for (k = 0; i == 1 && k < 200 && info.outcome != AMP_STEP_APPLIED; k++) CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+        CHECK(i == 0 || (info.outcome == AMP_STEP_APPLIED && info.culprit[0] == 0));
+        amp_model_destroy(t.m);
+    }
+    remove(SVG);
+}
+
+static void test_report_errors(void) {
+    model t = make_model(AMP_O1, AMP_F16, 0.0f, 2);
+    amp_model_desc d;
+    amp_model* m = NULL;
+    amp_batch b = full_batch();
+    FILE* full = fopen("/dev/full", "w");
+    CHECK(amp_report_svg(NULL, &b, SVG) == AMP_ERR_ARGUMENT && amp_report_print(NULL, &b, stdout) == AMP_ERR_ARGUMENT);
+    CHECK(amp_report_svg(t.m, NULL, SVG) == AMP_ERR_ARGUMENT && strstr(heard, "batch is NULL"));
+    CHECK(amp_report_svg(t.m, &b, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "no path"));
+    CHECK(amp_report_svg(t.m, &b, "") == AMP_ERR_ARGUMENT && amp_report_print(t.m, &b, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_report_svg(t.m, &b, "no/such/directory/x.svg") == AMP_ERR_IO);
+    CHECK_MSG(strstr(heard, "file: cannot save 'no/such/directory/x.svg': "), "%s", heard);
+    CHECK(amp_report_svg(t.m, &b, ".") == AMP_ERR_IO && strstr(heard, "not a regular file"));
+    if (full) {
+        setvbuf(full, NULL, _IONBF, 0);
+        CHECK(amp_report_print(t.m, &b, full) == AMP_ERR_IO);
+        fclose(full);
+    }
+    CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_report_svg(t.m, &b, SVG) == AMP_ERR_STATE);
+    CHECK(fopen(SVG, "rb") == NULL);
+    amp_model_destroy(t.m);
+    memset(&d, 0, sizeof d);
+    d.batch = 1; d.logger.log = listen;
+    CHECK(amp_model_create(&m, &d) == AMP_OK && amp_report_print(m, &b, stdout) == AMP_ERR_STATE);
+    CHECK_MSG(strstr(heard, "report: the model is not finalized"), "%s", heard);
+    amp_model_destroy(m);
+}
+
+/* --- history ---------------------------------------------------------------------------------- */
+
+static amp_step_info step_of(amp_outcome outcome, float loss, float scale, double norm, const char* culprit) {
+    amp_step_info s;
+    memset(&s, 0, sizeof s);
+    s.outcome = outcome; s.loss = loss; s.scale_before = scale; s.grad_norm = norm;
+    snprintf(s.culprit, sizeof s.culprit, "%s", culprit);
+    return s;
+}
+static const char* printed_history(const amp_history* h) {
+    FILE* f = tmpfile();
+    text[0] = 0;
+    if (!f) { TEST_SKIP("no temporary file"); return text; }
+    CHECK(amp_history_print(h, f) == AMP_OK);
+    return read_back(f);
+}
+/* A row's bars. */
+static const char* row_of(const char* name) {
+    static char row[AMP_HISTORY_STEPS + 1];
+    char begin[40];
+    const char* at;
+    snprintf(begin, sizeof begin, "\n  %-22s|", name);
+    at = strstr(text, begin);
+    memset(row, 0, sizeof row);
+    if (at) memcpy(row, at + strlen(begin), AMP_HISTORY_STEPS);
+    return row;
+}
+
+static void test_history_wraps(void) {
+    static amp_history h;
+    amp_step_info s;
+    int i, kept = AMP_HISTORY_STEPS, all = AMP_HISTORY_STEPS + 5;
+    memset(&h, 0, sizeof h);
+    feclearexcept(FE_ALL_EXCEPT);
+    CHECK(strstr(printed_history(&h), "the last 0 of 0 steps\n") && strspn(row_of("loss"), " ") == (size_t)kept);
+    for (i = 0; i < all; i++) {
+        s = step_of(i % 2 ? AMP_STEP_ACCUMULATED : AMP_STEP_APPLIED, (float)i, 1024.0f, 0.0, "");
+        amp_history_add(&h, &s);
+        s.outcome = AMP_STEP_APPLIED;
+        if (i % 2) amp_history_add(&h, &s);
+        if (i == 2) CHECK(h.count == 3 && strstr(printed_history(&h), "0 to 2\n") && row_of("loss")[2] == '@' && row_of("loss")[3] == ' ');
+    }
+    CHECK(h.count == (uint64_t)all && h.steps[0].loss == (float)kept && h.steps[5].loss == 5.0f);
+    printed_history(&h);
+    snprintf(heard, sizeof heard, "the last %d of %d steps\n", kept, all);
+    CHECK_MSG(strstr(text, heard), "%s", text);
+    snprintf(heard, sizeof heard, "5 to %d\n", all - 1);                /* step 5 is the oldest that is left */
+    CHECK(strstr(text, heard) && row_of("loss")[0] == '.' && row_of("loss")[kept - 1] == '@');
+    CHECK(strstr(text, "10 to 10\n") && strspn(row_of("log2 of gradient norm"), " ") == (size_t)kept);
+    amp_history_add(NULL, &s); amp_history_add(&h, NULL);
+    CHECK(h.count == (uint64_t)all && !fetestexcept(FE_DIVBYZERO | FE_INVALID));
+}
+
+/* A skipped step has its mark in its culprit's row, and a gap where it has no norm. */
+static void test_history_marks_culprits(void) {
+    static amp_history h;
+    static const struct { amp_outcome outcome; const char* culprit; } steps[] = {
+        { AMP_STEP_SKIPPED_OVERFLOW, "fc<1>.weight" }, { AMP_STEP_SKIPPED_OVERFLOW, "fc<1>.weight" }, { AMP_STEP_APPLIED, "" },
+        { AMP_STEP_SKIPPED_MODEL, "conv" }, { AMP_STEP_APPLIED, "fc<1>.weight" }, { AMP_STEP_SKIPPED_OVERFLOW, "fc<1>.weight" } };
+    amp_step_info s;
+    amp_file_desc d;
+    int i;
+    memset(&h, 0, sizeof h);
+    memset(&d, 0, sizeof d);
+    d.logger = &LISTENER;
+    for (i = 0; i < COUNT(steps); i++) {
+        double norm = steps[i].outcome == AMP_STEP_APPLIED ? 8.0 : (double)inf;
+        s = step_of(steps[i].outcome, i == 3 ? nan_value() : 2.0f, ldexpf(1.0f, 20 - i), norm, steps[i].culprit);
+        amp_history_add(&h, &s);
+    }
+    printed_history(&h);
+    CHECK_MSG(strncmp(row_of("fc<1>.weight"), "@@   @ ", 7) == 0 && strstr(text, "| skipped: overflow, 3 times\n"), "%s", text);
+    CHECK(strncmp(row_of("conv"), "   @   ", 7) == 0 && strstr(text, "| skipped: model, 1 times\n"));
+    CHECK(strncmp(row_of("loss"), "@@@ @@ ", 7) == 0);
+    CHECK(strncmp(row_of("log2 of gradient norm"), "  @ @  ", 7) == 0 && strstr(text, "3 to 3\n") && strstr(text, "15 to 20\n"));
+    CHECK(amp_history_svg(&h, SVG, NULL) == AMP_OK);
+    CHECK(strstr(read_file(SVG), ">fc&#60;1>.weight</text>") && strstr(text, ">skipped: overflow, 3 times</text>"));
+    CHECK(amp_history_svg(NULL, SVG, NULL) == AMP_ERR_ARGUMENT && amp_history_print(NULL, stdout) == AMP_ERR_ARGUMENT);
+    CHECK(amp_history_print(&h, NULL) == AMP_ERR_ARGUMENT && amp_history_svg(&h, NULL, &d) == AMP_ERR_ARGUMENT);
+    check_refused(AMP_ERR_ARGUMENT, AMP_ERR_ARGUMENT, "file: no path is given");
+    CHECK(amp_history_svg(&h, "no/such/directory/x.svg", &d) == AMP_ERR_IO);
+    CHECK_MSG(strstr(heard, "file: cannot save 'no/such/directory/x.svg': "), "%s", heard);
+    remove(SVG);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     int i;
@@ -442,5 +709,11 @@ int main(int argc, char** argv) {
     TEST(test_print_casts);
     TEST(test_print_stats);
     TEST(test_no_flags);
+    TEST(test_report_has_the_numbers);
+    TEST(test_picture_is_svg);
+    TEST(test_report_names_the_culprit);
+    TEST(test_report_errors);
+    TEST(test_history_wraps);
+    TEST(test_history_marks_culprits);
     TEST_END();
 }

@@ -885,14 +885,24 @@ static void test_predictions_and_statistics() {
     CHECK(amp_model_stats(cpu, &b, x, 16) == AMP_OK);
     CHECK_MSG(amp_model_stats(gpu, &b, y, 16) == AMP_OK, "%s", amp_model_error(gpu));
     for (int i = 0; i < amp_model_layer_count(gpu); i++) {
-        const amp_stats* both[3][2] = { { &x[i].output, &y[i].output }, { &x[i].output_gradient, &y[i].output_gradient },
-                                        { &x[i].weight_gradient, &y[i].weight_gradient } };
+        const amp_stats* both[4][2] = { { &x[i].output, &y[i].output }, { &x[i].output_gradient, &y[i].output_gradient },
+                                        { &x[i].weight_gradient, &y[i].weight_gradient }, { &x[i].weight, &y[i].weight } };
         for (auto& pair : both) {
             CHECK(pair[0]->count == pair[1]->count && pair[0]->infs == pair[1]->infs && pair[0]->nans == pair[1]->nans);
             CHECK_MSG(fabs((double)pair[0]->largest - pair[1]->largest) <= 0.01 * pair[0]->largest, "layer %d: %g, %g", i,
                       (double)pair[0]->largest, (double)pair[1]->largest);
         }
     }
+    char told[2][20000] = { "", "" };
+    for (int i = 0; i < 2; i++)
+        if (FILE* f = tmpfile()) {
+            CHECK(amp_report_print(i ? gpu : cpu, &b, f) == AMP_OK);
+            rewind(f);
+            told[i][fread(told[i], 1, sizeof told[i] - 1, f)] = 0;
+            fclose(f);
+        }
+    const char *on_cpu = strstr(told[0], "loss scale "), *on_gpu = strstr(told[1], "loss scale ");
+    CHECK_MSG(on_cpu && on_gpu && strcmp(on_cpu, on_gpu) == 0, "%s %s", told[0], told[1]);
     float p[8 * CLASSES], q[8 * CLASSES];
     CHECK(amp_predict(cpu, &b, small_logits, p) == AMP_OK && amp_predict(gpu, &b, small_logits, q) == AMP_OK);
     for (int i = 0; i < 8 * CLASSES; i++)
