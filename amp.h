@@ -11745,7 +11745,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 /* --- the precision report and the history: rows of bars, as a picture or as text --- */
 
 typedef struct ampi_picture {
-    void (*list)(struct ampi_picture* p);  /* gives ampi_row each row */
+    void (*list)(struct ampi_picture* p);  /* gives ampi_bars each row */
     amp_model* m;
     const amp_layer_stats* stats;
     const amp_history* history;
@@ -11765,7 +11765,7 @@ AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, cons
 }
 
 /* A title; or bars, `tall` at most, between a name and what is told of them. In text a bar is a character. */
-AMPI_FN void ampi_row(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int tall,
+AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int tall,
         const char* told) {
     const double width = 540.0 / p->count;
     uint64_t most = 1;
@@ -11814,7 +11814,7 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
         for (int k = 0, e = AMP_STATS_MIN_EXPONENT; k < AMP_STATS_BINS; k++, e++)
             bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1 : 3;
         AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most, formats[i].least);
-        ampi_row(p, AMPI_GRAY, formats[i].name, bars, 12, told);
+        ampi_bars(p, AMPI_GRAY, formats[i].name, bars, 12, told);
     }
 }
 
@@ -11828,7 +11828,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
     int forward = 0;
     char text[200], trouble[100] = "";
     AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level), amp_dtype_name(policy->low_dtype));
-    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
     ampi_report_formats(p);
     for (int i = 0; i < 4 * p->m->layer_count; i++) {
         const int k = i % 4;
@@ -11841,17 +11841,17 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
         const int bad = s->infs + s->nans > 0;
         AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
             amp_reason_name(l->reason));
-        if (k == 0) ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+        if (k == 0) ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
         AMPI_SAY(text, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan", percent * (double)s->zeros,
             percent * (double)s->would_underflow, percent * (double)s->would_overflow, (ampi_ull)s->infs,
             (ampi_ull)s->nans);
-        ampi_row(p, bad ? "#e03131" : colors[k], names[k], s->histogram, 12, text);
+        ampi_bars(p, bad ? "#e03131" : colors[k], names[k], s->histogram, 12, text);
         if (k > 1 && limit > 0.0 && (suggested <= 0.0 || limit < suggested)) suggested = limit;
         if (bad && !forward) AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
         forward |= bad && k < 2;
     }
     AMPI_SAY(text, "loss scale %.9g, suggested %.9g%s", scale, scale * suggested, trouble);
-    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
 }
 
 AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, const char* path) {
@@ -11883,7 +11883,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     char text[100];
     for (int i = 0; i < count; i++) kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
     AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
-    ampi_row(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
     for (int k = 0; k < 3; k++) {
         double y[AMP_HISTORY_STEPS], low = 0.0, high = 0.0;
         int known = 0;
@@ -11897,7 +11897,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
         for (int i = 0; i < count; i++)
             bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(high > low ? 999 * (y[i] - low) / (high - low) : 0) : 0;
         AMPI_SAY(text, "%.4g to %.4g", low, high);
-        ampi_row(p, "#2f86eb", names[k], bars, 60, text);
+        ampi_bars(p, "#2f86eb", names[k], bars, 60, text);
     }
     for (int i = 0; i < count; i++) {
         int times = 0, first = count;
@@ -11906,7 +11906,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
             if (bars[j]) { times++; first = j; }
         }
         AMPI_SAY(text, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
-        if (first == i) ampi_row(p, "#e03131", kept[i]->culprit, bars, 12, text);
+        if (first == i) ampi_bars(p, "#e03131", kept[i]->culprit, bars, 12, text);
     }
 }
 
