@@ -109,8 +109,8 @@ cuda-report: ## registers, shared memory and spills of every kernel (needs nvcc,
 test-cuda: ## the kernel tests on a real GPU
 	@B=$(B) sh tests/cuda.sh test
 
-bench-cuda: ## speed on a real GPU: products beside cuBLAS, unscale and Adam beside a copy
-	@B=$(B) sh tests/cuda.sh bench
+bench-cuda: ## on a real GPU: tests, training beside PyTorch, operators, sanitizers; PARTS="steps shares", or --dry-run without one
+	@B=$(B) PYTHON=$(PYTHON) sh tests/cuda.sh bench $(PARTS)
 
 demo-cuda: ## the demo on a GPU; DATA=dir reads MNIST files
 	@B=$(B) sh tests/cuda.sh demo $(if $(DATA),"$(DATA)")
@@ -159,6 +159,10 @@ $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) am
 $(B)/lessons/12_same_bits: examples/lessons/12_same_bits.c amp.h $(wildcard examples/*.h) | $(B)
 	@mkdir -p $(@D)
 	@$(CC) $(STRICT) $(CFLAGS) -fopenmp $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+# The GPU's benchmark, to be tried with --tiny.
+$(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h tests/emu/*.h) examples/gpt.h amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
+	$(CXX) $(EMU_FLAGS) -std=c++17 -DAMP_EMU_ARCH=$(EMU_ARCH) -x c++ $< -x none $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
 # before, and takes that of the tests: examples, lessons, one compilation of amp.h.

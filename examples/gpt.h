@@ -172,6 +172,13 @@ static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy,
                         AMP_F32, 0, g->rows, in, out, &g->exec);
 }
 
+#ifdef GPT_DEVICE       /* a program that has its arrays on a device defines these itself */
+static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t n);
+static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n);
+static void gpt_attention(const gpt* g, const gpt_block* b, void (*head)(const gpt*, const gpt_block*, size_t));
+static void gpt_embed(const gpt* g, const int32_t* tokens);
+static void gpt_embed_backward(const gpt* g, const int32_t* tokens);
+#else
 /* --- attention, head by head: weights = softmax(Q K^T / sqrt(D), each token seeing itself and those before it),
    mixed = weights V. Q, K and V are D columns each of qkv's 3C. --- */
 
@@ -229,6 +236,7 @@ static void gpt_attention(const gpt* g, const gpt_block* b, void (*head)(const g
 #endif
     for (int64_t n = 0; n < count; n++) head(g, b, (size_t)n);
 }
+#endif
 
 /* --- one block: n is its first norm --- */
 
@@ -264,6 +272,7 @@ static void gpt_block_backward(const gpt* g, const amp_param* p, const gpt_norm*
 
 /* --- the network; tokens[B,T] and targets[B,T] are numbers below V --- */
 
+#ifndef GPT_DEVICE
 static void gpt_embed(const gpt* g, const int32_t* tokens) {
     const size_t C = g->s.channels;
     for (size_t r = 0; r < g->rows; r++) {
@@ -283,6 +292,7 @@ static void gpt_embed_backward(const gpt* g, const int32_t* tokens) {
             dpositions[r % g->s.length * C + c] += g->dstream[r * C + c];
         }
 }
+#endif
 
 static amp_param* gpt_block_params(const gpt* g, size_t i) { return g->params + GPT_FIRST_BLOCK + i * GPT_PER_BLOCK; }
 
@@ -297,12 +307,14 @@ static void gpt_forward(gpt* g, const int32_t* tokens, size_t batch) {
                        g->logits, AMP_F32, g->rows, g->s.channels, g->s.vocabulary, &g->exec);
 }
 
+#ifndef GPT_DEVICE
 /* The mean loss of the last forward pass. */
 static float gpt_loss(const gpt* g, const int32_t* targets) {
     float loss = NAN;
     amp_softmax_cross_entropy_forward(g->logits, AMP_F32, targets, 0.0f, &loss, g->rows, g->s.vocabulary, &g->exec);
     return loss;
 }
+#endif
 
 /* Writes all gradients of loss_scale * loss. */
 static void gpt_backward(const gpt* g, const int32_t* tokens, const int32_t* targets, float loss_scale) {

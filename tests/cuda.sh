@@ -1,14 +1,27 @@
 #!/bin/sh
-# cuda.sh - amp_cuda.cuh with NVIDIA's compiler.   sh tests/cuda.sh build | report | test | bench | demo [DATA_DIR]
-#   build   compiles it without a warning: as C++14 for every architecture that nvcc knows and for sm_90a, as C++17
-#           without cuBLAS, and the examples as C++20
-#   report  registers, shared memory and stack of every kernel, per architecture; fails if one spills, or if a Hopper
-#           product has not the registers by which it is chosen, or waits for each wgmma by itself
-#   test    the tests of tests/emu on a real GPU
-#   bench   tests/bench/bench_cuda.cu on a real GPU
-#   demo    examples/train_cuda.cu
+# cuda.sh - amp_cuda.cuh with NVIDIA's compiler.   sh tests/cuda.sh build | report | objects | test | bench | demo [DATA_DIR]
+#   build    compiles it without a warning: as C++14 for every architecture that nvcc knows and for sm_90a, as C++17
+#            without cuBLAS, and the examples as C++20
+#   report   registers, shared memory and stack of every kernel, per architecture; fails if one spills, or if a Hopper
+#            product has not the registers by which it is chosen, or waits for each wgmma by itself
+#   objects  compiles what `test` and `bench` need, for the GPU that is here or H100 and H200; they take it if nothing changed
+#   test     the tests of tests/emu on a real GPU
+#   bench [--dry-run] [--limit SECONDS] [PART...]
+#            measures on a real GPU, part by part; none = all. A part has 4 minutes at most, all together SECONDS. Each writes
+#            to build/cuda/parts/PART.md as it goes; one that is done is not run again before that directory is removed or
+#            the code changes; one that fails stops no other. All of them go to tests/bench/results/DATE-cuda-GPU.md, or
+#            into the directory OUT. --dry-run goes through the parts without a GPU, with small sizes: kernels emulated,
+#            PyTorch on the CPU
+#   demo     examples/train_cuda.cu
 # Where nvcc or a GPU is missing, `test`, `bench` and `demo` say so and succeed; `build` and `report` need only nvcc.
+# Parts, in the order of their worth:
+#   test steps shares bits                   the tests; tests/bench/bench_cuda.cu
+#   eager cudnn                              PyTorch beside them: tests/bench/bench_cuda.py, where PYTHON has it
+#   memcheck racecheck initcheck synccheck   compute-sanitizer over every test program
+#   compiled-gpt2 compiled-resnet34 compiled-mobilenet compiled-rest    PyTorch with torch.compile
+#   gemm passes torch-passes portable        products, on Hopper also by the kernels for other GPUs; unscale and Adam
 set -u
+DRY=${DRY:-}
 NVCC=${NVCC:-nvcc}
 B=${B:-build}
 mkdir -p "$B/cuda"
@@ -43,6 +56,9 @@ build() {
     # shellcheck disable=SC2086
     "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu || return 1
     echo "amp_cuda.cuh: C++17, without cuBLAS"
+    # shellcheck disable=SC2086
+    "$NVCC" $FLAGS -std=c++17 -arch=sm_80 -c -o "$B/cuda/bench_cuda.o" tests/bench/bench_cuda.cu || return 1
+    echo "tests/bench/bench_cuda.cu"
     for example in train_cuda own_loop train_nccl; do
         if [ $example = train_nccl ] && ! echo '#include <nccl.h>' | "$NVCC" -E -x cu - > /dev/null 2>&1; then
             echo "skipped: examples/train_nccl.cu, no nccl.h"
@@ -73,49 +89,150 @@ report() {
         END { printf "%d kernels, %d of them with stack or spills%s\n", kernels, bad, list; exit bad + hopper > 0 || kernels == 0 }'
 }
 
+# --- programs for the GPU: in $D, compiled as $CODE says ---
+
+here() {
+    D=$B/cuda/hopper CODE=$(gencode 90a)
+    if have_gpu && [ "$(native)" = "-arch=native" ]; then D=$B/cuda/native CODE=-arch=native; fi
+}
+# Each source by itself, as many at a time as there are processors, if one of the files has changed since.
+objects() {
+    mkdir -p "$D"
+    sum=$(cat amp.h amp_cuda.cuh examples/gpt.h tests/*.h tests/impl_cuda.cu tests/emu/*.h tests/emu/*.cpp tests/bench/*.h \
+          tests/bench/*.cu | cksum)
+    [ "$(cat "$D/sum" 2> /dev/null)" != "$sum" ] || return 0
+    # shellcheck disable=SC2016
+    printf '%s\n' tests/impl_cuda.cu tests/bench/bench_cuda.cu tests/emu/test_cuda_*.cpp | xargs -P "$(nproc)" -I '{}' \
+        sh -c '$1 -std=c++17 -c -x cu "$3" -o "$2/$(basename "$3" | sed "s/\..*//").o"' sh "$NVCC $FLAGS $CODE" "$D" '{}' \
+        && echo "$sum" > "$D/sum"
+}
+# Objects that come from another machine may not fit here: then they are made anew.
+programs() {
+    link || { rm -f "$D/sum"; link; }
+}
+link() {
+    objects || return 1
+    # shellcheck disable=SC2016
+    { test_programs; echo "$D/bench_cuda"; } | xargs -P "$(nproc)" -I '{}' \
+        sh -c '$1 "$2.o" "$3/impl_cuda.o" -o "$2" -lcublas' sh "$NVCC $CODE" '{}' "$D" && "$D/bench_cuda" > /dev/null
+}
+test_programs() { for t in tests/emu/test_cuda_*.cpp; do echo "$D/$(basename "$t" .cpp)"; done; }
+
 run_tests() {
     have_gpu || { echo "skipped: no GPU"; return 0; }
-    programs=
-    arch=$(native)
-    # shellcheck disable=SC2086
-    "$NVCC" $FLAGS -std=c++17 $arch -c -x cu tests/impl_cuda.cu -o "$B/cuda/impl.o" || return 1
-    for t in tests/emu/test_cuda_*.cpp; do
-        name=$(basename "$t" .cpp)
-        # shellcheck disable=SC2086
-        "$NVCC" $FLAGS -std=c++17 $arch -c -x cu "$t" -o "$B/cuda/$name.o" || return 1
-        # shellcheck disable=SC2086
-        "$NVCC" $arch "$B/cuda/$name.o" "$B/cuda/impl.o" -o "$B/cuda/$name" -lcublas || return 1
-        programs="$programs $B/cuda/$name"
-    done
-    # shellcheck disable=SC2086
-    JOBS=1 sh tests/run.sh "all tests on the GPU" $programs
+    here
+    programs || return 1
+    tests
+}
+tests() {
+    # shellcheck disable=SC2046
+    if [ -n "$DRY" ]; then test_programs; else JOBS=${JOBS:-4} sh tests/run.sh "all tests on the GPU" $(test_programs); fi
 }
 
-# Compiled wherever nvcc is, so that it stays right; run where a GPU is. On Hopper the portable products too, which are
-# what a build without the letter has.
-compile_bench() {
-    # shellcheck disable=SC2086
-    "$NVCC" $FLAGS -std=c++17 $2 tests/bench/bench_cuda.cu -o "$1" -lcublas
-}
-# Beside PyTorch where python3 (PYTHON) has it, with this GPU.
+# --- bench ---
+
+PARTS="test steps shares bits eager cudnn memcheck compiled-gpt2 compiled-resnet34 racecheck initcheck synccheck
+       compiled-mobilenet compiled-rest gemm passes torch-passes portable"
+PARTS_DIR=${PARTS_DIR:-$B/cuda/parts}
+
 bench() {
-    have_gpu || { compile_bench "$B/cuda/bench" -arch=sm_80 && echo "skipped: no GPU"; return; }
-    compile_bench "$B/cuda/bench" "$(native)" || return 1
-    [ "$(native)" = "-arch=native" ] || compile_bench "$B/cuda/bench_portable" -arch=sm_90 || return 1
-    bench_run "tests/bench/results/$(date +%F)-cuda-$(bench_gpu | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//; s/-.*//').md"
-}
-bench_gpu() { nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1; }
-bench_run() {
-    echo "# $(bench_gpu), $(date +%F)" > "$1"
-    echo "Driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1), nvcc $("$NVCC" --version |
-        sed -n 's/.*release \([0-9.]*\).*/\1/p'). Medians; larger ratios are better for amp." >> "$1"
-    "$B/cuda/bench" >> "$1" || return 1
-    if "${PYTHON:-python3}" -c "import torch; torch.zeros(1).cuda()" 2> /dev/null; then
-        "${PYTHON:-python3}" tests/bench/bench_cuda.py "$1" > "$1.torch" && cat "$1.torch" >> "$1"
-        rm -f "$1.torch"
+    limit=100000 parts=
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --dry-run) DRY=1 ;;
+            --limit) limit=${2:?seconds}; shift ;;
+            *) parts="$parts $1" ;;
+        esac
+        shift
+    done
+    until=$(($(date +%s) + limit))
+    if [ -n "$DRY" ]; then
+        PARTS_DIR=$B/cuda/dry
+        rm -rf "$PARTS_DIR"
+        make -s "$B/emu800_bench" || return 1
+    else
+        have_gpu || { echo "skipped: no GPU (--dry-run needs none)"; return 0; }
+        here
+        programs || return 1
+        cmp -s "$D/sum" "$PARTS_DIR/sum" || rm -rf "$PARTS_DIR"         # of other code
     fi
-    if [ -x "$B/cuda/bench_portable" ]; then "$B/cuda/bench_portable" gemm >> "$1" || return 1; fi
-    cat "$1"
+    mkdir -p "$PARTS_DIR"
+    [ -n "$DRY" ] || cp "$D/sum" "$PARTS_DIR/sum"
+    export PARTS_DIR DRY NVCC B
+    bad=0
+    for part in ${parts:-$PARTS}; do
+        left=$((until - $(date +%s)))
+        if grep -q "^($part: done" "$PARTS_DIR/$part.md" 2> /dev/null; then echo "$part: done before"; continue; fi
+        if [ $left -lt 15 ]; then echo "$part: no time left"; bad=1; continue; fi
+        began=$(date +%s)
+        timeout -k 5 $((left < 240 ? left : 240)) sh "$0" part "$part" >> "$PARTS_DIR/$part.md" 2>&1
+        status=$?
+        said="done"
+        [ $status = 0 ] || { said="FAILED, status $status"; bad=1; }
+        printf '\n(%s: %s, %d s)\n' "$part" "$said" $(($(date +%s) - began)) >> "$PARTS_DIR/$part.md"
+        tail -n 1 "$PARTS_DIR/$part.md"
+        collect
+    done
+    return $bad
+}
+collect() {
+    if [ -n "$DRY" ]; then to=$B/cuda/dry.md gpu="no GPU"
+    else
+        gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1 | sed 's/,/, driver/')
+        to=${OUT:-tests/bench/results}/$(date +%F)-cuda-$(echo "${gpu%,*}" | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//; s/-.*//').md
+    fi
+    {
+        echo "# $gpu, nvcc $("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'), $(date +%F)"
+        echo "Medians; larger ratios are better for amp."
+        for p in $PARTS; do [ ! -f "$PARTS_DIR/$p.md" ] || cat "$PARTS_DIR/$p.md"; done
+    } > "$to"
+}
+
+# One part, in a process of its own.
+part() {
+    here
+    if [ -n "$DRY" ]; then program="$B/emu800_bench --tiny" rows="gpt2 separable lenet5:64 784x512" where="--device cpu --tiny"
+    else program=$D/bench_cuda rows="" where=""; fi
+    # shellcheck disable=SC2086
+    case $1 in
+        gemm | passes) $program $1 ;;
+        steps | shares) $program $1 $rows ;;
+        bits) [ -z "$DRY" ] || rows="gpt2 784x512"
+              $program bits $rows; ok=$?
+              $program bits $rows > "$PARTS_DIR/bits.again" || ok=1
+              if other=$(grep -vxFf "$PARTS_DIR/bits.md" "$PARTS_DIR/bits.again"); then
+                  printf '\nIn a second process:\n\n%s\n' "$other"; ok=1
+              else printf '\nA second process gave the same bits.\n'; fi
+              return $ok ;;
+        portable) D=$B/cuda/portable CODE="-arch=sm_90"
+                  [ -n "$DRY" ] || { programs && program=$D/bench_cuda; } || return 1
+                  printf '\nBelow: the kernels for other GPUs.\n' && $program gemm ;;
+        eager | cudnn) torch $1 ;;
+        torch-passes) torch passes ;;
+        compiled-rest) torch compiled vgg16 stack separable ;;
+        compiled-*) torch compiled "${1#compiled-}" ;;
+        test) tests ;;
+        memcheck | racecheck | initcheck | synccheck) sanitize "$1" ;;
+        *) echo "no such part"; return 2 ;;
+    esac
+}
+torch() {
+    python=${PYTHON:-python3}
+    "$python" -c "import torch" 2> /dev/null || { echo "skipped: $python has no PyTorch"; return 0; }
+    # shellcheck disable=SC2086
+    "$python" tests/bench/bench_cuda.py "$@" $where --results "$PARTS_DIR"/*.md
+}
+# A row as soon as a program has ended; what the tool found first stands below it.
+sanitize() {
+    printf '\n### compute-sanitizer, %s\n\n' "$1"
+    if [ -n "$DRY" ]; then test_programs; return 0; fi
+    api=
+    [ "$1" != memcheck ] || api="--report-api-errors no"    # tests ask for what is refused
+    # shellcheck disable=SC2016
+    test_programs | xargs -P 8 -I '{}' sh -c '
+        compute-sanitizer --tool $1 $2 --error-exitcode 99 --print-limit 5 "$3" > "$3.$1" 2>&1; status=$?
+        echo "$(basename "$3"): status $status; $(grep "SUMMARY\|^[0-9]* passed," "$3.$1" | tr -d = | tr "\n" ";")"
+        [ $status = 0 ] || { grep "^=====" "$3.$1" | head -n 12; exit 1; }' sh "$1" "$api" '{}'
 }
 
 demo() {
@@ -128,8 +245,10 @@ demo() {
 case ${1:-} in
     build) build ;;
     report) report ;;
+    objects) here; objects ;;
     test) run_tests ;;
-    bench) bench ;;
+    bench) shift; bench "$@" ;;
+    part) part "$2" ;;
     demo) demo "${2:-}" ;;
-    *) sed -n '2,11p' "$0"; exit 2 ;;
+    *) sed -n '2,/^set -u/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 2 ;;
 esac

@@ -1,27 +1,42 @@
-/* bench_cuda.cu - amp_cuda.cuh on a GPU: products beside cuBLAS, unscale and Adam beside a copy on the device, steps of
-   training as single launches and as a graph. Medians; what is compared runs in turns, on the same buffers, in one
-   process. Arguments: the parts to run, of "gemm", "passes" and "steps"; none = all. Buffers hold random numbers, and
-   products go through several sets of them, together larger than the L2 cache. bench_cuda.py puts PyTorch beside the
-   passes and the steps. */
-#define AMP_IMPLEMENTATION
+/* bench_cuda.cu - amp_cuda.cuh on a GPU. `sh tests/cuda.sh bench` runs it part by part; bench_cuda.py puts PyTorch beside.
+
+     bench_cuda [--tiny] PART [ROW...]     rows of training: those that begin so; none = all
+       gemm     products beside cuBLAS
+       passes   unscale and Adam beside a copy on the device
+       steps    training: a step as single launches and as a graph, its memory, its share of the largest product's speed
+       shares   where the time of a step goes: an event before and one behind each operator
+       bits     weights and moments after some steps: single launches, once more, and a graph; equal to the byte
+
+   Medians; what is compared runs in turns, on the same buffers, in one process. Buffers hold random numbers, and products
+   go through several sets of them, together larger than the L2 cache. A row that fails is said, and the next one comes.
+   --tiny is for trying the program where a GPU is emulated: small sizes, one turn. */
 #include "../../amp_cuda.cuh"
+
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cmath>
+#include <cstring>
 #include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
-enum { TURNS = 15 };
-static const size_t BEYOND_L2 = (size_t)256 << 20;
+static bool tiny;
+static size_t sized(size_t n) { return tiny ? n / 65536 + 64 : n; }
+static size_t beyond_l2() { return sized((size_t)256 << 20); }
+static int turns() { return tiny ? 1 : 15; }
 
-#define NEED(call)                                                                                  \
-    do {                                                                                            \
-        if ((call) != 0) {                                                                          \
-            printf("%s:%d: %s failed: %s\n", __FILE__, __LINE__, #call,                             \
-                   cudaGetErrorString(cudaPeekAtLastError()));                                      \
-            exit(1);                                                                                \
-        }                                                                                           \
+#define NEED(call)                                                                                                  \
+    do {                                                                                                            \
+        if ((call) != 0)                                                                                            \
+            throw std::runtime_error(std::string(#call) + " in line " + std::to_string(__LINE__) + " failed: " +    \
+                                     cudaGetErrorString(cudaPeekAtLastError()));                                    \
     } while (0)
 
 typedef std::function<void(size_t)> Call;      /* works on that set of buffers */
@@ -34,7 +49,7 @@ static std::vector<double> measure(const std::vector<Call>& calls, size_t sets, 
     size_t set = 0;
     NEED(cudaEventCreate(&start));
     NEED(cudaEventCreate(&end));
-    for (int turn = -2; turn < TURNS; turn++)      /* the first two warm up */
+    for (int turn = tiny ? 0 : -2; turn < turns(); turn++)      /* the first two warm up */
         for (size_t c = 0; c < calls.size(); c++) {
             float ms;
             NEED(cudaEventRecord(start, stream));
@@ -69,7 +84,7 @@ struct Recorded {
 };
 
 /* As many calls in a turn as take some 2 ms together. */
-static size_t repeats(double microseconds) { return 1 + (size_t)(2000.0 / (microseconds + 1.0)); }
+static size_t repeats(double microseconds) { return tiny ? 1 : 1 + (size_t)(2000.0 / (microseconds + 1.0)); }
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
@@ -120,7 +135,7 @@ static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memo
                        cudaStream_t stream) {
     const size_t in = amp_dtype_size(s.in), out = amp_dtype_size(s.out);
     const size_t a = s.m * s.k, b = s.k * s.n, c = s.m * s.n, set = (a + b) * in + c * out;
-    const size_t sets = std::max((size_t)1, std::min((size_t)64, BEYOND_L2 / set + 1));
+    const size_t sets = std::max((size_t)1, std::min((size_t)64, beyond_l2() / set + 1));
     const double flops = 2.0 * (double)s.m * (double)s.n * (double)s.k;
     Memory left(sets * a * in), right(sets * b * in), result(sets * c * out), check(c * out);
     amp_exec eo = amp_cuda_exec(own), eb = amp_cuda_exec(blas);
@@ -155,6 +170,7 @@ static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memo
 
 static std::vector<Shape> gemm_shapes() {
     std::vector<Shape> list;
+    if (tiny) return { { 64, 64, 64, 0, 1, AMP_BF16, AMP_BF16 }, { 80, 72, 64, 1, 0, AMP_F16, AMP_F32 } };
     for (size_t n = 512; n <= 8192; n *= 2) {
         list.push_back({ n, n, n, 0, 0, AMP_BF16, AMP_BF16 });
         list.push_back({ n, n, n, 0, 1, AMP_F16, AMP_F16 });
@@ -171,7 +187,7 @@ static std::vector<Shape> gemm_shapes() {
     return list;
 }
 static void bench_gemms() {
-    const size_t bytes = (size_t)1 << 30;
+    const size_t bytes = sized((size_t)1 << 30);
     amp_cuda_desc d = {};
     amp_cuda *own, *blas;
     Memory workspace(bytes);
@@ -206,6 +222,7 @@ static void report(const char* what, double bytes, const Call& call) {
 }
 
 static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dtype t, float scale) {
+    each = sized(each);
     const size_t n = tensors * each;
     Memory grads(n * amp_dtype_size(t));
     std::vector<amp_tensor> list(tensors);
@@ -234,6 +251,7 @@ static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dty
 
 /* Masters, moments, a 16-bit copy and 16-bit gradients: 28 bytes a parameter, and 2 of the check before. */
 static void bench_adam(const char* what, size_t tensors, size_t each) {
+    each = sized(each);
     const size_t n = tensors * each;
     Memory master(4 * n), m(4 * n), v(4 * n), low(2 * n), grad(2 * n);
     std::vector<amp_param> list(tensors);
@@ -261,7 +279,7 @@ static void bench_adam(const char* what, size_t tensors, size_t each) {
 }
 
 static void bench_passes() {
-    const size_t whole = (size_t)1000 * 16384;
+    const size_t whole = (size_t)1000 * 16384, many = tiny ? 10 : 1000;
     printf("\n### Passes over parameters, GB/s (bytes read and written) beside a copy on the device\n\n"
            "|                                                |       us |    own |   copy | ratio |\n"
            "|---|---|---|---|---|\n");
@@ -269,107 +287,414 @@ static void bench_passes() {
     bench_unscale("the same, scale 1.001", 1, (size_t)1 << 28, AMP_F32, 1.001f);
     bench_unscale("unscale and check, one tensor of 512 MB, bf16", 1, (size_t)1 << 28, AMP_BF16, 2.0f);
     bench_unscale("unscale and check, one tensor of 64 MB, f32", 1, whole, AMP_F32, 2.0f);
-    bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", 1000, 16384, AMP_F32, 2.0f);
+    bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", many, 16384, AMP_F32, 2.0f);
     bench_adam("AdamW, one tensor of 100 M parameters", 1, 100000000);
-    bench_adam("AdamW, 400 tensors of 256 K parameters", 400, 262144);
+    bench_adam("AdamW, 400 tensors of 256 K parameters", tiny ? 4 : 400, 262144);
+}
+
+/* --- where the time of a step goes ------------------------------------------------------------------ */
+
+/* While `on`, each Timing leaves an event where it begins and one where it ends. */
+struct Span { std::string what; double flops; };
+static struct Profile {
+    bool on;
+    cudaStream_t stream;
+    std::vector<cudaEvent_t> events;
+    std::vector<Span> spans;            /* the i-th lies between events 2i and 2i + 1 */
+} profile;
+struct Timing {
+    Timing(const std::string& what, const std::string& sizes, double flops) {
+        if (!profile.on) return;
+        profile.spans.push_back({ what + sizes, flops });
+        record(2 * profile.spans.size() - 2);
+    }
+    ~Timing() { if (profile.on) cudaEventRecord(profile.events[2 * profile.spans.size() - 1], profile.stream); }
+    Timing(const Timing&) = delete;
+    Timing& operator=(const Timing&) = delete;
+private:
+    static void record(size_t i) {
+        while (profile.events.size() < i + 2) {
+            cudaEvent_t e;
+            NEED(cudaEventCreate(&e));
+            profile.events.push_back(e);
+        }
+        NEED(cudaEventRecord(profile.events[i], profile.stream));
+    }
+};
+
+/* The sizes among a call's arguments, in words and multiplied. */
+struct Sizes { std::string words; double product; };
+template <class T> static void read_size(Sizes*, const T&) {}
+static void read_size(Sizes* s, const size_t& n) { s->words += " " + std::to_string(n); s->product *= (double)n; }
+static std::string image(int n, int c, int h, int w) {
+    return " " + std::to_string(n) + "x" + std::to_string(c) + "x" + std::to_string(h) + "x" + std::to_string(w);
+}
+static void read_size(Sizes* s, const amp_conv2d_shape* const& c) {
+    const int groups = std::max(c->groups, 1);
+    int h = 0, w = 0;
+    amp_conv2d_output(c, &h, &w, nullptr);
+    s->words += image(c->n, c->channels, c->height, c->width) + ":" + std::to_string(c->out_channels) + "x" +
+                std::to_string(c->kernel_h) + "x" + std::to_string(c->kernel_w) + ":s" +
+                std::to_string(std::max(c->stride_h, 1)) + "p" + std::to_string(c->pad_h) + "g" + std::to_string(groups);
+    s->product *= (double)c->n * c->out_channels * h * w * (c->channels / groups) * c->kernel_h * c->kernel_w;
+}
+static void read_size(Sizes* s, const amp_pool2d_shape* const& p) {
+    s->words += image(p->n, p->channels, p->height, p->width);
+}
+static void read_size(Sizes* s, const amp_batch_norm_shape* const& b) { s->words += image(b->n, b->channels, b->spatial, 1); }
+static void read_size(Sizes* s, const amp_gemm_shape* const& g) {
+    for (size_t n : { g->m, g->n, g->k, std::max(g->batch, (size_t)1) }) read_size(s, n);
+}
+
+/* A call whose time is taken. Work is counted of products alone, twice that of the forward call for a backward call. */
+template <class... P> struct Timed {
+    const char* what;
+    amp_result (*call)(P...);
+    amp_result operator()(P... p) const {
+        if (!profile.on) return call(p...);
+        Sizes s = { "", 2.0 };
+        (void)std::initializer_list<int>{ (read_size(&s, p), 0)... };
+        const bool product = !strncmp(what, "linear", 6) || !strncmp(what, "conv2d", 6) || !strncmp(what, "gemm", 4);
+        const Timing timing(what, s.words, product ? s.product * (strstr(what, "backward") ? 2.0 : 1.0) : 0.0);
+        return call(p...);
+    }
+};
+template <class... P> static Timed<P...> timed(const char* what, amp_result (*call)(P...)) { return { what, call }; }
+
+/* The table of the GPU with each entry timed. */
+template <auto entry> struct Entry;
+template <class... P, amp_result (*amp_backend::*entry)(P...)> struct Entry<entry> {
+    static const char* name;
+    static amp_result call(P... p) { return timed(name, amp_cuda_backend()->*entry)(p...); }
+};
+template <class... P, amp_result (*amp_backend::*entry)(P...)> const char* Entry<entry>::name;
+static const amp_backend* timed_backend() {
+    static amp_backend b = *amp_cuda_backend();
+#define TIME(entry) Entry<&amp_backend::entry>::name = #entry, b.entry = Entry<&amp_backend::entry>::call
+    TIME(zero); TIME(copy); TIME(convert); TIME(load); TIME(add_forward);
+    TIME(linear_forward); TIME(linear_backward); TIME(linear_relu_forward);
+    TIME(conv2d_forward); TIME(conv2d_backward); TIME(conv2d_relu_forward);
+    TIME(pool2d_forward); TIME(pool2d_backward); TIME(batch_norm_forward); TIME(batch_norm_backward);
+    TIME(activation_forward); TIME(activation_backward);
+    TIME(softmax_cross_entropy_forward); TIME(softmax_cross_entropy_backward);
+    TIME(training_pass); TIME(training_losses); TIME(training_check); TIME(training_step);
+#undef TIME
+    return &b;
 }
 
 /* --- training ------------------------------------------------------------------------------------- */
 
-/* A dense network with ReLU between its layers, or LeNet-5 where no widths are given; O1 with Adam. */
-struct Net { const char* name; std::vector<int> widths; int batch; amp_dtype low; };
+#include "gpt_cuda.h"
+#include "networks.h"
 
-static amp_value lenet_block(amp_model* m, amp_value x, int out, int padding) {
-    amp_conv2d_desc d = {};
-    d.out_channels = out; d.kernel = 5; d.padding = padding;
-    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &d)), 2);
+struct Stream {
+    cudaStream_t s;
+    Stream() { NEED(cudaStreamCreate(&s)); }
+    ~Stream() { cudaStreamDestroy(s); }
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+};
+/* A network in training. */
+struct Training {
+    Stream stream;
+    double flops = 0.0;                 /* of a step */
+    size_t samples = 0, bytes = 0;
+    amp_param* params = nullptr;
+    int count = 0;
+    virtual void step() = 0;
+    virtual ~Training() {}
+};
+/* Numbers below `classes` on the device. */
+static void label(void* p, size_t n, size_t classes) {
+    std::vector<int32_t> all(n);
+    for (size_t i = 0; i < n; i++) all[i] = (int32_t)(i * 7 % classes);
+    NEED(cudaMemcpy(p, all.data(), 4 * n, cudaMemcpyHostToDevice));
 }
-static amp_value lenet(amp_model* m) {
-    amp_value x = lenet_block(m, lenet_block(m, amp_input(m, 1, 28, 28), 6, 2), 16, 0);
-    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
-    return amp_linear(m, x, 10);
+
+/* What is trained: NAME:BATCH TYPE, of GPT-2 BATCHxTOKENS; numbers are the widths of a dense network. bench_cuda.py reads
+   the list. */
+static const char* const training_rows[] = {
+    "gpt2:8x1024 bf16", "resnet34:128 f16", "resnet34_32:512 f16", "mobilenet:128 f16", "vgg16:512 f16", "stack:512 f16",
+    "separable:512 f16", "lenet5:64 f16", "lenet5:1024 f16", "784x512x512x10:256 f16",
+    "784x2048x2048x2048x2048x2048x10:1024 bf16", "784x4096x4096x4096x4096x4096x10:8192 bf16"
+};
+struct Row { std::string name; int batch, length; amp_dtype low; };
+static Row row_of(const char* text) {
+    char name[64], type[8];
+    Row r = { "", 0, 0, AMP_F16 };
+    if (sscanf(text, "%63[^:]:%dx%d %7s", name, &r.batch, &r.length, type) != 4 &&
+        sscanf(text, "%63[^:]:%d %7s", name, &r.batch, type) != 3) throw std::runtime_error("not a row");
+    r.name = name;
+    r.low = strcmp(type, "bf16") ? AMP_F16 : AMP_BF16;
+    if (tiny) { r.batch = 2; r.length = 16; }
+    return r;
 }
-static amp_value dense(amp_model* m, const std::vector<int>& widths) {
-    amp_value x = amp_input(m, widths[0], 1, 1);
-    for (size_t i = 1; i < widths.size(); i++) {
-        x = amp_linear(m, x, widths[i]);
-        if (i + 1 < widths.size()) x = amp_relu(m, x);
-    }
-    return x;
-}
-static amp_model* model_of(const Net& net, cudaStream_t stream, int graph) {
-    const amp_logger logger = { amp_log_stderr, NULL };
-    amp_cuda_desc cuda = {};
-    amp_model_desc d = {};
-    amp_model* m;
-    cuda.stream = stream;
-    cuda.graph = graph;
-    d.batch = net.batch;
-    d.precision.level = AMP_O1;
-    d.precision.low_dtype = net.low;
-    d.optimizer.kind = AMP_ADAM;
-    d.logger = logger;
-    d.backend = amp_cuda_backend();
-    d.backend_desc = &cuda;
-    NEED(amp_model_create(&m, &d));
-    amp_softmax_cross_entropy(m, net.widths.empty() ? lenet(m) : dense(m, net.widths), NULL);
-    NEED(amp_model_finalize(m));
-    return m;
-}
-static void bench_step(const Net& net) {
-    const size_t features = net.widths.empty() ? 28 * 28 : (size_t)net.widths[0], n = (size_t)net.batch * features;
-    std::vector<int32_t> classes((size_t)net.batch);
-    Memory pictures(4 * n), labels(4 * classes.size());
+
+/* At O1 with Adam. */
+struct Model : Training {
+    amp_model* m = nullptr;
     amp_batch batch = {};
-    cudaStream_t stream;
-    NEED(cudaStreamCreate(&stream));
-    for (size_t i = 0; i < classes.size(); i++) classes[i] = (int32_t)(i * 7 % 10);
-    NEED(cudaMemcpy(labels.p, classes.data(), 4 * classes.size(), cudaMemcpyHostToDevice));
-    randomize(pictures.p, AMP_F32, n, 7);
-    amp_model *eager = model_of(net, stream, 0), *graph = model_of(net, stream, 1);
-    batch.n = net.batch;
-    batch.inputs[0] = pictures.p;
-    batch.targets[0] = labels.p;
-    batch.on_device = 1;
-    std::vector<double> t = measure({ [&](size_t) { NEED(amp_train_step(eager, &batch, NULL)); },
-                                      [&](size_t) { NEED(amp_train_step(graph, &batch, NULL)); } }, 1, 20, stream);
-    printf("| %-46s | %8.1f | %8.1f |\n", net.name, t[0], t[1]);
-    fflush(stdout);
-    amp_model_destroy(eager);
-    amp_model_destroy(graph);
-    NEED(cudaStreamDestroy(stream));
-}
-static void bench_steps() {
-    printf("\n### A step of training at O1 with Adam, us: launches one by one, and as a graph\n\n"
-           "|                                                | launches |    graph |\n"
-           "|---|---|---|\n");
-    bench_step({ "LeNet-5, batch 64, f16", {}, 64, AMP_F16 });
-    bench_step({ "LeNet-5, batch 1024, f16", {}, 1024, AMP_F16 });
-    bench_step({ "MLP 784-512-512-10, batch 256, f16", { 784, 512, 512, 10 }, 256, AMP_F16 });
-    bench_step({ "MLP 784-2048 (5x)-10, batch 1024, bf16", { 784, 2048, 2048, 2048, 2048, 2048, 10 }, 1024, AMP_BF16 });
-    bench_step({ "MLP 784-4096 (5x)-10, batch 8192, bf16", { 784, 4096, 4096, 4096, 4096, 4096, 10 }, 8192, AMP_BF16 });
+    std::unique_ptr<Memory> images, labels;
+    Model(const Row& r, int graph, const amp_backend* backend) {
+        const network* n = network_named(r.name.c_str());
+        const int divide = tiny ? 16 : 1, side = r.name == "lenet5" ? 28 : !n ? 1 : tiny ? 32 : n->side;
+        std::vector<int> widths;
+        for (const char* at = r.name.c_str(); !n && *at >= '0' && *at <= '9'; at += *at == 'x')
+            widths.push_back((int)strtol(at, const_cast<char**>(&at), 10));
+        for (size_t i = 0; i + 1 < widths.size(); i++) widths[i] /= divide;
+        amp_cuda_desc cuda = {};
+        amp_model_desc d = {};
+        cuda.stream = stream.s;
+        cuda.graph = graph;
+        d.batch = r.batch;
+        d.precision.level = AMP_O1;
+        d.precision.low_dtype = r.low;
+        d.optimizer.kind = AMP_ADAM;
+        d.logger.log = amp_log_stderr;
+        d.backend = backend;
+        d.backend_desc = &cuda;
+        NEED(amp_model_create(&m, &d));
+        building b = building_begin(m, r.batch, n ? 3 : widths.empty() ? 1 : widths[0], side);
+        const size_t features = (size_t)b.channels * side * side * r.batch;
+        amp_softmax_cross_entropy(m, n ? building_network(&b, n, divide) : widths.empty() ? building_lenet(&b)
+                                     : building_dense(&b, widths.data(), (int)widths.size()), NULL);
+        NEED(amp_model_finalize(m));
+        amp_memory memory;
+        NEED(amp_model_memory(m, &memory));
+        flops = b.flops; samples = (size_t)r.batch; bytes = memory.total_bytes + 4 * features;
+        params = amp_model_params(m, &count);
+        images.reset(new Memory(4 * features));
+        labels.reset(new Memory(4 * samples));
+        randomize(images->p, AMP_F32, features, 7);
+        label(labels->p, samples, (size_t)b.channels);
+        batch.n = r.batch;
+        batch.inputs[0] = images->p;
+        batch.targets[0] = labels->p;
+        batch.on_device = 1;
+    }
+    ~Model() override { amp_model_destroy(m); }
+    void step() override { NEED(amp_train_step(m, &batch, NULL)); }
+};
+
+/* GPT-2 with AdamW, by raw calls. */
+struct Gpt : Training {
+    gpt_cuda g = {};
+    void* arrays = nullptr;
+    amp_cuda* context = nullptr;
+    amp_cuda_optimizer* optimizer = nullptr;
+    std::unique_ptr<Memory> workspace, tokens, targets, rows, first, loss;
+    std::unique_ptr<Recorded> graph;
+    bool as_graph;
+    int steps = 0;
+    Gpt(const Row& r, int want_graph) : as_graph(want_graph) {
+        gpt_shape s = gpt2_shape((size_t)r.batch, (size_t)r.length, r.low);
+        if (tiny) { s.channels = 32; s.heads = 2; s.blocks = 2; s.vocabulary = 24; }
+        const size_t R = s.batch * s.length;
+        std::map<int32_t, std::vector<int32_t>> of_token;
+        std::vector<int32_t> order, starts;
+        for (size_t i = 0; i < R; i++) of_token[(int32_t)(i * 7 % s.vocabulary)].push_back((int32_t)i);
+        for (auto& t : of_token) {
+            starts.push_back((int32_t)order.size());
+            order.insert(order.end(), t.second.begin(), t.second.end());
+        }
+        starts.push_back((int32_t)R);
+        auto fresh = [](std::unique_ptr<Memory>& m, size_t size) { m.reset(new Memory(size)); return (int32_t*)m->p; };
+        label(fresh(tokens, 4 * R), R, s.vocabulary);
+        label(fresh(targets, 4 * R), R, s.vocabulary);
+        if (!gpt_create(&g, &s)) throw std::runtime_error("gpt_create: no memory");
+        arrays = gpt_to_device(&g);
+        g.rows = R;
+        g.of_token = fresh(rows, 4 * R);
+        g.first = fresh(first, 4 * starts.size());
+        g.distinct = of_token.size();
+        NEED(cudaMemcpy(g.of_token, order.data(), 4 * R, cudaMemcpyHostToDevice));
+        NEED(cudaMemcpy(g.first, starts.data(), 4 * starts.size(), cudaMemcpyHostToDevice));
+        fresh(loss, 4);
+        amp_cuda_desc d = {};
+        d.stream = stream.s;
+        d.logger = &g.logger;
+        NEED(amp_cuda_create(&context, &d));
+        g.exec = amp_cuda_exec(context);
+        g.exec.workspace_size = gpt_workspace(&g);
+        g.exec.workspace = fresh(workspace, g.exec.workspace_size);
+        amp_optimizer_desc o = {};
+        o.kind = AMP_ADAMW; o.weight_decay = 0.01f; o.unchecked = 1; o.groups = gpt_groups; o.group_count = 2;
+        NEED(amp_cuda_optimizer_create(&optimizer, &o, g.params, g.count, &g.exec));
+        flops = gpt_flops(&s); samples = R; bytes = g.used + g.exec.workspace_size;
+        params = g.params;
+        count = g.count;
+    }
+    ~Gpt() override {
+        cudaStreamSynchronize(stream.s);
+        amp_cuda_optimizer_destroy(optimizer);
+        amp_cuda_destroy(context);
+        cudaFree(arrays);
+        gpt_free(&g);
+    }
+    void launches() {
+        gpt_forward(&g, (const int32_t*)tokens->p, g.s.batch);
+        NEED(timed("cross_entropy_forward", amp_cuda_softmax_cross_entropy_forward)(
+            g.logits, AMP_F32, (const int32_t*)targets->p, 0.0f, (float*)loss->p, g.rows, g.s.vocabulary, &g.exec));
+        gpt_backward(&g, (const int32_t*)tokens->p, (const int32_t*)targets->p, 1.0f);
+        NEED(timed("optimizer_step", amp_cuda_optimizer_step)(optimizer, nullptr, &g.exec));
+    }
+    void step() override {
+        if (!as_graph || steps++ == 0) return launches();
+        if (!graph) graph.reset(new Recorded([&](size_t) { launches(); }, 1, 1, stream.s));
+        NEED(cudaGraphLaunch(graph->ready, stream.s));
+    }
+};
+
+static std::unique_ptr<Training> train(const char* row, int graph, bool profiled = false) {
+    const Row r = row_of(row);
+    if (r.name == "gpt2") return std::unique_ptr<Training>(new Gpt(r, graph));
+    return std::unique_ptr<Training>(new Model(r, graph, profiled ? timed_backend() : amp_cuda_backend()));
 }
 
-static bool wanted(int argc, char** argv, const char* part) {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], part) == 0) return true;
-    return argc < 2;
+/* FLOP/s of a large product: what a share is a share of. */
+static double largest_product() {
+    const size_t n = tiny ? 64 : 8192;
+    Memory a(2 * n * n), b(2 * n * n), c(2 * n * n);
+    Stream stream;
+    amp_cuda_desc d = {};
+    amp_cuda* context;
+    amp_gemm_shape s = {};
+    d.stream = stream.s;
+    NEED(amp_cuda_create(&context, &d));
+    const amp_exec e = amp_cuda_exec(context);
+    s.m = s.n = s.k = n;
+    randomize(a.p, AMP_BF16, n * n, 1);
+    randomize(b.p, AMP_BF16, n * n, 2);
+    const double t = measure({ [&](size_t) {
+        NEED(amp_cuda_gemm(&s, 1.0f, a.p, AMP_BF16, b.p, AMP_BF16, 0.0f, c.p, AMP_BF16, &e)); } }, 1, 2, stream.s)[0];
+    amp_cuda_destroy(context);
+    return 2e6 * (double)n * (double)n * (double)n / t;
+}
+
+static void bench_step(const char* row, double peak) {
+    std::unique_ptr<Training> eager = train(row, 0), graph = train(row, 1);
+    for (int i = 0; i < 3; i++) { eager->step(); graph->step(); }
+    NEED(cudaDeviceSynchronize());
+    auto on = [](Training* t) {
+        const size_t few = tiny ? 1 : 20;
+        const Call step = [t](size_t) { t->step(); };
+        return measure({ step }, 1, std::min(few, repeats(measure({ step }, 1, 1, t->stream.s)[0] / 20)), t->stream.s)[0];
+    };
+    const double launches = on(eager.get()), replay = on(graph.get()), best = std::min(launches, replay);
+    printf("| %-44s | %9.1f | %9.1f | %9.0f | %7.0f | %6.1f | %5.2f |\n", row, launches, replay,
+           1e6 * (double)eager->samples / best, 1e-6 * (double)eager->bytes, eager->flops / best * 1e-6,
+           1e6 * eager->flops / best / peak);
+}
+
+/* Every operator and shape, those that take longest first. */
+static void bench_share(const char* row) {
+    struct Sum { double us, flops; size_t calls; };
+    const int steps = tiny ? 1 : 5;
+    std::unique_ptr<Training> t = train(row, 0, true);
+    std::map<std::string, Sum> sums;
+    double total = 0.0;
+    for (int i = 0; i < 3; i++) t->step();
+    NEED(cudaStreamSynchronize(t->stream.s));
+    profile.stream = t->stream.s;
+    for (int i = 0; i < steps; i++) {
+        profile.spans.clear();
+        profile.on = true;
+        t->step();
+        profile.on = false;
+        NEED(cudaStreamSynchronize(t->stream.s));
+        for (size_t k = 0; k < profile.spans.size(); k++) {
+            float ms;
+            Sum& s = sums[profile.spans[k].what];
+            NEED(cudaEventElapsedTime(&ms, profile.events[2 * k], profile.events[2 * k + 1]));
+            s.us += 1e3 * (double)ms / steps; s.flops += profile.spans[k].flops / steps; s.calls++;
+            total += 1e3 * (double)ms / steps;
+        }
+    }
+    for (cudaEvent_t e : profile.events) cudaEventDestroy(e);
+    profile.events.clear();
+    std::vector<std::pair<std::string, Sum>> list(sums.begin(), sums.end());
+    std::sort(list.begin(), list.end(), [](auto& a, auto& b) { return a.second.us > b.second.us; });
+    printf("\n### Operators of %s, us of a step: %.1f together\n\n| operator | calls | us | share | TFLOP/s |\n"
+           "|---|---|---|---|---|\n", row, total);
+    for (auto& s : list) {
+        printf("| %-58s | %3zu | %8.1f | %4.1f %% |", s.first.c_str(), s.second.calls / (size_t)steps, s.second.us,
+               100.0 * s.second.us / (total + 1e-9));
+        if (s.second.flops > 0.0) printf(" %6.1f |\n", s.second.flops / (s.second.us + 1e-9) * 1e-6);
+        else printf(" |\n");
+    }
+}
+
+/* Weights and moments after five steps, as one number. */
+static uint64_t bits_of(const char* row, int graph) {
+    std::unique_ptr<Training> t = train(row, graph);
+    uint64_t hash = 14695981039346656037u;
+    for (int i = 0; i < 5; i++) t->step();
+    NEED(cudaDeviceSynchronize());
+    for (int i = 0; i < t->count; i++)
+        for (const float* p : { (const float*)t->params[i].master, (const float*)t->params[i].m,
+                                (const float*)t->params[i].v }) {
+            std::vector<uint32_t> host(t->params[i].count);
+            NEED(cudaMemcpy(host.data(), p, 4 * host.size(), cudaMemcpyDeviceToHost));
+            for (uint32_t bits : host) hash = (hash ^ bits) * 1099511628211u;
+        }
+    return hash;
+}
+static void bench_bits(const char* row) {
+    const uint64_t eager = bits_of(row, 0), again = bits_of(row, 0), graph = bits_of(row, 1);
+    printf("| %-44s | %016llx | %s | %s |\n", row, (unsigned long long)eager, again == eager ? "same" : "DIFFER",
+           graph == eager ? "same" : "DIFFER");
+    if (again != eager || graph != eager) throw std::runtime_error("bits differ");
+}
+
+/* --- the program ---------------------------------------------------------------------------------- */
+
+/* The rows that are wanted; how many of them failed. */
+static int each_row(char** wanted, int count, const std::function<void(const char*)>& run) {
+    int failed = 0;
+    for (const char* row : training_rows) {
+        bool here = count == 0;
+        for (int i = 0; i < count; i++) here = here || !strncmp(row, wanted[i], strlen(wanted[i]));
+        if (!here) continue;
+        try { run(row); } catch (const std::exception& e) { printf("| %-44s | failed: %s |\n", row, e.what()); failed++; }
+        fflush(stdout);
+    }
+    return failed;
+}
+static int run(const std::string& part, char** rows, int count) {
+    if (part == "gemm") bench_gemms();
+    else if (part == "passes") bench_passes();
+    else if (part == "shares") return each_row(rows, count, bench_share);
+    else if (part == "bits") {
+        printf("\n### Weights and moments after five steps: their bits, a second training, a graph\n\n"
+               "|                                              | bits | again | graph |\n|---|---|---|---|\n");
+        return each_row(rows, count, bench_bits);
+    } else if (part == "steps") {
+        const double peak = largest_product();
+        printf("\n### A step of training at O1 with Adam, us\n\nShare: of the %.0f TFLOP/s of a product of %s.\n\n"
+               "|                                              |  launches |     graph |  samples/s |      MB | TFLOP/s | "
+               "share |\n|---|---|---|---|---|---|---|\n", 1e-12 * peak, tiny ? "64^3" : "8192^3");
+        return each_row(rows, count, [&](const char* row) { bench_step(row, peak); });
+    } else throw std::runtime_error("no such part: " + part);
+    return 0;
 }
 
 int main(int argc, char** argv) {
     cudaDeviceProp device;
-    int driver = 0, count = 0, hopper;
+    int count = 0, at = 1;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
         printf("skipped: no GPU\n");
         return 0;
     }
-    NEED(cudaGetDeviceProperties(&device, 0));
-    NEED(cudaDriverGetVersion(&driver));
-    hopper = ampi_cuda_hopper_here();
-    printf("%s, driver %d, CUDA %d; own products: the %s kernel\n", device.name, driver, CUDART_VERSION,
-           hopper ? "Hopper" : "portable");
-    if (wanted(argc, argv, "gemm")) bench_gemms();
-    if (wanted(argc, argv, "passes")) bench_passes();
-    if (wanted(argc, argv, "steps")) bench_steps();
-    return 0;
+    if (at < argc && !strcmp(argv[at], "--tiny")) { tiny = true; at++; }
+    if (at == argc) {
+        if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) return 1;
+        printf("%s, CUDA %d\n", device.name, CUDART_VERSION);
+        return 0;
+    }
+    try {
+        return run(argv[at], argv + at + 1, argc - at - 1) > 0;
+    } catch (const std::exception& e) {
+        printf("failed: %s\n", e.what());
+        return 1;
+    }
 }
