@@ -7623,9 +7623,9 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
-    const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(!s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
-        "the last update");
+    if (!s->recorded)
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
+            "the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -8526,8 +8526,8 @@ struct amp_model {
     const ampi_node* suspect;     /* where */
 };
 
-#define ampi_each(m, n) for (ampi_node* n = (m)->first; n; n = n->next)
-/* Function f of model m's backend. */
+/* Of model m: each node; function f of the backend. */
+#define ampi_each(n) for (ampi_node* n = m->first; n; n = n->next)
 #define ampi_run(f, ...) m->backend->f(__VA_ARGS__, &m->exec)
 #define AMPI_RUN(...) AMPI_TRY(ampi_run(__VA_ARGS__))
 
@@ -8537,9 +8537,9 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (code != AMP_OK) snprintf(m->error, sizeof m->error, "%s", sentence);
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
-#define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
-/* AMPI_REFUSE_CALL with the logger of model m; the same about the draft of a layer. */
-#define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(m, __VA_ARGS__); } while (0)
+/* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a layer. */
+#define ampi_model_fail(...) ampi_fail(&m->op_logger, __VA_ARGS__)
+#define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(__VA_ARGS__); } while (0)
 #define AMPI_REFUSE_LAYER(condition, ...) \
     do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
 
@@ -8548,19 +8548,19 @@ AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     if (!m) return AMP_ERR_ARGUMENT;
-    return m->finalized ? AMP_OK : ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+    return m->finalized ? AMP_OK : ampi_model_fail(AMP_ERR_STATE, "%s: the model is not finalized", what);
 }
 
 /* Remembers the first mistake of the graph. */
-#define ampi_build_fail(m, ...) \
-    ((void)((m)->build_result == AMP_OK && ((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) != AMP_OK))
+#define ampi_build_fail(...) \
+    ((void)(m->build_result == AMP_OK && (m->build_result = ampi_model_fail(__VA_ARGS__)) != AMP_OK))
 
 /* Log function for the draft: its mistakes are the graph's. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     const ampi_node* n = &m->draft;
-    if (n->input_count == 0) ampi_build_fail(m, code, "%s: %s", n->row->name, sentence);
-    else ampi_build_fail(m, code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on" : "after",
+    if (n->input_count == 0) ampi_build_fail(code, "%s: %s", n->row->name, sentence);
+    else ampi_build_fail(code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on" : "after",
         n->layer.name, sentence);
 }
 
@@ -8725,14 +8725,14 @@ AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
 /* Nothing is built after a mistake or after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
-    if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
+    if (m->finalized) ampi_model_fail(AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
 /* The node of a value, or NULL when the graph has a mistake; a foreign handle is one. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
     ampi_node* n = ampi_find(m, v);
-    if (!n) ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
+    if (!n) ampi_build_fail(AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
     return n;
 }
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
@@ -8777,7 +8777,7 @@ AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, fl
 AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
     ampi_node* n = (ampi_node*)ampi_alloc(&m->desc.allocator, sizeof *n);
     if (n) *n = m->draft;
-    else ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory for a layer");
+    else ampi_model_fail(AMP_ERR_MEMORY, "model: out of memory for a layer");
     return n;
 }
 
@@ -8802,7 +8802,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
-    ampi_each(m, o) same += o->layer.op == l->op;
+    ampi_each(o) same += o->layer.op == l->op;
     snprintf(l->name, sizeof l->name, "%.21s%d", n->row->name, same);
     n->number = m->layer_count;
     n->prev = m->last;
@@ -9005,14 +9005,14 @@ AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_de
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
     if (!ampi_is_compute_dtype(dtype))
-        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
+        ampi_build_fail(AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
     else if (m->region_count == AMP_MAX_REGIONS)
-        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
+        ampi_build_fail(AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
     else m->regions[m->region_count++] = dtype;
 }
 AMP_DEF void amp_autocast_pop(amp_model* m) {
     if (!ampi_can_build(m, "autocast_pop")) return;
-    if (m->region_count == 0) ampi_build_fail(m, AMP_ERR_STATE, "autocast_pop: no region is open");
+    if (m->region_count == 0) ampi_build_fail(AMP_ERR_STATE, "autocast_pop: no region is open");
     else m->region_count--;
 }
 
@@ -9021,11 +9021,11 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     ampi_node* n = ampi_node_of(m, v, "pin");
     if (!n) return;
     if (!dtype || !ampi_is_compute_dtype(dtype))
-        ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
+        ampi_build_fail(AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
     else if (n->row->kind == AMPI_KIND_DATA)
-        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
+        ampi_build_fail(AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
     else if (ampi_is_loss(n) && dtype != AMP_F32)
-        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
+        ampi_build_fail(AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
     else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
@@ -9039,12 +9039,12 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
     if (!n) return;
     if (!name || !*name || strlen(name) >= sizeof n->layer.name)
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
+        ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
             (int)sizeof n->layer.name - 1);
     else if (!ampi_is_utf8(name))
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
+        ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
     else if (ampi_namesake(m, n, name))
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
+        ampi_build_fail(AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
     else strcpy(n->layer.name, name);
 }
 
@@ -9053,7 +9053,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     if (!n) return;
     const int groups = ampi_or(m->desc.optimizer.group_count, 1, 0);
     if (group < 0 || group >= groups)
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
+        ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
     else n->group = group;
 }
 
@@ -9082,7 +9082,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
 }
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    ampi_each(m, n) n->leads = AMPI_NONE;  /* an end, so far */
+    ampi_each(n) n->leads = AMPI_NONE;  /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
@@ -9092,9 +9092,9 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
 }
 
 AMPI_FN void ampi_resolve_types(amp_model* m) {
-    ampi_each(m, n) ampi_resolve_rule(m, n);
+    ampi_each(n) ampi_resolve_rule(m, n);
     ampi_resolve_leads(m);
-    ampi_each(m, n) {
+    ampi_each(n) {
         const amp_rule rule = n->layer.rule;
         amp_dtype* t = &n->layer.compute_dtype;
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
@@ -9111,13 +9111,13 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
 /* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from FP32. Widening is
    no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    ampi_each(m, user)
+    ampi_each(user)
         for (int j = 0; j < user->input_count && !ampi_is_flatten(user); j++) {
             ampi_node* n = ampi_source(user->inputs[j]);
             const amp_dtype t = user->layer.compute_dtype;
             n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
         }
-    ampi_each(m, n) {
+    ampi_each(n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
         if (ampi_is_flatten(n)) *t = n->inputs[0]->layer.storage_dtype;
@@ -9145,7 +9145,7 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
 
 /* Finds whose memory each node reads, placing casts before their first reader, and which have parameters behind. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
-    ampi_each(m, n) {
+    ampi_each(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
         n->needs_grad = n->weight != AMPI_NONE;
@@ -9181,7 +9181,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
             "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
-    ampi_each(m, n) {
+    ampi_each(n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
         if (n->layer.in_place || ampi_is_flatten(n)) n->data_root = n->reads[0]->data_root;
@@ -9203,7 +9203,7 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
 /* Finds each lease's size and time of use. Values that share memory have one size. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
-    ampi_each(m, n) {
+    ampi_each(n) {
         memset(n->leases, 0, sizeof n->leases);
         n->grad_written = 0;
     }
@@ -9250,7 +9250,7 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
     ampi_lease *l, *waiting = NULL, *placed = NULL;
     size_t total = 0;
     ampi_lease_times(m);
-    ampi_each(m, n) {
+    ampi_each(n) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
             if (!n->leases[k].bytes) continue;
@@ -9356,7 +9356,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     size_t workspace = 0, rows = 0;
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
-    ampi_each(m, n) {
+    ampi_each(n) {
         const int is_batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
@@ -9386,7 +9386,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
 AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
-    ampi_each(m, n) {
+    ampi_each(n) {
         n->data = arena + ampi_lease_data(n)->offset;
         n->grad = arena + ampi_lease_grad(n)->offset;
         for (int j = 0; j < 2; j++) {
@@ -9424,7 +9424,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
         m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
-    ampi_each(m, n)
+    ampi_each(n)
         AMPI_REFUSE(ampi_namesake(m, n, n->layer.name), AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
             n->layer.name);
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
@@ -9484,7 +9484,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
                                sizeof *m };
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
-    ampi_each(m, n)
+    ampi_each(n)
         out->total_bytes += sizeof *n + (n->constants ? 2 * n->reading.channels * sizeof *n->constants : 0);
     return AMP_OK;
 }
@@ -9503,7 +9503,7 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!values, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
     for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
+    return ampi_model_fail(AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
@@ -9558,7 +9558,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 /* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types, settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
-    ampi_each(m, n) {
+    ampi_each(n) {
         const amp_layer* l = &n->layer;
         const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype, (int)l->param_dtype,
             l->channels, l->height, l->width, n->group, n->inputs[0] ? n->inputs[0]->number : AMPI_NONE,
@@ -9603,7 +9603,7 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const double parts = (double)m->desc.accumulate * (double)m->comm.size;
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
     m->pass = p;
-    ampi_each(m, n) n->conv.n = n->pool.n = n->norm.n = b->n;
+    ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
 AMPI_FN const void* ampi_weights(const amp_model* m, const ampi_node* n, int param) {
@@ -9907,7 +9907,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-    ampi_each(m, n) {
+    ampi_each(n) {
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
@@ -9951,7 +9951,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return 0;
-    ampi_each(m, n) {
+    ampi_each(n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
@@ -9994,7 +9994,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
 /* --- ranks --- */
 AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
     if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
+    return ampi_model_fail(AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
 }
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
@@ -10164,14 +10164,14 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     amp_result r = ampi_any_rank(m, &refused);
     if (r != AMP_OK && m->micro > 0) { m->micro++; return ampi_abandon_step(m, r); }
     if (r != AMP_OK || own != AMP_OK) return r != AMP_OK ? r : own;
-    return refused ? ampi_model_fail(m, AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
+    return refused ? ampi_model_fail(AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
 /* What a training pass needs beyond evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
-    ampi_each(m, n)
+    ampi_each(n)
         AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1, AMP_ERR_ARGUMENT,
             "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what, n->layer.name);
     for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
@@ -10313,8 +10313,8 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     if (d->read) {
         const amp_result r = d->read(b, f->order + at, d->user_data);
         b->n = n;
-        return r == AMP_OK ? r : ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from "
-            "place %lld on", f->what, amp_result_string(r), n, (long long)at);
+        return r == AMP_OK ? r : ampi_fail(&f->m->op_logger, r, "%s: the data's read returned '%s' for the %d samples "
+            "from place %lld on", f->what, amp_result_string(r), n, (long long)at);
     }
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
