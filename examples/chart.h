@@ -220,11 +220,11 @@ static inline void chart_decades(FILE* out, const chart_panel* p, const chart_fr
         }
 }
 
-/* Even steps. A run of 400 steps ends at number 399, and its axis at 400. */
+/* Even steps. A run of 400 steps ends at number 399, and its axis at 400; powers are no steps. */
 static inline void chart_numbers(FILE* out, const chart_panel* p, const chart_frame* f, int on_x) {
     chart_range r = on_x ? f->x : f->y;
     int counted = on_x && f->counted, whole = counted || (on_x ? p->x_prefix != NULL : p->integer_y || p->y_prefix);
-    double high = r.high + counted, step = chart_step(high - r.low, on_x ? 8 : 9, whole), k;
+    double high = r.high + (counted && !p->x_prefix), step = chart_step(high - r.low, on_x ? 8 : 9, whole), k;
     for (k = ceil(r.low / step); k * step <= high; k++)
         chart_number(out, p, f, on_x, k * step > r.high ? r.high : k * step, k * step + 0.0);
 }

@@ -1,9 +1,9 @@
 /* 03_gradients.c - lesson 3: where do gradients live?
 
-   Training changes each weight a little, against its gradient: how much the error grows when the weight grows. All
+   Training changes each weight a little, against its gradient: how much the loss grows when the weight grows. All
    gradients are found by going backwards through the layers (the backward pass). This program trains a small network on
-   digits in FP32, stops, and looks at each: which power of two is it? Below 2^-14 a half has fewer digits, below 2^-25
-   it is 0, and nothing is learnt. With the error times a constant, the loss scale, all gradients grow by that factor.
+   digits in FP32, stops, and looks at each: which power of two is it? Below 2^-14 a half has fewer bits, below 2^-25
+   it is 0, and nothing is learnt. With the loss times a constant, the loss scale, all gradients grow by that factor.
 
    Run:  make lesson N=3                                                                                      */
 #define AMP_IMPLEMENTATION
@@ -22,7 +22,7 @@ static float pixels[BATCH * SIDE * SIDE];
 static int32_t labels[BATCH];
 static const amp_batch batch = { .n = BATCH, .inputs = { pixels }, .targets = { labels } };
 
-/* Two convolutions and two dense layers, all in FP32. */
+/* Two convolutions and two linear layers, all in FP32 (AMP_O0). */
 static amp_model* build(void) {
     const amp_conv2d_desc first = { .out_channels = 6, .kernel = 5 }, second = { .out_channels = 16, .kernel = 5 };
     amp_model* m;

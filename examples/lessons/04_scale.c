@@ -1,8 +1,8 @@
 /* 04_scale.c - lesson 4: how large a scale?
 
    A network learns from gradients: for each weight, how much the loss would change with it. The backward pass computes
-   them layer by layer, from the last to the first, and in mixed precision keeps them in half. Half ends at 2^-24: a
-   smaller gradient becomes zero, and its weight learns nothing. All gradients grow with the loss, so the loss is
+   them layer by layer, from the last to the first, and in mixed precision keeps them in half. Half ends at 2^-24: below
+   half of that a gradient becomes zero, and its weight learns nothing. All gradients grow with the loss, so the loss is
    multiplied by a scale, and the gradients are divided by it later, in FP32. But beyond 65504 half is infinite: with
    too large a scale gradients overflow, and their step must be skipped.
 
@@ -89,13 +89,13 @@ int main(int argc, char** argv) {
     double suggested, ignored;
     if (argc > 2 || !chart_try(path, error) || !data_digits(&digits, DIGITS, 1, error)
         || !data_digits(&test, TEST, 2, error)) return fprintf(stderr, "04_scale: %s\n", error), 1;
-    amp_model* m = build(AMP_O0, 1.0f);
+    amp_model* m = build(AMP_O0, 1.0f);                         /* FP32 */
     double gradients = count_gradients(m, &suggested);
     fp32[0] = train(m);
     amp_model_destroy(m);
     printf("  scale | accuracy | gradients lost | steps skipped      FP32: %.1f %%\n", (double)fp32[0]);
     for (int i = 0; i < SCALES; i++) {
-        m = build(AMP_O2, ldexpf(1.0f, i));
+        m = build(AMP_O2, ldexpf(1.0f, i));                     /* half */
         lost[i] = (float)fmax(0.0, 100.0 - 100.0 * count_gradients(m, &ignored) / gradients);
         accuracy[i] = train(m);
         skipped[i] = 100.0f * (float)amp_model_scaler(m)->state.skipped / STEPS;
@@ -110,9 +110,9 @@ int main(int argc, char** argv) {
         }
     }
     printf("\nOne batch in FP32 suggests a scale of 2^%g.\n"
-           "check: run on MNIST, scale 1 lost 97 %% of the gradients and learnt 11.7 %%, good were 2^4 to 2^34;\n"
-           "       here scale 1 loses %.1f %% and learns %.1f %%, good are 2^%d to 2^%d\n", log2(suggested),
-           (double)lost[0], (double)accuracy[0], first, last);
+           "check: on MNIST, with another network, scale 1 lost 97 %% of the gradients and learnt 11.7 %%,\n"
+           "       good were 2^4 to 2^34; here scale 1 loses %.1f %% and learns %.1f %%, good are 2^%d to 2^%d\n",
+           log2(suggested), (double)lost[0], (double)accuracy[0], first, last);
     if (!draw(path, error)) return fprintf(stderr, "04_scale: %s\n", error), 1;
     if (accuracy[0] < 25.0f && lost[0] > 90.0f && first > 0 && first < 8 && last > 30 && skipped[SCALES - 1] > 90.0f)
         return 0;

@@ -90,7 +90,7 @@ static int draw(const char* to, char* error) {
     for (int i = 0; i < LINES; i++)
         way[i] = (chart_series){ names[i], colors[i], NULL, i < BF16 ? 6 : 2, 1, path[i], .count = ADDITIONS + 1 };
     for (int t = 0; t < TYPES; t++)
-        share[t] = (chart_series){ amp_dtype_name(types[t]), colors[t], NULL, 3, 1, dead[t], rate, .count = RATES };
+        share[t] = (chart_series){ names[t], colors[t], NULL, 3, 1, dead[t], rate, .count = RATES };
     return chart_write(to, "Why an FP32 copy?", panels, 2, error);
 }
 
