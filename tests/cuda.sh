@@ -219,8 +219,9 @@ part() {
 torch() {
     python=${PYTHON:-python3}
     "$python" -c "import torch" 2> /dev/null || { echo "skipped: $python has no PyTorch"; return 0; }
-    # shellcheck disable=SC2086
-    "$python" tests/bench/bench_cuda.py "$@" $where --results "$PARTS_DIR"/*.md
+    # shellcheck disable=SC2046,SC2086
+    "$python" tests/bench/bench_cuda.py "$@" $where --results \
+        $(for own in steps shares passes; do ls "$PARTS_DIR/$own.md" 2> /dev/null; done)
 }
 # A row as soon as a program has ended; what the tool found first stands below it.
 sanitize() {

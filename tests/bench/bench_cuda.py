@@ -36,6 +36,7 @@ parser.add_argument("--device", default="cuda")
 parser.add_argument("--tiny", action="store_true")
 args = parser.parse_args()
 on_gpu, tiny = args.device == "cuda", args.tiny
+STREAM = torch.cuda.Stream() if on_gpu else None        # a graph is captured where its step has run before
 
 
 def seconds(call, repeat):
@@ -72,11 +73,11 @@ def graph_of(call, count=1):
 
 
 def on_a_stream(run):
-    """What `run` returns, on a stream of its own; memory is counted from here on."""
+    """What `run` returns."""
     if not on_gpu: return run()
     gc.collect()
     torch.cuda.empty_cache()
-    with torch.cuda.stream(torch.cuda.Stream()): return run()
+    with torch.cuda.stream(STREAM): return run()
 
 
 def megabytes():
@@ -108,11 +109,11 @@ def head(title, *columns):
 
 
 def attempt(name, own, run):
-    """A row: microseconds of PyTorch and of amp, the ratio, and what else `run` gives."""
+    """A row: microseconds of amp and of PyTorch, the ratio, and what else `run` gives."""
     try:
         theirs, *more = run()
-        beside = f"{own:9.1f} | {theirs / own:5.2f}" if own else "          |      "
-        print(f"| {name:58} | {theirs:9.1f} | {beside} |" + "".join(f" {m:7.0f} |" for m in more), flush=True)
+        ours, ratio = (f"{own:9.1f}", f"{theirs / own:5.2f}") if own else (" " * 9, " " * 5)
+        print(f"| {name:58} | {ours} | {theirs:9.1f} | {ratio} |" + "".join(f" {m:7.0f} |" for m in more), flush=True)
         return True
     except Exception as e:
         print(f"| {name} | failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''} |", flush=True)
@@ -140,7 +141,7 @@ def adamw(count, each):
 
 def passes():
     """AdamW: PyTorch's has FP32 gradients and no 16-bit copy, which are as many bytes."""
-    head("passes, us", "PyTorch", "own", "ratio")
+    head("passes, us", "own", "PyTorch", "ratio")
     calls = {"unscale and check, one tensor of 1 GB, f32": lambda: unscale(1, 1 << 28),
              "unscale and check, one tensor of 64 MB, f32": lambda: unscale(1, 16384000),
              "unscale and check, 1000 tensors of 64 KB, f32": lambda: unscale(1000, 16384),
@@ -192,12 +193,12 @@ def training(row, compiled):
 
 
 def steps(compiled):
-    head("training steps" + (", compiled" if compiled else "") + ", us", "PyTorch", "own", "ratio", "MB")
+    head("training steps" + (", compiled" if compiled else "") + ", us", "own", "PyTorch", "ratio", "PyTorch, MB")
     done = []
     for row in ROWS:
         if args.rows and not any(row.startswith(r) for r in args.rows): continue
         torch.compiler.reset()
-        own, step = min(OURS.get(row, [0, 0])[:2]), None
+        own, name, step = min(OURS.get(row, [0, 0])[:2]), row + (", compiled" if compiled else ""), None
 
         def launches():
             nonlocal step
@@ -205,9 +206,9 @@ def steps(compiled):
             step = training(row, compiled)
             return median(step), megabytes()
 
-        done.append(attempt(row + ", launches", own, lambda: on_a_stream(launches)))
+        done.append(attempt(name + ", launches", own, lambda: on_a_stream(launches)))
         if not done[-1]: continue
-        done.append(attempt(row + ", graph", own, lambda: on_a_stream(lambda: (median(graph_of(step)), megabytes()))))
+        done.append(attempt(name + ", graph", own, lambda: on_a_stream(lambda: (median(graph_of(step)), megabytes()))))
     return all(done)
 
 
@@ -227,7 +228,7 @@ def convolution(gradient, n, c, h, w, o, kh, kw, s, p, g):
 
 
 def convolutions():
-    head("cuDNN's convolutions, us of a call", "cuDNN", "own", "ratio")
+    head("cuDNN's convolutions, us of a call", "own", "cuDNN", "ratio")
     done = []
     for name, cells in OURS.items():
         found = re.fullmatch(r"conv2d_(\w+) (\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)x(\d+):s(\d+)p(\d+)g(\d+)", name)
