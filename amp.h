@@ -117,20 +117,20 @@ extern "C" {
 /* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
 
 #define AMP_RESULT_LIST(X) \
-    X(OK,                0, "success") \
-    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid") \
-    X(ERR_DESC,         -2, "a desc field is out of its range") \
-    X(ERR_SHAPE,        -3, "shapes do not fit together") \
-    X(ERR_DTYPE,        -4, "this data type is not supported here") \
-    X(ERR_MEMORY,       -5, "the allocator returned NULL") \
-    X(ERR_STATE,        -6, "the call comes at the wrong time") \
-    X(ERR_POLICY,       -7, "an illegal combination of precision settings") \
-    X(ERR_OVERFLOW,     -8, "overflow persists: the limit set in the desc is reached") \
-    X(ERR_IO,           -9, "a file could not be opened, read or written") \
-    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed") \
+    X(OK, 0, "success") \
+    X(ERR_ARGUMENT, -1, "a pointer or a size is not valid") \
+    X(ERR_DESC, -2, "a desc field is out of its range") \
+    X(ERR_SHAPE, -3, "shapes do not fit together") \
+    X(ERR_DTYPE, -4, "this data type is not supported here") \
+    X(ERR_MEMORY, -5, "the allocator returned NULL") \
+    X(ERR_STATE, -6, "the call comes at the wrong time") \
+    X(ERR_POLICY, -7, "an illegal combination of precision settings") \
+    X(ERR_OVERFLOW, -8, "overflow persists: the limit set in the desc is reached") \
+    X(ERR_IO, -9, "a file could not be opened, read or written") \
+    X(ERR_FORMAT, -10, "the data is truncated, foreign or malformed") \
     X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine") \
-    X(ERR_COMM,        -12, "the communication hook reported a failure") \
-    X(ERR_DEVICE,      -13, "the GPU or its driver reported an error")
+    X(ERR_COMM, -12, "the communication hook reported a failure") \
+    X(ERR_DEVICE, -13, "the GPU or its driver reported an error")
 /* A type that holds any int, named or not. */
 #ifdef __cplusplus
   #define AMPI_ENUM(name) enum name : int
@@ -527,11 +527,11 @@ typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } 
    none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
    type_config="half"; OneFlow's graph pass. */
 #define AMP_STYLE_LIST(X) \
-    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH) \
+    X(PYTORCH, "pytorch", 0xfu, 0, PYTORCH, PYTORCH) \
     X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER) \
-    X(APEX,      "apex",      0xfu, 0, APEX, APEX) \
-    X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */ \
-    X(ONEFLOW,   "oneflow",   0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
+    X(APEX, "apex", 0xfu, 0, APEX, APEX) \
+    X(NNABLA, "nnabla", 0x5u, 0, NNABLA, NNABLA)  /* O0 and O2 */ \
+    X(ONEFLOW, "oneflow", 0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
 typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 #undef AMPI_X
@@ -540,22 +540,22 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 /* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are FP32 in every rule.
    OneFlow lists the losses, too; here they are FP32. */
 #define AMP_STYLE_RULES(X) \
-    X(MINDSPORE, O1, RELU,       LOW) \
-    X(APEX,      O1, GELU,       FP32) \
-    X(APEX,      O2, LAYER_NORM, LOW) \
-    X(NNABLA,    O2, SOFTMAX,    FP32) \
-    X(NNABLA,    O2, BATCH_NORM, LOW) \
-    X(NNABLA,    O2, LAYER_NORM, LOW) \
-    X(ONEFLOW,   O1, AVG_POOL2D, GRAY) \
-    X(ONEFLOW,   O1, BATCH_NORM, GRAY) \
-    X(ONEFLOW,   O1, LAYER_NORM, GRAY) \
-    X(ONEFLOW,   O1, GELU,       GRAY) \
-    X(ONEFLOW,   O1, TANH,       GRAY) \
-    X(ONEFLOW,   O1, SIGMOID,    GRAY) \
-    X(ONEFLOW,   O1, SOFTMAX,    GRAY) \
-    X(ONEFLOW,   O1, DROPOUT,    GRAY) \
-    X(ONEFLOW,   O1, ADD,        GRAY) \
-    X(ONEFLOW,   O1, CONCAT,     FOLLOW)
+    X(MINDSPORE, O1, RELU, LOW) \
+    X(APEX, O1, GELU, FP32) \
+    X(APEX, O2, LAYER_NORM, LOW) \
+    X(NNABLA, O2, SOFTMAX, FP32) \
+    X(NNABLA, O2, BATCH_NORM, LOW) \
+    X(NNABLA, O2, LAYER_NORM, LOW) \
+    X(ONEFLOW, O1, AVG_POOL2D, GRAY) \
+    X(ONEFLOW, O1, BATCH_NORM, GRAY) \
+    X(ONEFLOW, O1, LAYER_NORM, GRAY) \
+    X(ONEFLOW, O1, GELU, GRAY) \
+    X(ONEFLOW, O1, TANH, GRAY) \
+    X(ONEFLOW, O1, SIGMOID, GRAY) \
+    X(ONEFLOW, O1, SOFTMAX, GRAY) \
+    X(ONEFLOW, O1, DROPOUT, GRAY) \
+    X(ONEFLOW, O1, ADD, GRAY) \
+    X(ONEFLOW, O1, CONCAT, FOLLOW)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
 typedef struct amp_policy_desc {
@@ -651,24 +651,24 @@ typedef AMPI_ENUM(amp_scaler_limit) {
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
 #define AMP_SCALER_PRESET_LIST(X) \
-    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(PYTORCH, "pytorch", MIXED, 65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000) \
     X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
-    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(APEX, "apex", DOUBLE_DIV, 65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0) \
     X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0) \
-    X(FLAX, "flax", FLOAT,         65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(NNABLA, "nnabla", DOUBLE_DIV,    8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100) \
+    X(KERAS, "keras", FLOAT, 32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0) \
+    X(FLAX, "flax", FLOAT, 65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(NNABLA, "nnabla", DOUBLE_DIV, 8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100) \
     X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0) \
     X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
     X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV, \
-                                   65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0) \
+        65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0) \
     X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
-    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0) \
-    X(JMP, "jmp", FLOAT_DIV,           0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(PADDLE, "paddle", FLOAT, 65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0) \
+    X(JMP, "jmp", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
-    X(STATIC, "static", FLOAT,         0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
+    X(STATIC, "static", FLOAT, 0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
 #define AMPI_X(name, ...) AMP_SCALER_##name,
 typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
 #undef AMPI_X
