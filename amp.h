@@ -215,12 +215,12 @@ AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 /* >>cpu      Which instructions the kernels use. Results have the same bits on each. */
 
 typedef AMPI_ENUM(amp_isa) {
-    AMP_ISA_AUTO   = 0,   /* the best that this processor has */
-    AMP_ISA_SCALAR = 1,   /* portable C */
-    AMP_ISA_NEON   = 2,   /* aarch64 */
-    AMP_ISA_AVX2   = 3,   /* AVX2 + FMA + F16C */
-    AMP_ISA_AVX512 = 4,   /* AVX-512 F, BW, DQ, VL */
-    AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
+    AMP_ISA_AUTO   = 0,  /* the best that this processor has */
+    AMP_ISA_SCALAR = 1,  /* portable C */
+    AMP_ISA_NEON   = 2,  /* aarch64 */
+    AMP_ISA_AVX2   = 3,  /* AVX2 + FMA + F16C */
+    AMP_ISA_AVX512 = 4,  /* AVX-512 F, BW, DQ, VL */
+    AMP_ISA_AVX512_BF16 = 5,  /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
 } amp_isa;
 
 /* The instruction set in use: the best at the first call, or the available one that the environment variable AMP_ISA
@@ -237,11 +237,11 @@ AMP_DEF const char* amp_isa_name(amp_isa isa);
 /* >>half     IEEE half and bfloat16, conversions one by one and in bulk. */
 
 /* Structs, never a bare uint16_t: adding two halves must not compile. */
-typedef struct amp_half     { uint16_t bits; } amp_half;       /* 1 sign, 5 exponent, 10 fraction bits */
-typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;   /* 1 sign, 8 exponent,  7 fraction bits */
+typedef struct amp_half     { uint16_t bits; } amp_half;  /* 1 sign, 5 exponent, 10 fraction bits */
+typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;  /* 1 sign, 8 exponent,  7 fraction bits */
 
-#define AMP_HALF_MAX      65504.0f          /* largest finite half */
-#define AMP_HALF_MIN      6.103515625e-5f   /* smallest normal half, 2^-14 */
+#define AMP_HALF_MAX      65504.0f  /* largest finite half */
+#define AMP_HALF_MIN      6.103515625e-5f  /* smallest normal half, 2^-14 */
 #define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24 */
 
 /* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a signed zero. A NaN is
@@ -3150,7 +3150,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     const int fits = reach <= sizeof floats / sizeof *floats;
     for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        if (h + w == 0 && reach == v->taps) {               /* all positions, which are neighbours */
+        if (h + w == 0 && reach == v->taps) {  /* all positions, which are neighbours */
             AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
             continue;
@@ -3792,10 +3792,10 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 
 /* --- amp_convert --- */
 
-#define AMPI_F64_BLOCK 256        /* elements in a block of doubles */
-#define AMPI_CONVERT_TILE 1024    /* elements in a block that goes through the stack */
+#define AMPI_F64_BLOCK 256  /* elements in a block of doubles */
+#define AMPI_CONVERT_TILE 1024  /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_BLOCK 16384  /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_MIN 32768    /* elements worth more than one thread */
+#define AMPI_CONVERT_MIN 32768  /* elements worth more than one thread */
 
 /* One row of a conversion. */
 typedef struct ampi_convert_job {
@@ -4208,7 +4208,7 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 /* --- blocking --- */
 
 enum { AMPI_MC = 96, AMPI_TALL = 768,
-       AMPI_STACK_FLOATS = 14 * 1024 };    /* scratch memory of a product without a workspace */
+       AMPI_STACK_FLOATS = 14 * 1024 };  /* scratch memory of a product without a workspace */
 
 /* Threads that a product is worth: an element from memory counts as 4 multiplications. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
@@ -4472,7 +4472,7 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
     if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
-    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;    /* -0 added to beta * C changes nothing */
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;  /* -0 added to beta * C changes nothing */
     p->c.beta = beta;
     p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
     p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
@@ -4496,7 +4496,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
         own.workspace_size = step;
         for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
             ampi_product one = *first;
-            if (one.k > 0) {    /* else a and b may be NULL */
+            if (one.k > 0) {  /* else a and b may be NULL */
                 one.a.data = (const char*)first->a.data + k * s->a_stride * ampi_type_size(one.a.dtype);
                 one.b.data = (const char*)first->b.data + k * s->b_stride * ampi_type_size(one.b.dtype);
             }
@@ -4581,7 +4581,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
 }
 AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
     int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,    /* else threads are not worth their start */
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,  /* else threads are not worth their start */
                       for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
 }
 
@@ -4644,8 +4644,8 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
-    size_t cg, og, taps;             /* channels and outputs of one group, kernel_h * kernel_w */
-    size_t in_pixels, out_pixels;    /* of one plane */
+    size_t cg, og, taps;           /* channels and outputs of one group, kernel_h * kernel_w */
+    size_t in_pixels, out_pixels;  /* of one plane */
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
 
@@ -5108,7 +5108,7 @@ AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
 }
 /* Likewise with the sign of x; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);    /* up to infinity, NaNs lie behind */
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);  /* up to infinity, NaNs lie behind */
     return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
 }
 
@@ -5137,7 +5137,7 @@ AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
 /* exp(x) for x <= 88. Subnormal results, a hundred cycles each on some processors, are 0. The product by a power of two
    is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
-    const uint32_t least = 0xc2aeac4fu;    /* the bits of -87.3365402; below it, down to -inf */
+    const uint32_t least = 0xc2aeac4fu;  /* the bits of -87.3365402; below it, down to -inf */
     const uint32_t below = ampi_bits(x) - (least + 1u);
     return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least));
 }
@@ -5145,7 +5145,7 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     const float a = ampi_least_magnitude(x, 20.0f), large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
-    const uint32_t from = ampi_magnitude(x) - 0x3f200000u;    /* up to infinity; a NaN takes the polynomial */
+    const uint32_t from = ampi_magnitude(x) - 0x3f200000u;  /* up to infinity; a NaN takes the polynomial */
     float z = x * x, p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
     p = ampi_fma(hw, p, z, -0.0537365153f);
     p = ampi_fma(hw, p, z, 0.133314058f);
@@ -5174,7 +5174,7 @@ AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
 AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), tiny = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(tiny, ampi_bits(x * 33554432.0f), u);
-    int32_t e = (int32_t)((v + 0x00cafb0du) >> 23) - 128;    /* 0x00cafb0d = 2^30 - bits(sqrt(1/2)) */
+    int32_t e = (int32_t)((v + 0x00cafb0du) >> 23) - 128;  /* 0x00cafb0d = 2^30 - bits(sqrt(1/2)) */
     float k = (float)(e - (int32_t)(tiny & 25u));
     float y = ampi_log1p(hw, ampi_float(v - ((uint32_t)e << 23)) - 1.0f);
     y = ampi_fma(hw, k, 0.693147182f, ampi_fma(hw, k, -1.90465432e-9f, y));
@@ -5192,7 +5192,7 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
     float square = a * a, rest = ampi_fma(hw, a, a, -square), scale, q, p;
-    uint32_t inside = ampi_mask(ampi_bits(a) < 0x414e6666u);    /* a < 12.9 */
+    uint32_t inside = ampi_mask(ampi_bits(a) < 0x414e6666u);  /* a < 12.9 */
     q = ampi_expm1(hw, ampi_fma(hw, -0.5f, rest, ampi_exp_reduce(hw, -0.5f * square, &scale)));
     *density = ampi_float(ampi_bits((1.0f + q) * scale) & inside);
     p = ampi_fma(hw, 722.593262f, w, -369.943909f);
@@ -5277,7 +5277,7 @@ AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(f
             } \
         } \
     } while (0)
-  #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")    /* before a loop over AMPI_LANES sums in double */
+  #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")  /* before a loop over AMPI_LANES sums in double */
 #else
   #define AMPI_LOOP(to, n, value) \
     do { \
@@ -5427,7 +5427,7 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
         "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
-    p->sh = ampi_min_int(p->sh, p->h);    /* a larger stride leaves one window as well */
+    p->sh = ampi_min_int(p->sh, p->h);  /* a larger stride leaves one window as well */
     p->sw = ampi_min_int(p->sw, p->w);
     return AMP_OK;
 }
@@ -5477,10 +5477,10 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
    summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
    small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
    window on each AMPI_POOL_BAND columns. */
-enum { AMPI_POOL_PIXELS = 256,    /* pixels or windows of a tile, at most */
-       AMPI_POOL_ROOM = (256 + 16) * 16,    /* its floats, and those of 16 pixels behind it */
-       AMPI_POOL_SIDE = 128,      /* its columns, if its windows are not wider */
-       AMPI_POOL_MAXIMA = 128,    /* windows whose maxima are searched at a time */
+enum { AMPI_POOL_PIXELS = 256,  /* pixels or windows of a tile, at most */
+       AMPI_POOL_ROOM = (256 + 16) * 16,  /* its floats, and those of 16 pixels behind it */
+       AMPI_POOL_SIDE = 128,    /* its columns, if its windows are not wider */
+       AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
 
 /* Is this a small plane? See the orders of sums. */
@@ -5501,11 +5501,11 @@ typedef enum ampi_pool_task {
 typedef struct ampi_pool_tile {
     const ampi_pool_plan* p;
     const ampi_argument* list;
-    size_t plane;                      /* the one in lane 0 */
-    int columns;                       /* are columns of a window, or windows of a row, summed first? */
-    ampi_rect y;                       /* the windows that are here */
-    float *windows, *pixels, *line;    /* numbers of windows; pixels; a row of such sums */
-    uint32_t *best, *at;               /* each window's greatest key, and its row * width + column in its plane */
+    size_t plane;                    /* the one in lane 0 */
+    int columns;                     /* are columns of a window, or windows of a row, summed first? */
+    ampi_rect y;                     /* the windows that are here */
+    float *windows, *pixels, *line;  /* numbers of windows; pixels; a row of such sums */
+    uint32_t *best, *at;             /* each window's greatest key, and its row * width + column in its plane */
 } ampi_pool_tile;
 
 /* Fills a tile of pixels, or q->windows, from a rectangle of the operand at `arg`; a result is stored there instead. */
@@ -5778,8 +5778,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* --- activations --- */
 
 /* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 = sigmoid(2u). */
-#define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
-#define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715 */
+#define AMPI_GELU_C0 1.59576912f  /* 2 * sqrt(2/pi) */
+#define AMPI_GELU_C1 0.0713548163f  /* C0 * 0.044715 */
 
 /* dy where ReLU lets it through. */
 AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
@@ -5797,13 +5797,13 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
 /* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
-    x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));    /* infinity * 0 would be a NaN */
+    x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));  /* infinity * 0 would be a NaN */
     return ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
-    float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);    /* the smaller of s and 1-s: s*(1-s) is accurate */
+    float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);  /* the smaller of s and 1-s: s*(1-s) is accurate */
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
@@ -5917,7 +5917,7 @@ typedef struct ampi_reader {
     const ampi_argument* v;
     float missing;
     size_t all, at, n;
-    const float* floats;    /* elements [at, at + n) */
+    const float* floats;  /* elements [at, at + n) */
 } ampi_reader;
 /* Of a list's operand at `arg`. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
@@ -6000,12 +6000,12 @@ AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, c
 
 /* What is summed in double. */
 typedef enum ampi_terms {
-    AMPI_SUM,            /* sum: x */
-    AMPI_PRODUCTS,       /* dot: y * x */
-    AMPI_DISTANCES,      /* dot: (x - sum)^2, where sum holds the row's mean */
-    AMPI_DOT,            /* sum: y * gamma; dot: y * gamma * (x - mean) * scale */
-    AMPI_SQUARES,        /* sum: x; dot: (x - mean)^2 */
-    AMPI_SQUARES_LESS    /* sum: x - mean; dot: (x - mean)^2 */
+    AMPI_SUM,          /* sum: x */
+    AMPI_PRODUCTS,     /* dot: y * x */
+    AMPI_DISTANCES,    /* dot: (x - sum)^2, where sum holds the row's mean */
+    AMPI_DOT,          /* sum: y * gamma; dot: y * gamma * (x - mean) * scale */
+    AMPI_SQUARES,      /* sum: x; dot: (x - mean)^2 */
+    AMPI_SQUARES_LESS  /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
 /* Sums of rows; by lanes those of the last row, from which a kernel can go on. */
 typedef struct ampi_sums {
@@ -6035,7 +6035,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
 }
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
         const ampi_row_args* q, size_t rows, size_t n, int more) {
-    static const double none[AMPI_LANES] = { 0.0 };    /* a sum, as gcc would copy or clear an array in slow pieces */
+    static const double none[AMPI_LANES] = { 0.0 };  /* a sum, as gcc would copy or clear an array in slow pieces */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes gamma;
@@ -6109,9 +6109,9 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
 typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
-    double eps;               /* of layer norm */
-    int add, add_params;      /* dx, and parameters' gradients, add to what is there */
-    const int32_t* labels;    /* of a loss; NULL: softmax alone */
+    double eps;             /* of layer norm */
+    int add, add_params;    /* dx, and parameters' gradients, add to what is there */
+    const int32_t* labels;  /* of a loss; NULL: softmax alone */
     float smoothing, factor;
 } ampi_rows;
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
@@ -6174,8 +6174,8 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
 enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
-    size_t groups, per_group;    /* groups of channels, channels in one */
-    size_t planes;               /* of a channel, in a tile */
+    size_t groups, per_group;  /* groups of channels, channels in one */
+    size_t planes;             /* of a channel, in a tile */
     float eps, momentum;
 } ampi_bn_plan;
 
@@ -6209,7 +6209,7 @@ typedef struct ampi_bn {
     ampi_bn_plan p;
     const ampi_argument* list;
     float *running_mean, *running_var;
-    int training, frozen, add, add_params;    /* add, add_params: see ampi_rows */
+    int training, frozen, add, add_params;  /* add, add_params: see ampi_rows */
 } ampi_bn;
 /* Channels [first, first + width), and what their columns or rows of elements have. */
 typedef struct ampi_bn_group {
@@ -6277,7 +6277,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
    exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
-    const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;    /* compilers see that it fits */
+    const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;  /* compilers see that it fits */
     const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     uint16_t rounded[AMPI_BN_WIDE];
     float v[AMPI_LANES];
@@ -6308,7 +6308,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) 
         const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
         g->sum[c] = wide ? first : at + first;
         g->dot[c] -= off * off / (1.0 / values);
-        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;    /* below 0, no NaN */
+        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;  /* below 0, no NaN */
     }
 }
 
@@ -6561,7 +6561,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);    /* whose sums there is room for */
+    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
     const amp_logger* logger = ampi_exec_logger(exec);
     size_t start;
@@ -6838,7 +6838,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
         float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
-    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;    /* parts: those of one thread share tiles */
+    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts: those of one thread share tiles */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     int64_t i;
