@@ -269,6 +269,31 @@ static void test_checkpoint(void) {
     CHECK(remove(path) == 0);
 }
 
+/* The precision report: statistics, and a file. */
+static void test_report(void) {
+    amp_model_desc d = desc_of(AMP_O2);
+    amp_batch b = full_batch();
+    amp_model* m = NULL;
+    long k, total, base;
+    fail_from(0);
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    build(m);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    base = living;
+    fail_from(0);
+    CHECK_MSG(amp_report_svg(m, &b, path) == AMP_OK && remove(path) == 0, "%s", amp_model_error(m));
+    total = asked;
+    CHECK(total >= 2 && living == base);
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        CHECK(amp_report_svg(m, &b, path) == AMP_ERR_MEMORY && heard_count == 1 && living == base);
+        CHECK_MSG(strstr(heard, "no memory for"), "%s", heard);
+        CHECK(remove(path) != 0);
+    }
+    amp_model_destroy(m);
+    CHECK(living == 0 && wrong_frees == 0);
+}
+
 /* A model without parameters has nothing to checkpoint, and says so or does it, but does not crash. */
 static void test_checkpoint_of_nothing(void) {
     amp_model_desc d = desc_of(AMP_O0);
@@ -330,6 +355,7 @@ int main(int argc, char** argv) {
     TEST(test_refused_create);
     TEST(test_file);
     TEST(test_checkpoint);
+    TEST(test_report);
     TEST(test_checkpoint_of_nothing);
     TEST(test_sizes_that_do_not_fit);
     TEST_END();
