@@ -2339,9 +2339,9 @@ typedef struct ampi_result {
     void*       data;
     amp_dtype   dtype;
     size_t      row, column;  /* elements from one row, one column to the next */
-    /* part > 0: columns are pixels, `part` to an image; images are `image` elements apart, rows of `cols` pixels
+    /* Of a convolution columns are pixels, `part` to an image; images are `image` elements apart, rows of `cols` pixels
        `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part on, are no
-       pixels. */
+       pixels. A matrix is one endless row. */
     size_t      part, image, cols, next_row, pitch, used;
     float       alpha, beta;
     const void* bias;  /* NULL = none; one for each row of C, or for each column */
@@ -2349,10 +2349,39 @@ typedef struct ampi_result {
     int         bias_per_row;
 } ampi_result;
 
-/* From a column on, the next that may be a pixel. */
-AMPI_FN size_t ampi_next_pixel(const ampi_result* c, size_t column) {
+/* A column of C that is a pixel. x: columns from the beginning of its row; row: from that of its image to its row's. */
+typedef struct ampi_pixel { size_t column, x, row; } ampi_pixel;
+/* The place `by` columns on, or the next pixel behind. */
+AMPI_INLINE void ampi_pixel_move(ampi_pixel* p, const ampi_result* c, size_t by) {
+    p->column += by;
+    p->x += by;
+    while (p->x >= c->cols || p->row >= c->used) {
+        p->column += ampi_max_size(p->x, c->pitch) - p->x;
+        p->x = ampi_max_size(p->x, c->pitch) - c->pitch;
+        p->row += c->pitch;
+        if (p->row >= c->part) p->row = 0;
+    }
+}
+AMPI_FN ampi_pixel ampi_pixel_of(const ampi_result* c, size_t column) {
     const size_t pixel = column % c->part;
-    return pixel < c->used ? column : column - pixel + c->part;
+    ampi_pixel p;
+    p.column = column;
+    p.x = pixel % c->pitch; p.row = pixel - p.x;
+    ampi_pixel_move(&p, c, 0);
+    return p;
+}
+/* Neighbours in a row of C, from element `at` of row 0 on; from: the first one's column in a macro-tile. */
+typedef struct ampi_piece { size_t at, from, count; } ampi_piece;
+/* The pieces of columns [column, column + n), at most n. */
+AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_result* c, size_t column, size_t n) {
+    ampi_pixel p = ampi_pixel_of(c, column);
+    size_t count = 0;
+    for (; p.column < column + n; ampi_pixel_move(&p, c, x[count++].count)) {
+        x[count].at = p.column / c->part * c->image + p.row / c->pitch * c->next_row + p.x * c->column;
+        x[count].from = p.column - column;
+        x[count].count = ampi_min_size(column + n - p.column, c->cols - p.x);
+    }
+    return count;
 }
 
 typedef struct ampi_product {
@@ -2524,6 +2553,10 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
     s.padded = ampi_max_size(count, ampi_min_size(s.padded, end));
     return s;
 }
+/* Is each pixel of a side read once, as they lie? */
+AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
+    return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
+}
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: as
    many as rows may meet, each with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between
    grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns.
@@ -2559,8 +2592,8 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
 /* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and pixels in
-   the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins; planes of the result. */
-typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, planes, floats; } ampi_channels;
+   the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. */
+typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
@@ -2569,8 +2602,7 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     d.weights = ampi_round_up(g->taps + g->w.count, AMPI_LANES);
     d.pixels = d.weights + taps * AMPI_LANES;
     d.stage = d.pixels + pixels * AMPI_LANES;
-    d.planes = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
-    d.floats = d.planes + AMPI_LANES * (ampi_max_size(taps, pixels) + AMPI_PAD);
+    d.floats = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
@@ -2947,12 +2979,13 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 /* --- the micro-kernel --- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
-   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] in a padded copy. */
+   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] in a padded copy. In both
+   b and sums the second vector of columns is `next` floats behind the first. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
     const float* b; const uint32_t* at;
-    float* sums; size_t ld;
+    float* sums; size_t ld, next;
     int first, exact;
 } AMPI_K(micro_args);
 /* A micro-tile. rows, vectors, pairs (a and b hold words of two) are constants where it is called. */
@@ -2960,17 +2993,17 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
     AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
     const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many registers */
     const uint32_t* at = u->at;
-    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k;
+    const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = u->next;
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
     size_t p;
     int i, j;
     AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step;
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + AMPI_LANES * j);
+            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + next * (size_t)j);
     for (p = 0; p < k; p++) {
         const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
-        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + AMPI_LANES * j);
+        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + next * (size_t)j);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
@@ -2980,7 +3013,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
     }
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            AMPI_K(store)(u->sums + (size_t)i * u->ld + AMPI_LANES * j, acc[i][j]);
+            AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
 /* Any number of rows: micro-tiles one below the other, whole ones first. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
@@ -3004,9 +3037,8 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
 /* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
    of B. Its order (Intel SDM): products of low halves in one chain of fma from +0, those of high halves in another; the
    two are added, then to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_K(micro_args)* u) {
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
-    const int two = columns > AMPI_LANES;
     size_t i, p;
     AMPI_FORGET(u->a);  /* gcc does not know that tile loads read memory */
     for (i = 0; i < rows; i += AMPI_LANES) {
@@ -3028,18 +3060,17 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, size_t columns, cons
     }
 }
 #endif
-/* Any number of rows, the first of nr columns, in whole vectors; form: that of the product. */
-AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, size_t columns, const AMPI_K(micro_args)* u) {
-    const int two = AMPI_K(nv) > 1 && columns > AMPI_LANES;
+/* Any number of rows, one or two vectors of columns; form: that of the product. */
+AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-    if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, columns, u); return; }
+    if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
 #endif
 #ifdef AMPI_PASS_PAIRS
     if (form == AMPI_PAIRS_OF_BF16 && two) { AMPI_K(micro_rows)(rows, AMPI_K(nv), 1, u); return; }
     if (form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_rows)(rows, 1, 1, u); return; }
 #endif
     (void)form;
-    if (two) AMPI_K(micro_rows)(rows, AMPI_K(nv), 0, u);
+    if (two && AMPI_K(nv) > 1) AMPI_K(micro_rows)(rows, AMPI_K(nv), 0, u);
     else AMPI_K(micro_rows)(rows, 1, 0, u);
 }
 
@@ -3064,6 +3095,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
         const char* src = (const char*)v->data + plane * size;
         float* const to = dst + row->left + i;
         const size_t here = ampi_min_size(inside - i, AMPI_LANES);
+        AMPI_FETCH(src, g->plane * size);  /* the same row of the next channel */
         if (row->step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(to, AMPI_K(load_typed)(src, v->dtype));
         else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
         else if (row->step > 4) for (l = 0; l < here; l++) to[l] = ampi_element_f32(src, v->dtype, l * row->step);
@@ -3124,7 +3156,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
         size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
     const int copied = g->taps > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
-    const size_t from = ampi_padded_place(g, column);
+    const size_t from = ampi_padded_place(g, column), pitch = g->w.padded;
     uint32_t at[AMPI_KC];
     size_t i, r, y, j, high, wide;
     if (copied) AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
@@ -3132,11 +3164,12 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
         wide = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
         high = wide < g->w.count || !copied ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / wide);
-        for (r = 0; r < rows && copied; r++)
-            for (y = 0; y < high; y++)
-                for (j = 0; j < wide; j += AMPI_LANES)
-                    AMPI_K(store)(dst + r * ld + i + y * wide + j,
-                        AMPI_K(load)(room->padded + at[r] + place + y * g->w.padded + j));
+        for (r = 0; r < rows && copied; r++) {
+            const float* from_row = room->padded + at[r] + place;
+            float* to = dst + r * ld + i;
+            for (y = 0; y < high; y++, from_row += pitch, to += wide)
+                for (j = 0; j < wide; j += AMPI_LANES) AMPI_K(store)(to + j, AMPI_K(load)(from_row + j));
+        }
         for (r = first; r < first + rows && !copied; r++)
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
@@ -3146,8 +3179,6 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
     size_t from = at / v->taps * v->output + channel * v->ld;
     size_t h = at % v->taps / v->taps_w, w = at % v->taps_w, i = 0;
-    float floats[4 * AMPI_LANES];
-    const int fits = reach <= sizeof floats / sizeof *floats;
     for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
         if (h + w == 0 && reach == v->taps) {  /* all positions, which are neighbours */
@@ -3155,12 +3186,9 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
             i += reach;
             continue;
         }
-        if (fits) AMPI_K(widen)(floats, kernel, v->dtype, reach);
         for (; h < high && i < count; h++, w = 0)
-            for (; w < v->taps_w && i < count; w++) {
-                const size_t place = h * v->next_h + w * v->next_w;
-                dst[i++] = fits ? floats[place] : ampi_element_f32(kernel, v->dtype, place);
-            }
+            for (; w < v->taps_w && i < count; w++)
+                dst[i++] = ampi_element_f32(kernel, v->dtype, h * v->next_h + w * v->next_w);
     }
 }
 /* In FP32: elements [at, at + count) of runs [first, first + runs), `ld` floats apart, and up to 15 floats more. */
@@ -3208,17 +3236,26 @@ AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const vo
 /* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][deep][nr]; the last vector is filled with 0. */
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
         size_t n, const ampi_pack_room* room) {
+    const ampi_unfold* g = &b->image;
+    const int plain = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
     const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
+    const size_t step = plain ? g->plane : b->ld;  /* from one run to the next */
     size_t j, p, i, here;
     if (k == 0) return;  /* B may be NULL then */
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
-        if (b->is_image) AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
-        if (b->is_image) AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
-        else
-            AMPI_K(lanes_in)(to, AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * b->ld + k0), b->ld * size, b->dtype,
-                here, k, k);
+        if (b->is_image && !plain) {
+            AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
+            AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
+            continue;
+        }
+        for (p = 0; p < k; p += i) {  /* of planes, image by image */
+            const size_t at = plain ? (k0 + p) / g->pixels * g->image + (k0 + p) % g->pixels : k0;
+            i = plain ? ampi_min_size(g->pixels - (k0 + p) % g->pixels, k - p) : k;
+            AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * step + at),
+                step * size, b->dtype, here, i, i);
+        }
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
@@ -3277,79 +3314,38 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
 
 /* --- the epilogue --- */
 
-/* alpha * sum + beta * C + bias for `count` columns of C from j on, the first at element `at`. */
-AMPI_KERNEL_FN void AMPI_K(store_run)(const ampi_result* c, size_t at, size_t j, const float* sums, size_t count,
-        float row_bias) {
+/* alpha * sum + beta * C + bias for rows [i, i + m) of C, in columns from j on. Without a bias -0 is added, which
+   changes nothing. */
+AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i, size_t m, size_t j, const ampi_piece* pieces,
+        size_t count, const float* sums, size_t ld) {
     const amp_dtype t = c->dtype;
     const size_t size = ampi_type_size(t), step = c->column;
-    const int add = c->beta != 0.0f, bias_of_columns = c->bias && !c->bias_per_row;
     const AMPI_V16 alpha = AMPI_K(set1)(c->alpha), beta = AMPI_K(set1)(c->beta);
-    char* to = (char*)c->data + at * size;
-    AMPI_V16 bias = AMPI_K(set1)(row_bias);
+    const int bias_of_columns = c->bias && !c->bias_per_row, bias_of_rows = c->bias && c->bias_per_row;
+    AMPI_V16 bias = AMPI_K(set1)(-0.0f);
     float lanes[AMPI_LANES] = { 0 };
-    size_t i, l, here;
-    for (i = 0; i < count; i += here) {
-        AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + i));
-        here = ampi_min_size(count - i, AMPI_LANES);
-        if (add) {
-            for (l = 0; l < here; l++) lanes[l] = ampi_element_f32(to, t, (i + l) * step);
-            x = AMPI_K(fma)(0, beta, AMPI_K(load)(lanes), x);
-        }
-        if (bias_of_columns)
-            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + i), c->bias_dtype, here);
-        x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
-        if (step == 1) AMPI_K(store_any)(to + i * size, t, x, here);
-        else {
-            AMPI_K(store_typed)(lanes, t, x);
-            if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * (i + l) * step, &lanes[l], 4);
-            else for (l = 0; l < here; l++) memcpy(to + 2 * (i + l) * step, (const char*)lanes + 2 * l, 2);
-        }
+    size_t p, at, l;
+    for (; m > 0; m--, i++, sums += ld) {
+        if (bias_of_rows) bias = AMPI_K(set1)(ampi_element_f32(c->bias, c->bias_dtype, i));
+        for (p = 0; p < count; p++)
+            for (at = 0; at < pieces[p].count; at += AMPI_LANES) {
+                const size_t here = ampi_min_size(pieces[p].count - at, AMPI_LANES), column = pieces[p].from + at;
+                char* to = (char*)c->data + (i * c->row + pieces[p].at + at * step) * size;
+                AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + column));
+                if (c->beta != 0.0f) {
+                    for (l = 0; l < here; l++) lanes[l] = ampi_element_f32(to, t, l * step);
+                    x = AMPI_K(fma)(0, beta, AMPI_K(load)(lanes), x);
+                }
+                if (bias_of_columns)
+                    bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + column), c->bias_dtype, here);
+                x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
+                if (step == 1) { AMPI_K(store_any)(to, t, x, here); continue; }
+                AMPI_K(store_typed)(lanes, t, x);
+                if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
+                else for (l = 0; l < here; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
+            }
     }
 }
-/* The bias of row i. Without one -0 is added, which changes nothing. */
-AMPI_LANES_FN float AMPI_K(row_bias)(const ampi_result* c, size_t i) {
-    return c->bias && c->bias_per_row ? ampi_element_f32(c->bias, c->bias_dtype, i) : -0.0f;
-}
-/* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n), of a weight gradient, whose columns are contiguous. */
-AMPI_KERNEL_FN void AMPI_K(store_transposed)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
-        const float* sums, size_t ld) {
-    float block[AMPI_LANES][AMPI_LANES];
-    ampi_result row = *c;
-    size_t i, j, l;
-    row.column = 1;
-    for (i = 0; i < m; i += AMPI_LANES)
-        for (j = 0; j < n; j += AMPI_LANES) {
-            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * ld + j, ld * sizeof(float), AMP_F32);
-            for (l = 0; l < ampi_min_size(n - j, AMPI_LANES); l++)
-                AMPI_K(store_run)(&row, (j0 + j + l) * c->column + i0 + i, 0, block[l],
-                    ampi_min_size(m - i, AMPI_LANES), -0.0f);
-        }
-}
-/* A macro-tile of sums, rows [i0, i0 + m), columns [j0, j0 + n). */
-AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i0, size_t m, size_t j0, size_t n,
-        const float* sums, size_t ld) {
-    const size_t part = c->part ? c->part : SIZE_MAX, pitch = c->part ? c->pitch : SIZE_MAX;
-    const size_t first = j0 / part * c->image, pixel = j0 % part, x0 = pixel % pitch;
-    size_t i, j, here, x;
-    if (!c->part && c->row == 1 && c->column > 1) { AMPI_K(store_transposed)(c, i0, m, j0, n, sums, ld); return; }
-    for (i = i0; i < i0 + m; i++, sums += ld) {
-        const float bias = AMPI_K(row_bias)(c, i);
-        size_t row = pixel - x0, at = i * c->row + first + row / pitch * c->next_row, image = 0;
-        for (j = 0, x = x0; j < n; j += here, x = 0) {
-            here = ampi_min_size(pitch - x, n - j);
-            if (c->part == 0) AMPI_K(store_run)(c, at + x * c->column, j0 + j, sums + j, here, bias);
-            else if (row + x < c->used && x < c->cols)
-                AMPI_K(store_run)(c, at + image + x * c->column, j0 + j, sums + j, ampi_min_size(here, c->cols - x),
-                    bias);
-            row += pitch;
-            at += c->next_row;
-            if (row < part) continue;
-            image += c->image;
-            row = 0; at = i * c->row + first;
-        }
-    }
-}
-
 /* --- the product --- */
 
 /* Few rows of A do not pay for packing a stored op(B): its rows are read once, `deep` together, into sums in L1. */
@@ -3391,10 +3387,15 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
     float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
     uint32_t* const table = (uint32_t*)(void*)room.line;
+    ampi_piece pieces[AMPI_K(nc)];
+    ampi_result panels = s->c;  /* whose columns a panel takes: packed, all */
+    ampi_pixel at;
     size_t top, jn, k0, im, j;
+    if (!in_place) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
     for (top = 0; top < m; top += b->tall)
         for (jn = 0; jn < n; jn += wide) {
-            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, wide);
+            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, wide), end = j0 + jn + nc;
+            const size_t count = ampi_pieces_of(pieces, &s->c, j0 + jn, nc);
             k0 = 0;
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
@@ -3418,14 +3419,17 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 #endif
                     u.sums = tile;
                     if (by_rows) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
-                    for (j = 0; !by_rows && j < nc; j += AMPI_K(nr)) {
-                        if (in_place) j = ampi_next_pixel(&s->c, j0 + jn + j) - j0 - jn;
-                        if (j >= nc) break;
+                    /* Panels of one or two vectors. */
+                    for (at = ampi_pixel_of(&panels, j0 + jn); !by_rows && at.column < end;) {
+                        j = at.column - j0 - jn;
+                        ampi_pixel_move(&at, &panels, AMPI_LANES);
+                        u.next = at.column - j0 - jn - j;
                         u.b = in_place ? room.padded + j : b_block + j * deep;
                         u.sums = tile + j;
-                        AMPI_K(micro)(s->form, mc, nc - j, &u);
+                        AMPI_K(micro)(s->form, mc, AMPI_K(nv) > 1 && at.column < end, &u);
+                        if (AMPI_K(nv) > 1 && at.column < end) ampi_pixel_move(&at, &panels, AMPI_LANES);
                     }
-                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, nc, tile, ld);
+                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, pieces, count, tile, ld);
                 }
                 k0 += kc;
             } while (k0 < s->k);
@@ -3504,10 +3508,11 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    const size_t results = dw ? g->taps : g->pixels, ld = ampi_round_up(results, AMPI_LANES) + AMPI_PAD;
+    const size_t results = dw ? g->taps : g->pixels;
     uint32_t *const taps_at = (uint32_t*)(void*)scratch, *const pixels_at = taps_at + g->taps;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const stage = scratch + d.stage;
-    float *const planes = scratch + d.planes, *const sums = dw ? w : pixels;
+    float *const sums = dw ? w : pixels, block[AMPI_LANES][AMPI_LANES];
+    ampi_piece pieces[AMPI_LANES];
     size_t n, y, i;
     ampi_channels_table(g, &d, taps_at);
     if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
@@ -3525,9 +3530,11 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
             else AMPI_K(depthwise_row)(cols, w, x, pixels_at, taps_at, g->taps, 1, row);
         }
         if (dw && n + 1 < image + images) continue;
-        for (i = 0; i < results; i += AMPI_LANES)
-            AMPI_K(transpose)(planes + i, ld, sums + i * AMPI_LANES, AMPI_LANES * sizeof(float), AMP_F32);
-        AMPI_K(store_tile)(&s->c, channel, channels, dw ? 0 : n * g->pixels, results, planes, ld);
+        for (i = 0; i < results; i += AMPI_LANES) {
+            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0], AMP_F32);
+            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces, ampi_pieces_of(pieces, &s->c,
+                (dw ? 0 : n * g->pixels) + i, ampi_min_size(results - i, AMPI_LANES)), block[0], AMPI_LANES);
+        }
     }
 }
 
@@ -4366,6 +4373,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->m = m; s->n = n; s->k = k;
     s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
     s->c.row = ldc; s->c.column = 1;
+    s->c.part = s->c.used = s->c.cols = s->c.pitch = SIZE_MAX;
     s->c.alpha = 1.0f;
 }
 
@@ -4737,10 +4745,6 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
     return s;
 }
 
-/* Is each pixel of a side read once, as they lie? */
-AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
-    return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
-}
 /* x or dy as an operand. Plain planes are one long row. */
 AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
         ampi_side w) {
@@ -4851,7 +4855,8 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x; transposed, the other way round, so
    that packing transposes nothing large. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int transposed) {
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
+    const int transposed = c->taps > 1 && c->og > 1;
     const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
     const size_t dy_group = c->og * c->out_pixels, x_group = c->cg * c->in_pixels;
     const ampi_operand x = ampi_image_x(c, &t->x, 1);
@@ -4977,12 +4982,6 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
             memset((void*)t->dx.data, 0, c->x_count * ampi_type_size(t->dx.dtype));
     }
 }
-/* dw is transposed unless that takes more vectors of sums. */
-AMPI_FN void ampi_conv2d_dw_of(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
-    const size_t weights = c->cg * c->taps, outputs = c->og;
-    ampi_conv2d_dw(v, c, t, c->taps > 1 && outputs > 1 && weights * ampi_div_up(outputs, AMPI_LANES)
-        <= outputs * ampi_div_up(weights, AMPI_LANES));
-}
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
    adds the 16 sums (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
@@ -5031,7 +5030,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
-    ampi_conv2d_dw_of(&v, &c, &none);
+    ampi_conv2d_dw(&v, &c, &none);
     return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256;
 }
 
@@ -5069,7 +5068,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
-        ampi_conv2d_dw_of(&v, &c, &t);
+        ampi_conv2d_dw(&v, &c, &t);
         ampi_convolution_run(&v, exec);
     }
     if (db)
