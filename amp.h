@@ -2591,8 +2591,10 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and pixels in
-   the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. */
+/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
+   row's pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. rows,
+   pitch: rows of the stage, floats from one to the next; weights, pixels, stage: where these begin. Each has room
+   behind it, as lanes_in writes whole vectors. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
@@ -2621,8 +2623,9 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
 /* What a pass says: a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg: is a magnitude
-   above `limit`, both as bits? load_reg reads elements of a type; store_low writes sixteen, whose NaNs are quiet, in 16
-   bits. square_reg: s + x * x in doubles, for half as many floats; of bfloat16 for the even or odd ones of as many. */
+   above `limit`, both as bits? load_reg reads elements of a type; store_low writes sixteen in 16 bits:
+   NaNs are quiet, with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x in doubles, for
+   half as many floats; of bfloat16 for the even or odd ones of as many. */
 #if AMPI_X86
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
@@ -2653,6 +2656,7 @@ AMPI_LANES_FN __m256i AMPI_K(round_reg)(__m256 x) {
     const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
 }
+/* packus works on each half, so quarters come as 0, 2, 1, 3. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m256* q) {
     const __m256i quarters = _mm256_packus_epi32(AMPI_K(round_reg)(q[0]), AMPI_K(round_reg)(q[1]));
     if (t == AMP_BF16) _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(quarters, 0xd8));
@@ -4854,7 +4858,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
 }
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x; transposed, the other way round, so
-   that packing transposes nothing large. */
+   that packing transposes nothing large. With one output A stays dy: depthwise takes one row of A. */
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const int transposed = c->taps > 1 && c->og > 1;
     const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
@@ -6011,7 +6015,8 @@ typedef struct ampi_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_sums;
 
-/* An element's terms, see ampi_terms: `sum`, and g * d for dot. center: a mean in double. */
+/* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows; center: a mean in
+   double. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
     ampi_term t;
@@ -6471,8 +6476,9 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     return AMP_OK;
 }
 
-/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx: dx of
-   all columns, too: dx = (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. */
+/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx, if
+   these are all: dx, too, which is (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. Fewer columns need d >
+   AMPI_TILE, as a tile holds one row then. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start, size_t width,
         double* sums, int with_dx) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
@@ -6837,7 +6843,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
         float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
-    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts: those of one thread share tiles */
+    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts a call sums: a tile may span these */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     int64_t i;
