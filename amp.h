@@ -6762,6 +6762,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
             amp_convert((char*)x + to * ampi_type_size(xt), xt, (const char*)y + from * ampi_type_size(yt), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
             ampi_load_f32(tile, y, yt, from + i, count);
+            memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
             ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
         }
     });
