@@ -5086,10 +5086,10 @@ AMPI_COMPILE_WELL
 /* >>impl-math  exp, log, tanh and the like, the same bits everywhere. */
 
 /* Polynomials over ampi_fma for AMPI_KERNEL bodies, without branches: cases are chosen on bits. Coefficients are
-   minimax fits (Remez exchange, relative error), rounded to float one by one, the rest fitted again after each. Errors:
-   the largest over every third float of the range against libm's double functions, in units of the last place. */
+   minimax fits (Remez, relative error), rounded one by one, the rest fitted anew. Errors: the largest over every third
+   float against libm's doubles, in units of the last place. */
 
-/* mask is all ones or all zeros: its ones take a, its zeros b. */
+/* Of condition 1 all ones, of 0 all zeros; ones take a, zeros b. */
 AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
 AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & mask);
@@ -5097,7 +5097,6 @@ AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_
 AMPI_HD AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
     return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
 }
-/* |x| as bits. */
 AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float x) { return ampi_bits(x) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask(ampi_magnitude(x) > 0x7f800000u); }
 AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x)); }
@@ -5109,14 +5108,14 @@ AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
     const uint32_t a = ampi_magnitude(x), b = ampi_bits(high);
     return ampi_float(a < b ? a : b);
 }
-/* Likewise with the sign of x; a NaN stays. */
+/* x, of magnitude high at most; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);  /* up to infinity, NaNs lie behind */
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);  /* wraps for less; NaNs lie behind infinity */
     return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
 }
 
-/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23 rounds to
-   an integer in the low bits of the sum. ln2 has two parts; x - n*first is exact under fma. */
+/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
+   (bits 0x4b400000) leaves n in the sum's low bits. ln2 has two parts; x - n*first is exact under fma. */
 AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
     uint32_t i = ampi_bits(shifted) - 0x4b400000u;
@@ -5137,15 +5136,15 @@ AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return y * scale;
 }
-/* exp(x) for x <= 88. Subnormal results, a hundred cycles each on some processors, are 0. The product by a power of two
-   is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
+/* exp(x) for x <= 88. Subnormal results, slow on some processors, are 0. The product by a power of two is exact, so a
+   compiler may make one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     const uint32_t least = 0xc2aeac4fu;  /* the bits of -87.3365402; below it, down to -inf */
     const uint32_t below = ampi_bits(x) - (least + 1u);
     return ampi_float(ampi_bits(ampi_exp_inside(hw, x)) & ~ampi_mask(below < 0xff800000u - least));
 }
 
-/* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
+/* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1), 1 from 20 on. Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     const float a = ampi_least_magnitude(x, 20.0f), large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
     const uint32_t from = ampi_magnitude(x) - 0x3f200000u;  /* up to infinity; a NaN takes the polynomial */
@@ -5173,7 +5172,8 @@ AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
 }
 
-/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error: 0.98. */
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. special: of 0, inf, less
+   than 0 and NaN. Error: 0.98. */
 AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), tiny = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(tiny, ampi_bits(x * 33554432.0f), u);
@@ -5188,7 +5188,7 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
 
 /* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
    The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd and Laframboise
-   1981 for erfc). With this shift eight powers are enough, w is exact, and P has little cancellation. a^2 has two
+   1981 for erfc). With this shift eight powers are enough, w is exact, and little cancels. a^2 has two
    parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal float there, is 0. Errors: 3.6, density
    1.2. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
@@ -5238,12 +5238,12 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
    over it, and narrows it back. Kernels take AMPI_LANES elements at a time; zeros fill tiles up. Sums have AMPI_LANES
    double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. */
 
-/* Loops over fewer elements than this stay on one thread. */
+/* Loops over fewer elements stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
 
 /* --- operands --- */
 
-/* Refuses NULL, types that operators do not compute on, sizes beyond any memory, and results over operands. */
+/* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
         size_t count) {
     const amp_logger* logger = ampi_exec_logger(exec);
@@ -5259,7 +5259,6 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     }
     return n > 0 ? ampi_check_apart(logger, op, list, count) : AMP_OK;
 }
-/* An operand of n elements in a list. */
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
@@ -5304,7 +5303,7 @@ AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
 }
 AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
 
-/* a * b, or SIZE_MAX on overflow, which the check above refuses. */
+/* a * b, or SIZE_MAX on overflow, which ampi_check_operands refuses. */
 AMPI_FN size_t ampi_area(size_t a, size_t b) {
     size_t n;
     return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
@@ -5314,8 +5313,9 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
-/* A tile of rows holds as many whole rows as fit, at most AMPI_ROWS, or a part of a longer one. Kernels read and write
-   whole groups of lanes: a tile has room for one behind the last row, and the next row overwrites a row's surplus. */
+/* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS, or a part of a longer one from
+   column `start` on. Kernels read and write whole groups of lanes: a tile has room for one behind the last row, and the
+   next row overwrites a row's surplus. */
 enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
 AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1; }
 AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d - start, AMPI_PART); }
@@ -5324,13 +5324,13 @@ AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d -
 enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
        AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY };
 
-/* May kernels run on an operand itself, in rows of d? It must hold floats in whole groups of lanes. */
+/* May kernels run on an operand itself: floats in rows of whole groups of lanes? */
 AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
     return ampi_dtype(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
 }
 
-/* Elements [i, i + n), rows of d, as floats to read: in place or widened into `tile`. all: elements of the operand, or
-   0 if a result is written over it. */
+/* Elements [i, i + n), rows of d, as floats to read: in place if a group of lanes may be read behind them, or
+   widened into `tile`. all: elements of the operand, or 0 if a result is written over it. */
 AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d, size_t all, float* tile) {
     if (n == 0 || ampi_direct(v, d) || (ampi_dtype(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
         return (const float*)v->data + i;
@@ -5341,12 +5341,12 @@ AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, 
 AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float* tile) {
     return ampi_view_rows(v, i, n, n, 0, tile);
 }
-/* Where to form elements of a result, which ampi_store stores then: in place or in `tile`. */
+/* Where elements of a result are formed for ampi_store: in place or in `tile`. */
 AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
     return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
 }
 /* Stores elements [i, i + n) of a result, if any, from v, which may lie there. Every NaN becomes 0x7fc00000, rounded to
-   the type: which NaN an operation gives differs between processors and orders of operands. */
+   the type, as processors differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
     ampi_kernels_now()->convert((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
@@ -5356,7 +5356,7 @@ AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t
 
 /* --- sums --- */
 
-/* a * b + sum. The product of two floats is exact in double, so a fused operation gives the same bits. */
+/* The product of two floats is exact in double, so a fused operation gives the same bits. */
 AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
     if (hw) return __builtin_fma((double)a, (double)b, sum);
@@ -5374,12 +5374,11 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* A long sum has this many parts of whole tiles (or rows), which threads share. */
+/* A long sum has this many parts of whole tiles (or rows), of `count`, which threads share. */
 enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
 }
-/* The mean of n elements from their parts' sums. */
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
     float value;
@@ -5391,7 +5390,7 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, siz
 
 /* --- pooling --- */
 
-/* A checked shape with its defaults. */
+/* A checked shape with its defaults: sides of x, of y (o), kernel (k), stride (s) and padding (p). */
 typedef struct ampi_pool_plan {
     int max, h, w, oh, ow, kh, kw, sh, sw, ph, pw, exclude_pad;
     size_t planes;
@@ -5481,12 +5480,12 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
    small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
    window on each AMPI_POOL_BAND columns. */
 enum { AMPI_POOL_PIXELS = 256,  /* pixels or windows of a tile, at most */
-       AMPI_POOL_ROOM = (256 + 16) * 16,  /* its floats, and those of 16 pixels behind it */
+       AMPI_POOL_ROOM = (256 + 16) * 16,  /* its floats, and 16 pixels for whole vectors */
        AMPI_POOL_SIDE = 128,    /* its columns, if its windows are not wider */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
 
-/* Is this a small plane? See the orders of sums. */
+/* See the orders of sums. */
 AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
     return p->ow <= AMPI_LANES && p->oh <= AMPI_LANES && p->h <= AMPI_POOL_BAND / p->w;
 }
@@ -5496,7 +5495,7 @@ typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
 AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
 AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
 
-/* Windows sum their pixels, take the maximum or search for its place, or give gradients to all or to the maximum. */
+/* Windows sum pixels, take maxima, search for their places, or give gradients to all pixels or to maxima. */
 typedef enum ampi_pool_task {
     AMPI_POOL_SUM, AMPI_POOL_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
@@ -5507,11 +5506,11 @@ typedef struct ampi_pool_tile {
     size_t plane;                    /* the one in lane 0 */
     int columns;                     /* are columns of a window, or windows of a row, summed first? */
     ampi_rect y;                     /* the windows that are here */
-    float *windows, *pixels, *line;  /* numbers of windows; pixels; a row of such sums */
+    float *windows, *pixels, *line;  /* y or dy; x; a row of sums of columns or of windows */
     uint32_t *best, *at;             /* each window's greatest key, and its row * width + column in its plane */
 } ampi_pool_tile;
 
-/* Fills a tile of pixels, or q->windows, from a rectangle of the operand at `arg`; a result is stored there instead. */
+/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result there. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
     const amp_dtype t = ampi_dtype(q->list[arg].dtype);
@@ -5531,7 +5530,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
    `place` of its plane, whose rows have `width` pixels. */
 typedef struct ampi_pool_part { float* x; int rows, columns; size_t ld; uint32_t place, width; } ampi_pool_part;
 
-/* The first of equal maxima stays; a NaN is larger than any number. `begin`: y has no meaning yet. */
+/* Adds a window's pixels in 16 planes to y, or if `max` keeps the first largest, or a NaN. `begin`: y has no value. */
 AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const ampi_pool_part* u) {
     const float* x = u->x;
     float v[AMPI_LANES];
@@ -5568,6 +5567,7 @@ AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) best[l] = (uint32_t)top[l];
     AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) at[l] = where[l];
 }
+/* Adds y to each pixel of a window, or if `max` to the one at place `at`. */
 AMPI_INLINE void ampi_pool_give(int max, const float* AMPI_RESTRICT y, const uint32_t* AMPI_RESTRICT at,
         const ampi_pool_part* u) {
     float* AMPI_RESTRICT x = u->x;
@@ -5585,8 +5585,8 @@ AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRI
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) to[i + l] += x[i + l];
 }
-/* A task for a row of windows and their pixels in `all`, columns [d->c0, d->c1) of some rows. top: the windows' first
-   rows are among them. */
+/* A task for a row of windows, from number `row` in q->windows on, and their pixels in `all`, columns [d->c0, d->c1) of
+   some rows. top: the windows' first rows are among them. Windows without pixels here are skipped. */
 AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
         const ampi_pool_part* all, int top, int backwards) {
     const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
@@ -5608,7 +5608,8 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
         else ampi_pool_sum(task == AMPI_POOL_MAX, begin, q->windows + i, &u);
     }
 }
-/* A task for row `oh` of the windows and its pixels in the rectangle d. */
+/* A task for row `oh` of the windows and its pixels in the rectangle d. With q->columns, SUM adds rows up in
+   q->line, which windows sum after their last row; GIVE adds q->line to each row. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
         task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
@@ -5634,7 +5635,6 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
 }
 
-/* Divides windows by their counts of pixels. */
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
@@ -5646,7 +5646,7 @@ AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
         }
 }
 
-/* The windows q->y take all their pixels, a tile at a time: row by row, or column by column. */
+/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for q->line. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     const ampi_pool_plan* p = q->p;
     const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
@@ -5690,7 +5690,8 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     }
 }
 
-/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. */
+/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is `most`
+   windows of a row, counted from `base`, or several whole rows. */
 AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
     const int most = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
@@ -5708,8 +5709,8 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
                 ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
         }
 }
-/* A tile of the gradient moves down over columns [d.c0, d.c1). Rows that further windows see stay in it; windows taller
-   than a tile give to each tile anew. */
+/* A tile of the gradient moves down over columns [d.c0, d.c1). `done` rows are stored, rows that further windows see
+   `stay`; windows taller than a tile give to each tile anew. */
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
@@ -5733,6 +5734,7 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
         memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
     }
 }
+/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as q.line. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], sums[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
     AMPI_ALIGNED uint32_t best[AMPI_POOL_ROOM / 2], at[AMPI_POOL_ROOM / 2];
@@ -5747,7 +5749,7 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     }
 }
 
-/* Works on all planes, 16 at a time. */
+/* Works on all planes, 16 at a time, from `plane` on. */
 AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, void (*work)(const ampi_pool_plan* p,
         const ampi_argument* list, size_t plane)) {
     int64_t i;
@@ -5780,11 +5782,11 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 
 /* --- activations --- */
 
-/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 = sigmoid(2u). */
+/* GELU_TANH is x * sigmoid(x * (C0 + C1 x^2)), as (1 + tanh(u)) / 2 = sigmoid(2u). */
 #define AMPI_GELU_C0 1.59576912f  /* 2 * sqrt(2/pi) */
 #define AMPI_GELU_C1 0.0713548163f  /* C0 * 0.044715 */
 
-/* dy where ReLU lets it through. */
+/* dy where s, ReLU's x or y, is above 0 or a NaN; else 0. */
 AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
     const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
     return ampi_float(ampi_bits(dy) & pass);
@@ -5811,17 +5813,17 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
-/* max(x,0) - x*t + log(1 + exp(-|x|)). */
+/* x: a logit. */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
-/* Losses that are a mean over elements: their terms and slopes. */
+/* Terms and slopes of losses that are means over elements. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
 /* Operations on elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b is the
    target; and others. p: a factor. */
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT };
 
-/* Each operator has its own loop: compilers inline all of a switch wherever it lies in a loop. */
+/* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a loop. */
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
@@ -5863,7 +5865,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
-/* f of each value of 16 bits, as a table in the workspace, or NULL. For many elements a table is faster than f. */
+/* f of each 16-bit value as a table in the workspace, or NULL if n is small or memory lacks. */
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, const ampi_argument* list, size_t n,
         const amp_exec* exec) {
     enum { values = 65536 };
@@ -5899,7 +5901,6 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     return AMP_OK;
 }
 
-/* `saved`: forward's output y (RELU, TANH, SIGMOID) or input x (GELUs). AMPI_SAME: dx and dy may be one array. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
         amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -5922,7 +5923,6 @@ typedef struct ampi_reader {
     size_t all, at, n;
     const float* floats;  /* elements [at, at + n) */
 } ampi_reader;
-/* Of a list's operand at `arg`. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
     r->v = &list[arg];
     r->missing = arg == AMPI_ARG_GAMMA ? 1.0f : 0.0f;
@@ -5947,7 +5947,7 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
      DIVIDE       y = (x * scale - base) * factor
      SOFTMAX_DX   y = x * (dy - mean) */
 typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE, AMPI_SOFTMAX_DX } ampi_row_op;
-/* Its numbers: arrays for rows, or of norms for columns; base and factor hold for all rows. */
+/* Its numbers: arrays for rows, or if `by_column` for columns; base and factor hold for all rows. */
 typedef struct ampi_row_args {
     const float *mean, *scale, *a, *b, *gamma, *beta;
     int statistics_by_column, params_by_column;
@@ -5964,6 +5964,7 @@ AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_col
 }
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
+/* NORM_DX if dy, else NORM. A missing beta is -0, as adding +0 would change -0. */
 AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const float* dy, const float* x, size_t row,
         size_t n) {
     const int by_column = q->statistics_by_column;
@@ -5991,7 +5992,6 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
         else AMPI_LOOP(y, n, x[i] * (g[i] - mean));
     }
 }
-/* Each operator has its own loop. */
 AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
         size_t rows, size_t n), op, q, y, dy, x, rows, n) {
     if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
@@ -6010,7 +6010,7 @@ typedef enum ampi_terms {
     AMPI_SQUARES,      /* sum: x; dot: (x - mean)^2 */
     AMPI_SQUARES_LESS  /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
-/* Sums of rows; by lanes those of the last row, from which a kernel can go on. */
+/* Sums of rows; by lanes those of a single row, from which a kernel can go on. */
 typedef struct ampi_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_sums;
@@ -6039,7 +6039,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
 }
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
         const ampi_row_args* q, size_t rows, size_t n, int more) {
-    static const double none[AMPI_LANES] = { 0.0 };  /* a sum, as gcc would copy or clear an array in slow pieces */
+    static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays slowly */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes gamma;
@@ -6066,7 +6066,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
         if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
     }
 }
-/* Sums of rows of n elements; `more`: one row goes on. y may be x. With hw each kind of terms has its own loop. */
+/* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its own loop. */
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
         size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
     switch (hw ? (int)terms : -1) {
@@ -6109,7 +6109,7 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 
-/* An operator over rows of d elements: its operands, and what some take besides. */
+/* An operator over rows of d elements. */
 typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
@@ -6143,7 +6143,7 @@ AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t
     if (add) ampi_each(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
     ampi_store(y, i, v, n);
 }
-/* A result, if there is one, from n <= AMPI_TILE sums. */
+/* A result, if any, from n <= AMPI_TILE sums. */
 AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
     float v[AMPI_TILE];
     size_t l;
@@ -6208,7 +6208,6 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     return AMP_OK;
 }
 
-/* The arguments of both passes. */
 typedef struct ampi_bn {
     ampi_bn_plan p;
     const ampi_argument* list;
@@ -6222,7 +6221,7 @@ typedef struct ampi_bn_group {
     float a[AMPI_BN_WIDE], b[AMPI_BN_WIDE];
     double sum[AMPI_BN_WIDE], dot[AMPI_BN_WIDE];
 } ampi_bn_group;
-/* The group's part of the operand at `arg`, which has one element a channel, or `missing`. */
+/* The group's elements of the operand at `arg`, one a channel; `missing` of a NULL one. */
 AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing, float* lanes) {
     const ampi_argument* v = &f->list[arg];
     size_t l;
@@ -6515,7 +6514,6 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
 /* Rows of a run. A column's sum adds its runs' sums in order, so threads can share runs. Runs are few, as adding their
    sums is not shared. */
 AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
-/* Runs that are summed at a time. */
 AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
     return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
 }
@@ -6530,8 +6528,7 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
     for (i = 0; i < n; i++) sums[i] += run[i];
 }
 /* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. Sums lie in `room`, or
-   here for a tile at most. Each run has its own place: runs are added in turn, and no more are under way than
-   places. */
+   here for a tile at most. Runs are added in turn, so no more are under way than places. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
@@ -6615,7 +6612,7 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
 }
-/* Softmax, or with labels the gradient of its cross-entropy. */
+/* Softmax, or with labels the gradient of its cross-entropy: a class's target is `base`, a label's `target`. */
 AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
@@ -6650,6 +6647,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
     return AMP_OK;
 }
 
+/* dx = y * (dy - sum(dy * y)). */
 AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float dot[AMPI_ROWS];
@@ -6683,7 +6681,6 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
 
 /* --- dropout, sum, concat --- */
 
-/* A number in [0,1) of 24 random bits. */
 AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
@@ -6771,7 +6768,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
 
 /* --- losses --- */
 
-/* (*loss_scale) * weight / n, the factor of every loss gradient. */
+/* The factor of every loss gradient. */
 AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
     double scale = loss_scale ? (double)*loss_scale : 1.0;
     return (float)(scale * (double)weight / (double)n);
@@ -6800,7 +6797,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; rows <= AMPI_ROWS. */
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; then max[] is mean(z).
+   rows <= AMPI_ROWS. Of rows over AMPI_PART x holds only the last part. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
@@ -6824,7 +6822,7 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     ampi_each(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
     ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
 }
-/* parts[first .. last-1]: the sum of the losses of each part's rows. */
+/* Parts [first, last): the sums of their rows' losses. */
 AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first, int64_t last) {
     const size_t end = ampi_part_start(f->rows, last), step = ampi_rows_of_tile(f->d);
     size_t row, count, r;
