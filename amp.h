@@ -6342,7 +6342,7 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
         ampi_bn_run(f->running_mean, f->running_var, g->first + c, f->p.momentum, g->mean[c],
             (float)(g->dot[c] / (values - 1.0)));
 }
-/* y of a group from x, or with q->a dx from dy and x, which stands at `arg`. */
+/* y of a group from x, or with q->a dx from dy and x. arg: where x stands, or dy if frozen. */
 AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
     const ampi_bn_plan* p = &f->p;
     const int columns = p->spatial == 1;
@@ -6527,8 +6527,8 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) sums[i] += run[i];
 }
-/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. Sums lie in `room`, or
-   here for a tile at most. Runs are added in turn, so no more are under way than places. */
+/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. The sums, and places
+   of runs, lie in `room`, or here for a tile at most. Runs are added in turn, so no more are under way than places. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
@@ -6578,6 +6578,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
 
 /* --- softmax --- */
 
+/* b if a is a NaN. */
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of max[r] and the elements of row r. NaNs are passed over, and come back through exp. */
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
@@ -6768,7 +6769,6 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
 
 /* --- losses --- */
 
-/* The factor of every loss gradient. */
 AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
     double scale = loss_scale ? (double)*loss_scale : 1.0;
     return (float)(scale * (double)weight / (double)n);
