@@ -6578,7 +6578,6 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
 
 /* --- softmax --- */
 
-/* b if a is a NaN. */
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
 /* The largest of max[r] and the elements of row r. NaNs are passed over, and come back through exp. */
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
