@@ -3737,7 +3737,6 @@ static const ampi_kernels AMPI_K(kernels) = {
 #undef AMPI_PASS_BASE
 /* >>impl-convert  Conversions of arrays. */
 
-/* The kernels for the instruction set in use. */
 AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #if AMPI_AVX512
     if (AMPI_IN_AVX512) return &ampi_kernels_avx512;
@@ -3747,12 +3746,10 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #endif
     return &ampi_kernels_base;
 }
-/* Behind kernels of the table: see ampi_clear_upper, which needs AVX. */
+/* Called behind a table's kernels: see ampi_clear_upper, which needs AVX. */
 AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_clear_upper(); }
 
-/* --- double, and rounding at random --- */
-
-/* The processor widens normal floats exactly in every mode. */
+/* Normal floats are widened exactly in every processor mode; others go by bits. */
 AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t u = ampi_bits(src[i]);
@@ -3774,8 +3771,6 @@ AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n
         else ((uint16_t*)dst)[i] = (uint16_t)bits;
     }
 }
-
-/* --- to and from FP32 --- */
 
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
@@ -3801,20 +3796,18 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
     }
 }
 
-/* --- amp_convert --- */
-
-#define AMPI_F64_BLOCK 256  /* elements in a block of doubles */
-#define AMPI_CONVERT_TILE 1024  /* elements in a block that goes through the stack */
-#define AMPI_CONVERT_BLOCK 16384  /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_MIN 32768  /* elements worth more than one thread */
+#define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
+#define AMPI_CONVERT_TILE 1024 /* elements in a block that goes through the stack */
+#define AMPI_CONVERT_BLOCK 16384 /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_MIN 32768 /* elements worth more than one thread */
 
 /* One row of a conversion. */
 typedef struct ampi_convert_job {
     char* dst;
     const char* src;
     amp_dtype dst_dtype, src_dtype;
-    size_t to, from;  /* bytes of an element */
-    size_t n, block;  /* elements in all, and in one block */
+    size_t to, from; /* bytes of an element */
+    size_t n, block; /* elements in all, and in one block */
     amp_convert_desc desc;
 } ampi_convert_job;
 AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -3827,7 +3820,7 @@ AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, con
     return job;
 }
 
-/* n elements, one step through FP32: exact if both types have 16 bits. */
+/* n elements, through FP32 if neither type is. Doubles never become 16 bits here: that rounds twice. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     float tile[AMPI_CONVERT_TILE];
     if (to == from) memcpy(dst, src, n * ampi_type_size(to));
@@ -3840,7 +3833,7 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_
     }
 }
 
-/* n elements from element `first` on, rounded once from double. */
+/* n elements from element `first` of the row on, rounded once from double. */
 AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
     const int random = job->desc.rounding == AMP_ROUND_STOCHASTIC;
     uint32_t bits[AMPI_F64_BLOCK + 4];
@@ -3871,7 +3864,7 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
     return count;
 }
 
-/* One block; returns how many elements were clamped. In place, the source goes to the stack first. */
+/* One block; returns how many elements were clamped. In place a block fits `copy`, where its source goes first. */
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
@@ -3886,8 +3879,8 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks. In place, from the end if elements grow, they go in turn: none overwrites what another still reads. With
-   saturate too: only this thread's exceptions are masked. */
+/* All blocks; in place one by one, from the end if elements grow: none overwrites what another still reads. Blocks
+   that saturate go one by one too: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && job->to > job->from;
@@ -3901,6 +3894,7 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     return 0;
 }
 
+/* Where n wraps, nothing uses it. */
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
         size_t cols) {
     const amp_logger* logger = job->desc.logger;
@@ -3968,18 +3962,15 @@ AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     info->first_tensor = info->last_tensor = -1;
 }
 
-/* --- lists of tensors, cut into chunks --- */
-
 /* Tensors in an array of any struct: `at` gives the i-th. */
 typedef struct ampi_tensors {
     const void* list;
     int count;
     amp_tensor (*at)(const void* list, int i);
-    int apart;          /* 1 = no two are known to share memory */
-    const char* place;  /* what sentences begin with */
+    int apart; /* 1 = no two are known to share memory */
+    const char* place; /* what sentences begin with */
 } ampi_tensors;
 
-/* A tensor's or a parameter's name, for messages. */
 AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
 
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
@@ -3988,7 +3979,7 @@ AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count, const ch
     return t;
 }
 
-/* Any change of z flips about half of the bits; factors are bits of the golden ratio and sqrt(2). */
+/* Any change of z flips about half of the bits. Factors: golden ratio, sqrt(2). */
 AMPI_FN uint64_t ampi_mix(uint64_t z) {
     z = (z ^ z >> 32) * 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 29) * 0xb504f333f9de6485u;
@@ -4013,17 +4004,17 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work goes by chunks of a tensor, in waves that fit the stack. A wave's chunks may run in parallel; results are
-   combined in order. */
+/* Work goes by chunks of AMPI_CHUNK elements of a tensor, in waves of AMPI_WAVE chunks on the stack. A wave's may run
+   in parallel. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
-#define AMPI_BLOCK 1024  /* elements converted at a time, on the stack */
+#define AMPI_BLOCK 1024 /* elements converted at a time, on the stack */
 
 typedef struct ampi_chunk {
     int      tensor;
     size_t   offset, n;
-    double   sum, sum2;        /* results: sums of squares */
-    uint64_t inf, nan, first;  /* results of a check; first is valid if inf + nan > 0 */
+    double   sum, sum2; /* results: sums of squares */
+    uint64_t inf, nan, first; /* results of a check; first is valid if inf + nan > 0 */
 } ampi_chunk;
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
@@ -4048,8 +4039,6 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     }
 }
 
-/* --- check --- */
-
 /* Magnitude bits of infinity; above them is NaN. */
 AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
     return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
@@ -4059,7 +4048,7 @@ AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
 }
 
-/* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
+/* Would x * inverse, both >= 0, rounded to float and then to `to`, be infinite? x is finite. */
 AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     const double product = (double)x * inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
@@ -4067,7 +4056,7 @@ AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`, by bisection. */
+/* The largest magnitude, as bits of type `from`, whose product with inverse is finite as `to`. */
 AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
@@ -4079,7 +4068,7 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
     return good;
 }
 
-/* Counts what is above `last` among elements [i, end) of data; `base`: the index of element 0. */
+/* Counts magnitudes above `last`, as inf up to infinity's bits, in elements [i, end); base: the index of data[0]. */
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
         ampi_chunk* c) {
     for (; i < end; i++) {
@@ -4092,8 +4081,9 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
     }
 }
 
-/* Checks n elements against the largest allowed magnitude, and adds their squares to c->sum. No square exceeds the sum,
-   which is finite if all elements are: its bits clear a block, or elements are looked at singly. */
+/* Checks n elements, data[0] being number `base`, against `last`, bits of the largest allowed magnitude, and adds their
+   squares to c->sum. No square exceeds a block's sum, which is finite if all elements are: a sum up to `clear` clears
+   the block, or elements are looked at singly. */
 AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
     const double most = (double)ampi_widen_bits(last, t);
@@ -4109,16 +4099,14 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     }
 }
 
-/* --- unscale --- */
-
 /* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and checks what dst would hold; without
    `info` it stores that unchecked. */
 typedef struct ampi_list_pass {
-    const ampi_tensors *src, *dst;  /* dst NULL: the results would be FP32 */
+    const ampi_tensors *src, *dst; /* dst NULL: the results would be FP32 */
     float inverse;
     int accumulate;
     amp_overflow_info* info;
-    double sum;  /* of squares */
+    double sum; /* of squares of src, or of results if accumulate */
 } ampi_list_pass;
 
 AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a), y, x, n, a) {
@@ -4159,7 +4147,6 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     ampi_kernels_end();
 }
 
-/* Chunks arrive in order: the first bad one is the list's first, the last one its last. */
 AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     ampi_list_pass* pass = (ampi_list_pass*)context;
     amp_overflow_info* info = pass->info;
@@ -4180,7 +4167,7 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     pass->sum += c->sum;
 }
 
-/* Fills info, if given, with what is inf or NaN, or would be in dst, and with the results' norm. */
+/* One pass. With info nothing is stored: info tells what is inf or NaN, or would be in dst, and the results' norm. */
 AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
         amp_overflow_info* info) {
     ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
@@ -4211,23 +4198,22 @@ AMPI_FN size_t ampi_threads(void) {
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
-/* The first of n tasks that a share takes, as a static schedule deals them. */
+/* The first of n tasks that share number `share` of them takes; n for number `shares`. */
 AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
     return n / shares * share + (share < n % shares ? share : n % shares);
 }
 
-/* --- blocking --- */
-
 enum { AMPI_MC = 96, AMPI_TALL = 768,
-       AMPI_STACK_FLOATS = 14 * 1024 };  /* scratch memory of a product without a workspace */
+       AMPI_STACK_FLOATS = 14 * 1024 }; /* scratch memory of a product without a workspace */
 
-/* Threads that a product is worth: an element from memory counts as 4 multiplications. */
+/* Threads that a product is worth, one below a million multiplications: an element from memory counts as 4. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally deep.
-   Scratch memory: a panel of A, a block of B, a line, a padded copy, the sums. */
+/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally deep,
+   in whole vectors of pairs. Scratch memory: a panel of A; a block of B, unless planes are read in place; 16 lines; a
+   padded copy, if at most twice that block; the sums, with 16 rows behind for the matrix unit. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
@@ -4280,7 +4266,7 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     }
     return least;
 }
-/* How a product is packed. */
+/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B packed along n. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const int matrices = !s->a.is_image && !s->b.is_image && !s->a.taps;
     if (!matrices
@@ -4294,6 +4280,7 @@ AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const a
             ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n))) return AMPI_FP32;
     return AMPI_PAIRS_OF_BF16;
 }
+/* One share, in p->floats of scratch memory; 16 more align them on the stack. */
 AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share,
         float* scratch) {
     const size_t from = ampi_share(p->units, p->shares, share) * p->unit;
@@ -4329,9 +4316,6 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     });
 }
 
-/* --- amp_gemm --- */
-
-/* Checks a matrix: its type, leading dimension and pointer, and that its bytes can be counted. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
     const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
@@ -4350,7 +4334,6 @@ AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
             p->name, rows, cols);
     return AMP_OK;
 }
-/* Checks operands, each by itself, then against each other. */
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
     amp_result r = AMP_OK;
@@ -4392,10 +4375,10 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     ampi_product_init(&s, m, n, k, NULL, AMP_F32, n);
-    return ampi_gemm_floats(&s) * sizeof(float) + 128;
+    return ampi_gemm_floats(&s) * sizeof(float) + 128; /* for alignment */
 }
 
-/* Matrix i of a batch. A stride is the elements from one matrix to the next. */
+/* Matrix i of a series, an operand's in a batch. A stride is the elements from one to the next; 0: all are one. */
 AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
     ampi_argument x = *first;
     if (x.data) x.data = (const char*)x.data + i * stride * ampi_type_size(x.dtype);
@@ -4484,14 +4467,15 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
     if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
-    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;  /* -0 added to beta * C changes nothing */
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f; /* -1 * +0, added to beta * C, changes nothing */
     p->c.beta = beta;
     p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
     p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
     return AMP_OK;
 }
 
-/* Threads take whole products if these suffice for equal shares, or if one is too short to be shared. */
+/* Threads take whole products if these suffice for equal shares, or if one (`work` multiplications) is too
+   short to be shared. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s, const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
@@ -4508,7 +4492,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
         own.workspace_size = step;
         for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
             ampi_product one = *first;
-            if (one.k > 0) {  /* else a and b may be NULL */
+            if (one.k > 0) { /* else a and b may be NULL */
                 one.a.data = (const char*)first->a.data + k * s->a_stride * ampi_type_size(one.a.dtype);
                 one.b.data = (const char*)first->b.data + k * s->b_stride * ampi_type_size(one.b.dtype);
             }
@@ -4530,7 +4514,7 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
     return AMP_OK;
 }
 
-/* Does a call add to dx, and to the parameters' gradients? */
+/* Does a call add to dx, and to the parameters' gradients? Below 0: to the latter only. */
 AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
 AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
 
@@ -4542,8 +4526,6 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     for (i = 0; i < n; i++) sum[i] = ampi_clean_nan(accumulate ? old[i] + sum[i] : sum[i]);
     ampi_store_f32(dst, t, offset, sum, n);
 }
-
-/* --- calls of dense layers and convolutions --- */
 
 typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
 #define AMPI_NO_REF { NULL, AMP_F32 }
@@ -4559,6 +4541,7 @@ AMPI_FN ampi_argument ampi_layer_argument(const char* name, const ampi_ref* t, i
     p.rows = size[0]; p.cols = p.ld = size[1];
     return p;
 }
+/* Backward, dw alone needs x, and dx w. */
 AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer* t,
         const ampi_layer_sizes* z, int backward) {
     const int b = t->b.data ? 0 : AMPI_UNUSED, dx = t->dx.data ? 0 : AMPI_UNUSED;
@@ -4576,8 +4559,6 @@ AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, 
     return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger, call, forward);
 }
 
-/* --- dense layer --- */
-
 /* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a first-level cache holds. */
 AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, size_t o) {
     const amp_dtype type = ampi_dtype(t->y.dtype);
@@ -4593,7 +4574,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
 }
 AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
     int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072,  /* else threads are not worth their start */
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072, /* else threads are not worth their start */
                       for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
 }
 
@@ -4602,7 +4583,7 @@ AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer*
     const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
     return ampi_check_layer(logger, backward ? "linear backward" : "linear", t, &z, backward);
 }
-/* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
+/* y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
 AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
     ampi_product_init(s, n, out, in, (void*)t->y.data, t->y.dtype, out);
     s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype(t->b.dtype);
@@ -4656,13 +4637,12 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
-    size_t cg, og, taps;           /* channels and outputs of one group, kernel_h * kernel_w */
-    size_t in_pixels, out_pixels;  /* of one plane */
+    size_t cg, og, taps; /* channels and outputs of one group, kernel_h * kernel_w */
+    size_t in_pixels, out_pixels; /* of one plane */
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
 
-/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1 if the
-   padded side is no int. */
+/* The output's side; 0 if the kernel is too large, -1 if the padded side is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
     const int64_t padded = (int64_t)size + 2 * (int64_t)pad, room = padded - (int64_t)dilation * (kernel - 1) - 1;
     return padded > 0x7fffffff ? -1 : room < 0 ? 0 : (int)(room / stride) + 1;
@@ -4676,6 +4656,7 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     return n > SIZE_MAX / 8 ? 0 : n;
 }
 
+/* A shape is 14 ints as in `names`; the first 7 have no default. */
 AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
     static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
                                          "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
@@ -4728,8 +4709,6 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
-/* --- a convolution as products --- */
-
 /* The first group's product, and elements from one group's operands to the next one's. */
 typedef struct ampi_convolution {
     ampi_product s;
@@ -4767,7 +4746,6 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
     g->h = h; g->w = w;
     return v;
 }
-/* x as the forward pass reads it. */
 AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
     const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
@@ -4792,7 +4770,7 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
     v->s.b = ampi_image_x(c, &t->x, 0);
     y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
-    y->next_row = (size_t)c->out_w;
+    y->next_row = (size_t)c->out_w; /* for ampi_read_in_place */
     y->image = (size_t)c->s.out_channels * c->out_pixels;
     y->bias = t->b.data; y->bias_dtype = ampi_dtype(t->b.dtype);
     y->bias_per_row = 1;
@@ -4816,6 +4794,7 @@ AMPI_FN int64_t ampi_solve_modulo(int64_t step, int64_t target, int64_t n, int64
     if (target % b != 0) return -1;
     return (back % *period + *period) % *period * (target / b % *period) % *period;
 }
+/* Output o and kernel position j meet at padded pixel o * stride + j * dilation. */
 AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int dilation, int stride) {
     const int64_t pixel = (int64_t)phase + pad;
     int64_t period, first = ampi_solve_modulo(dilation, pixel, stride, &period);
@@ -4832,7 +4811,7 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
     p.step = -(int)((int64_t)p.next * dilation / stride);
     return p;
 }
-/* dx of one phase of the pixels: dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
+/* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
 AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int h, int w) {
     const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
     const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
@@ -4875,14 +4854,13 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->c_group = c->og * weights;
 }
 
-/* --- computing it --- */
-
-/* Floats of all groups' weights as FP32 rows; 0 if they are such rows. */
+/* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such rows already. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->is_image || (a->dtype == AMP_F32 && a->taps == 0)) return 0;
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
+/* Makes these rows the new A. */
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
@@ -4915,9 +4893,9 @@ AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
     g->pixels = c->part = (size_t)part;
     v->s.n = v->images * c->part;
 }
-/* Depthwise convolution: each channel is a group with one output. A task is 16 channels of one image, or of all images
-   if A is an image (weight gradient). Threads take `shares` of the tasks, 0 for other convolutions, each with `floats`
-   of scratch memory. */
+/* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks` in all) of one
+   image, or of all images if A is an image (weight gradient). Threads take `shares` of the tasks, 0 for other
+   convolutions, each with `floats` of scratch memory. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     ampi_depthwise d = { 0, 0, 0, 0 };
@@ -4962,7 +4940,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     if (v->s.a.taps > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         ampi_widen_weights(&wide, ampi_align64(exec->workspace));
         rest.workspace = ampi_align64(exec->workspace) + weights;
-        rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64;
+        rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
     if (ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_in_place(&wide);
     for (group = 0; group < v->groups; group++) {
@@ -4971,7 +4949,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     }
 }
 
-/* dx, phase by phase. A phase that meets no kernel position adds nothing. */
+/* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx begins as zeros. */
 AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const amp_exec* exec) {
     int h, w, zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
@@ -4987,7 +4965,7 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
     }
 }
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
-   adds the 16 sums (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
+   adds the 16 sums, first 0+8, 1+9, ... */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
     const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[16];
@@ -5006,9 +4984,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o)
     ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, 1, ampi_adds_params(t->accumulate));
 }
 
-/* --- amp_conv2d --- */
-
-/* Floats of workspace for one product: FP32 weights, and the most that a form takes; ampi_gemm_floats counts shares. */
+/* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place takes, by all shares. */
 AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
@@ -5035,7 +5011,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
     ampi_conv2d_dw(&v, &c, &none);
-    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256;
+    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256; /* for alignment */
 }
 
 AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
