@@ -2096,7 +2096,7 @@ AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* >>impl-half */
 
-/* --- one value: formulas on bits --- */
+/* --- one value: formulas on bits, to nearest even (half - 1 + the last kept bit is added) --- */
 
 /* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. Its k lowest bits are cut (13, and one for each
    step below the smallest normal exponent, 113). The exponent goes above the rest; the leading 1 of sig adds one to it,
@@ -2111,13 +2111,13 @@ AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     return (uint16_t)((u >> 16 & 0x8000u) | h);
 }
 
-/* float -> bfloat16: the upper half, rounded; a carry out of the fraction may reach infinity, rightly. */
+/* float -> bfloat16: the upper half, rounded; a carry out of the fraction may reach infinity. */
 AMPI_HD AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
     uint32_t rounded = u + 0x7fffu + (u >> 16 & 1u), quiet = u | 0x400000u;
     return (uint16_t)(((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
-/* half -> float. A subnormal is an integer times 2^-24, and an integer below 2^24 becomes a float exactly. */
+/* half -> float: 112 = 127 - 15, of the biases, twice for inf and NaN. A subnormal is an integer times 2^-24. */
 AMPI_HD AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
     uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), tiny = ampi_bits((float)(int32_t)mag);
     u = mag < 0x400u ? tiny - (24u << 23) : u;
@@ -2132,7 +2132,7 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
     return (uint32_t)h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
 }
 
-/* float -> double, by integers: a processor that treats subnormals as zero would lose them. */
+/* float -> double, likewise (896, 2^-149): a processor that treats subnormals as zero would lose them. */
 AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     uint32_t mag = f & 0x7fffffffu;
     uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), tiny = ampi_bits64((double)(int32_t)mag);
@@ -2143,9 +2143,9 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* Bits of a double -> a format of these fraction bits and exponent bias: nearest even or, with *random, up if *random
-   is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal number v is
-   shifted first; lost bits set its last. */
+/* Bits of a double -> a format of these fraction bits and exponent bias: nearest even or, in 16 bits with *random, up
+   if *random is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal
+   number (exponent field `lowest`) v is shifted first; lost bits set its last. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
@@ -2178,7 +2178,7 @@ AMP_DEF double amp_half_to_double(amp_half h) { return ampi_double(ampi_f32_wide
 AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) { return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits))); }
 
-/* The bits of an element; 0 of another type. As an integer: a compiler may change a float or assume it finite. */
+/* An element's bits as an integer: a compiler may change a float or assume it finite. 0 for types of other sizes. */
 AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     uint64_t wide = 0;
     uint32_t single;
@@ -2204,16 +2204,16 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise these loops; no processor mode changes integers. Sixteen values that are zero or normal in
-   both formats take the easy way: rounding is a shift. The top bit of `hard` is set for a magnitude above `high`, or
-   below `low` but not 0: not every instruction set compares unsigned vectors. */
+/* Compilers vectorise these loops; no processor mode changes integers. Sixteen easy values (zero or normal in both
+   formats) are rounded by a shift, others one by one. The top bit of ampi_hard32 is set for a magnitude above `high`,
+   or below `low` but not 0: not every instruction set compares unsigned vectors. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
     return ((mag - low) & (0u - mag)) | (high - mag);
 }
 /* All ones if mag is not 0, else 0. */
 AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31); }
 
-/* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity, as rounding demands. */
+/* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity. */
 AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
     uint32_t hard = 0;
     for (int l = 0; l < 16; l++)
@@ -2236,7 +2236,7 @@ AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t
     for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
 }
 
-/* Makes NaNs of sixteen lanes quiet, keeping the bits of `kept`. */
+/* Makes NaNs of sixteen lanes quiet, with their bits in `kept`. */
 AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     for (int l = 0; l < 16; l++) {
         const uint32_t u = ampi_bits(x[l]);
@@ -2246,9 +2246,9 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
 
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
 
-/* Each kernel is a C function over v16, sixteen lanes of FP32, and operations below. Its text, in impl-kernels, is
-   compiled for each instruction set: this file includes itself with AMPI_PASS set to avx2, then avx512; the baseline
-   (NEON or plain C) follows in ordinary flow. AMPI_K(name) is this pass's copy. All copies give the same bits. */
+/* Each kernel is a C function over v16 (sixteen lanes) and operations below. Its text, in impl-kernels, is compiled for
+   each instruction set: this file includes itself with AMPI_PASS set to avx2, then avx512; the baseline (NEON or plain
+   C) follows in ordinary flow. AMPI_K(name) is this pass's copy. */
 #ifndef AMP_SELF
   #define AMP_SELF "amp.h"
 #endif
@@ -2257,7 +2257,7 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     #error "define AMP_SELF to the name of this file: its implementation includes itself"
   #endif
 #endif
-/* `how` of fma: of exact products, see the one in plain C; or of words of two bfloat16. */
+/* `how` of fma: products are exact, see the one in plain C; words of two bfloat16; 0: neither. */
 enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN_(a, b) ampi_##a##_##b
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
@@ -2272,7 +2272,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
   #define AMPI_UNROLL _Pragma("GCC unroll 16")
   #if defined(__NVCC_DIAG_PRAGMA_SUPPORT__)
     #pragma nv_diagnostic push
-    #pragma nv_diag_suppress 1675  /* nvcc hands it on to the host's compiler, but warns */
+    #pragma nv_diag_suppress 1675  /* nvcc warns, but hands it on */
   #endif
 #else
   #define AMPI_UNROLL
@@ -2339,9 +2339,9 @@ typedef struct ampi_result {
     void*       data;
     amp_dtype   dtype;
     size_t      row, column;  /* elements from one row, one column to the next */
-    /* Of a convolution columns are pixels, `part` to an image; images are `image` elements apart, rows of `cols` pixels
-       `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part on, are no
-       pixels. A matrix is one endless row. */
+    /* Of a convolution columns are pixels, `part` columns an image; images are `image` elements apart, their rows of
+       `cols` pixels `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part
+       on, are no pixels. A matrix is one endless row. */
     size_t      part, image, cols, next_row, pitch, used;
     float       alpha, beta;
     const void* bias;  /* NULL = none; one for each row of C, or for each column */
@@ -2349,9 +2349,9 @@ typedef struct ampi_result {
     int         bias_per_row;
 } ampi_result;
 
-/* A column of C that is a pixel. x: columns from the beginning of its row; row: from that of its image to its row's. */
+/* A column of C that is a pixel. x: columns from its row's beginning; row: columns from its image's to its row's. */
 typedef struct ampi_pixel { size_t column, x, row; } ampi_pixel;
-/* The place `by` columns on, or the next pixel behind. */
+/* Goes `by` columns on, then to the next pixel if none is there. */
 AMPI_INLINE void ampi_pixel_move(ampi_pixel* p, const ampi_result* c, size_t by) {
     p->column += by;
     p->x += by;
@@ -2372,7 +2372,7 @@ AMPI_FN ampi_pixel ampi_pixel_of(const ampi_result* c, size_t column) {
 }
 /* Neighbours in a row of C, from element `at` of row 0 on; from: the first one's column in a macro-tile. */
 typedef struct ampi_piece { size_t at, from, count; } ampi_piece;
-/* The pieces of columns [column, column + n), at most n. */
+/* Cuts columns [column, column + n) into pieces x; returns how many, at most n. */
 AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_result* c, size_t column, size_t n) {
     ampi_pixel p = ampi_pixel_of(c, column);
     size_t count = 0;
@@ -2395,33 +2395,33 @@ typedef struct ampi_product {
    which adds that product first, or the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* How a product is computed. Threads take `shares` of its `units`, micro-tiles of columns, or of rows if these are
-   more. A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums of
-   `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: for packing; padded: of an
-   image's padded copy, 0 if too large; floats: all of a share. */
+/* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
+   (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums
+   of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: of 16 runs, for packing;
+   padded: of an image's padded copy, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
     size_t mc, nc, kc, tall, packed, line, padded, floats;
 } ampi_plan;
-/* Scratch memory for packing: lines, and a padded copy of `floats` floats. */
+/* Scratch memory for packing: 16 runs (line), and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
 
 /* --- updates of weights, for one element --- */
 
-/* Constants of one step for one group; their products and quotients were formed in double. */
+/* One step's constants for a group, formed in double. */
 typedef struct ampi_update {
     float mult;            /* gradient factor: clip coefficient / loss scale; negative to ascend */
     float l2;              /* added to the gradient: l2 * w */
     float b1, c1, b2, c2;  /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
-    float r1, r2, eps;     /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
+    float r1, r2, eps;     /* bias corrections 1/(1-b1^t) (LAMB; Adam's is in step), 1/sqrt(1-b2^t) */
     float buf, raw;        /* SGD: direction buf*m + raw*g */
     float wd;              /* LAMB: direction + wd*w */
     float decay, step;     /* w = decay*w + step*direction; step is negative */
     int   frozen;
 } ampi_update;
 
-/* LAMB_DIRECTION only leaves LAMB's direction in g: 0 for an element that stays as it was. */
+/* From MOMENTUM on m is used, from ADAM on v. LAMB_DIRECTION only leaves LAMB's direction in g: 0 where w stays. */
 typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
@@ -2475,7 +2475,6 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
     else over->saturated++;
     return stays;
 }
-/* The whole update of element i. */
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
         const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
@@ -2487,13 +2486,13 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
     if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
-/* Elements [i, end) one by one: without a vector unit, or with an overflow among them. */
+/* Elements [i, end), without a vector unit or with an overflow among them. */
 AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
         const ampi_update* u, ampi_update_overflow* over) {
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
-/* What a pass offers. mr x nr: the micro-tile. */
+/* What a pass offers. mr x nr: the micro-tile; nc: columns of a macro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
     void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
@@ -2512,13 +2511,13 @@ typedef struct ampi_kernels {
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
-/* How far ahead loops over long arrays fetch: past the end of a page no processor does so by itself. */
+/* How far ahead loops fetch: past the end of a page no processor does so by itself. */
 enum { AMPI_AHEAD_BYTES = 1024 };
 
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
 AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
-enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile of what is not a product, see impl-nn */
+enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile in impl-nn */
        AMPI_KC = 256,          /* k of a packed panel */
        AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed for them */
@@ -2536,7 +2535,8 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
    kernel meets (`phases` of a side), so 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel
    position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
    its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
-   or image are one, as far as both are zeros. */
+   or image are one, as far as both are zeros. before: places of the front margin; end: the first
+   behind the source. */
 AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, int step, int size) {
     ampi_side s;
     size_t before, end;
@@ -2553,14 +2553,13 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
     s.padded = ampi_max_size(count, ampi_min_size(s.padded, end));
     return s;
 }
-/* Is each pixel of a side read once, as they lie? */
+/* Is each source pixel read once, in order? */
 AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
     return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
-/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: as
-   many as rows may meet, each with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between
-   grid rows of w.count pixels and between images), and `reach` behind the last pixel: h.over rows and w.over columns.
-   4 * AMPI_LANES more: a whole last vector, and the rounding up of a plane in pad_rows. */
+/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: the
+   most that rows meet, with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between grid
+   rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
@@ -2570,7 +2569,7 @@ AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, s
                           * ((double)n + gaps + reach + 4 * AMPI_LANES);
     return floats <= (double)most ? (size_t)floats : 0;
 }
-/* The place of a column of the grid. */
+/* A grid column's place in a padded plane. */
 AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
     const size_t image = column / g->pixels, pixel = column % g->pixels;
     return (image * g->h.padded + pixel / g->w.count) * g->w.padded + pixel % g->w.count;
@@ -2593,8 +2592,8 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
 }
 /* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
    row's pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. rows,
-   pitch: rows of the stage, floats from one to the next; weights, pixels, stage: where these begin. Each has room
-   behind it, as lanes_in writes whole vectors. */
+   pitch: rows of the stage, floats from one to the next; weights, pixels, stage: where these begin, in floats. Each has
+   room behind it for whole vectors. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
@@ -2607,6 +2606,7 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     d.floats = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
+/* Kernel positions, then pixels. */
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
     for (h = 0; h < g->h.taps; h++)
@@ -2622,10 +2622,10 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     if (t == AMP_F32) return ((const float*)data)[i];
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
-/* What a pass says: a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg: is a magnitude
-   above `limit`, both as bits? load_reg reads elements of a type; store_low writes sixteen in 16 bits:
-   NaNs are quiet, with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x in doubles, for
-   half as many floats; of bfloat16 for the even or odd ones of as many. */
+/* What a pass says: nr = nv vectors, a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg:
+   is a magnitude above `limit`, both as bits? store_low writes the sixteen of registers q in 16 bits: NaNs are quiet,
+   with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x in doubles, for half as many
+   floats; of bfloat16 for the even or odd ones of as many. */
 #if AMPI_X86
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
@@ -2641,6 +2641,7 @@ AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
 }
+/* Not of half. */
 AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, int odd) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p), upper = _mm_set1_epi32(-0x10000);
     const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, upper) : _mm_slli_epi32(x, 16);
@@ -2652,6 +2653,7 @@ AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
     return t == AMP_F16 ? _mm256_cvtph_ps(low) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16));
 }
+/* The upper halves, rounded. */
 AMPI_LANES_FN __m256i AMPI_K(round_reg)(__m256 x) {
     const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
@@ -2685,7 +2687,7 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
         _mm256_storeu_ps(dst + (size_t)(i + 4) * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
-/* dst[j][i] = src[i][j], 16 x 16, rows of dst in ascending order; rows of src are `step` bytes apart. */
+/* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, `step` bytes. */
 AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
     const char* from = (const char*)src;
     int i;
@@ -2806,7 +2808,9 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #endif /* !AMPI_PASS */
 
 #ifdef AMPI_PASS
-/* >>impl-kernels  Products and convolutions; this part is compiled once for each instruction set. */
+/* >>impl-kernels  Products and convolutions, compiled once for each instruction set. */
+
+/* Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or written later. */
 
 /* --- sixteen lanes --- */
 
@@ -2858,7 +2862,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
-/* AMPI_EXACT: the caller knows products of two elements to be exact in FP32: a multiply and an add round as an fma. */
+/* AMPI_EXACT: products are exact in FP32, so a multiply and an add round as an fma. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
@@ -2887,7 +2891,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
 #endif
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
-/* Quiet NaNs for NaNs, with their bits in `kept`; 0: 0x7fc00000. They are rare, and blending is slow. */
+/* Quiet NaNs for NaNs, with their bits in `kept`; 0: 0x7fc00000. NaNs are rare, and blending is slow. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
@@ -3080,12 +3084,12 @@ AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(m
 
 /* --- runs of operands --- */
 
-/* Zeros, most often a few: gcc calls memset for a loop. */
+/* Zeros, most often one vector: gcc calls memset for a loop. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
     else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
 }
-/* Pixels of row y of the source plane from element `plane` on; zeros outside. Up to 15 floats behind are written. */
+/* Pixels of row y of the source plane from element `plane` on; zeros outside. */
 AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_unfold* g = &v->image;
@@ -3110,7 +3114,7 @@ AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t
     }
     AMPI_K(margin)(dst + behind, row->count - behind);
 }
-/* Places [from, from + count) of a padded plane, phase (h, w) of a channel. Up to 15 floats behind are written. */
+/* Places [from, from + count) of a padded plane, phase (h, w) of a channel; zeros behind the last image. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
         size_t count) {
     const ampi_unfold* g = &v->image;
@@ -3138,7 +3142,7 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     const ampi_unfold* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
-    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;  /* from plane to plane */
+    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;  /* odd: planes share no cache sets */
     size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
     for (channel = first / g->taps; channel <= (first + rows - 1) / g->taps; channel++)
@@ -3155,7 +3159,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t
     AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
 }
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
-   apart: from a padded copy, if room->padded holds it. Up to 15 floats behind each row are written. */
+   apart: from a padded copy, if room->padded holds it. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
@@ -3178,7 +3182,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
 }
-/* Weights of channel `channel`, (output, kernel position) = at .. at + count. */
+/* Weights of channel `channel` from output * taps + kernel position = at on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
     size_t from = at / v->taps * v->output + channel * v->ld;
@@ -3195,7 +3199,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
                 dst[i++] = ampi_element_f32(kernel, v->dtype, h * v->next_h + w * v->next_w);
     }
 }
-/* In FP32: elements [at, at + count) of runs [first, first + runs), `ld` floats apart, and up to 15 floats more. */
+/* In FP32: elements [at, at + count) of runs [first, first + runs), `ld` floats apart. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
         size_t count, const ampi_pack_room* room) {
     size_t r;
@@ -3225,7 +3229,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
         AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
-/* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind them is fetched. */
+/* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind is fetched. */
 AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
         size_t ahead) {
     const size_t size = ampi_type_size(t);
@@ -3254,7 +3258,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
             AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
             continue;
         }
-        for (p = 0; p < k; p += i) {  /* of planes, image by image */
+        for (p = 0; p < k; p += i) {  /* plain: image by image */
             const size_t at = plain ? (k0 + p) / g->pixels * g->image + (k0 + p) % g->pixels : k0;
             i = plain ? ampi_min_size(g->pixels - (k0 + p) % g->pixels, k - p) : k;
             AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * step + at),
@@ -3263,7 +3267,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
         here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
-        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));  /* whole channels */
+        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));  /* whole small channels */
         AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
         for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
     }
@@ -3352,7 +3356,8 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i, size_t m,
 }
 /* --- the product --- */
 
-/* Few rows of A do not pay for packing a stored op(B): its rows are read once, `deep` together, into sums in L1. */
+/* Few rows of A do not pay for packing a stored op(B): its rows are read once, `deep` together (for missing ones the
+   last), into sums in L1. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
         const AMPI_K(micro_args)* u) {
     enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
@@ -3375,7 +3380,7 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
             }
         }
 }
-/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats. */
+/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats, see ampi_plan_blocks. */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
         float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
@@ -3423,7 +3428,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 #endif
                     u.sums = tile;
                     if (by_rows) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
-                    /* Panels of one or two vectors. */
+                    /* Panels of one or two vectors, in place from pixels on. */
                     for (at = ampi_pixel_of(&panels, j0 + jn); !by_rows && at.column < end;) {
                         j = at.column - j0 - jn;
                         ampi_pixel_move(&at, &panels, AMPI_LANES);
@@ -3441,7 +3446,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* With the matrix unit. Tile configuration of a thread (Intel SDM, LDTILECFG): palette 1, tiles of 16 x 64 bytes. */
+/* Tile configuration of a thread (Intel SDM, LDTILECFG): palette 1, tiles of 16 x 64 bytes. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
         size_t j0, size_t n, float* scratch) {
     static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
@@ -3452,10 +3457,9 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 }
 #endif
 
-/* --- depthwise convolution: sixteen channels side by side --- */
+/* --- depthwise convolution --- */
 
-/* The stage (see ampi_channels): up to 16 planes of an image from element `plane` on. Rows overwrite what
-   lanes_in wrote behind the rows before. */
+/* The stage (see ampi_channels): up to 16 planes of an image from element `plane` on. */
 AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
         size_t channels) {
     const ampi_unfold* g = &v->image;
@@ -3492,7 +3496,8 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     }
     AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
-/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over its pixels. */
+/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over its pixels. Registers
+   hold `most` sums. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
         const uint32_t* step, size_t k, int first, float* sums) {
     enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
@@ -3505,7 +3510,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
     }
 }
 /* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32 rows of weights, b
-   x; or the sum of dw, where a is dy. */
+   x; or dw, stored after the last image, where a is dy. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
         float* scratch) {
     const int dw = s->a.is_image;
@@ -3542,7 +3547,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     }
 }
 
-/* --- sums over a batch (gradients of biases) --- */
+/* --- gradients of biases --- */
 
 /* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width) {
@@ -3559,8 +3564,8 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
 /* --- updates of weights --- */
 
 #if AMPI_PASS_WIDTH > 1
-/* Updates n elements, those behind the last whole register singly. kind is a constant where it is called. Loops over
-   one register's lanes let a compiler keep arrays in registers. */
+/* Updates n elements, singly in registers with a magnitude above `low`, the least limit, and behind the last whole one.
+   kind is a constant where it is called. Loops over a register's lanes keep arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
         const ampi_update* constants, ampi_update_overflow* over) {
     enum { width = AMPI_PASS_WIDTH };
@@ -3634,7 +3639,7 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
     for (; n >= AMPI_LANES; n -= AMPI_LANES) {
-        AMPI_FETCH(clean ? dst : src, ahead);  /* results come from a tile */
+        AMPI_FETCH(clean ? dst : src, ahead);  /* clean ones come from a tile */
         AMPI_K(convert_lanes)(dst, to, src, from, factor, clean, AMPI_LANES);
         src += AMPI_LANES * ampi_type_size(from);
         dst += AMPI_LANES * ampi_type_size(to);
@@ -3666,7 +3671,8 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
         n - whole);
 }
-/* *sum += the sum of n squares, exact in double, in 32 lanes that are added in a fixed tree. */
+/* *sum += the sum of n squares, exact in double, in 32 lanes that are added in a fixed tree; `tree` sorts the even
+   and odd ones of bfloat16. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
     enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / 8 };
     const size_t size = ampi_type_size(t);
@@ -3705,7 +3711,7 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
-/* dst[i][p] = src[p][i] for n elements of up to 16 rows, rounded; every NaN is 0x7fc00000. */
+/* x[i][p] = tile[p][i] for n elements (in tile, whole vectors) of up to 16 rows, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     float block[AMPI_LANES][AMPI_LANES];
