@@ -3804,7 +3804,7 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
 #define AMPI_CONVERT_TILE 1024 /* elements in a block that goes through the stack */
-#define AMPI_CONVERT_BLOCK 16384 /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_BLOCK 16384 /* elements in another block: one thread's unit */
 #define AMPI_CONVERT_MIN 32768 /* elements worth more than one thread */
 
 /* One row of a conversion. */
@@ -4014,7 +4014,7 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
    in parallel. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
-#define AMPI_BLOCK 1024 /* elements converted at a time, on the stack */
+#define AMPI_BLOCK 1024 /* elements on the stack, or in a checked block of 16 bits */
 
 typedef struct ampi_chunk {
     int      tensor;
@@ -4025,7 +4025,7 @@ typedef struct ampi_chunk {
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
-/* work(context, chunk) for each chunk; then combine, if there is one, in order. */
+/* work(context, chunk) for each chunk; then combine, if given, in order. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
     ampi_chunk wave[AMPI_WAVE];
     size_t offset = 0, elements;
@@ -4054,7 +4054,7 @@ AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
 }
 
-/* Would x * inverse, both >= 0, rounded to float and then to `to`, be infinite? x is finite. */
+/* Would x * inverse, both >= 0, rounded to float, then to `to`, be infinite? x is finite. Limits lie half way. */
 AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     const double product = (double)x * inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
@@ -4180,7 +4180,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
     fenv_t floats;
     if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
     ampi_overflow_clear(info);
-    feholdexcept(&floats);  /* squares of inf, NaN and the largest floats are formed too */
+    feholdexcept(&floats); /* squares of inf and NaN are formed too */
     ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
     info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : inverse);
@@ -4204,13 +4204,13 @@ AMPI_FN size_t ampi_threads(void) {
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
-/* The first of n tasks that share number `share` of them takes; n for number `shares`. */
+/* The first of n tasks that share number `share` takes; n for number `shares`. */
 AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
     return n / shares * share + (share < n % shares ? share : n % shares);
 }
 
 enum { AMPI_MC = 96, AMPI_TALL = 768,
-       AMPI_STACK_FLOATS = 14 * 1024 }; /* scratch memory of a product without a workspace */
+       AMPI_STACK_FLOATS = 14 * 1024 }; /* scratch memory without a workspace */
 
 /* Threads that a product is worth, one below a million multiplications: an element from memory counts as 4. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
@@ -4218,8 +4218,9 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 /* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally deep,
-   in whole vectors of pairs. Scratch memory: a panel of A; a block of B, unless planes are read in place; 16 lines; a
-   padded copy, if at most twice that block; the sums, with 16 rows behind for the matrix unit. */
+   in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets), unless
+   planes are read in place; 16 lines; a padded copy, if at most twice that block; the sums, with 16 rows behind for the
+   matrix unit. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
@@ -4260,7 +4261,7 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
 /* vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the factors, all sums of products are
    multiples of 2^(a + b - 268). Is that at least 2^-126, so that no sum is subnormal? */
 AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >= 1 && a + b >= 142; }
-/* The least exponent field in an operand, zeros not counted, which add nothing; 256 if all are zero. */
+/* The least exponent field in an operand but for zeros, which add nothing; 256 if all are zero. */
 AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t runs, size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
@@ -4370,7 +4371,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->c.alpha = 1.0f;
 }
 
-/* Floats with which a product runs at full speed. */
+/* Floats for a product's full speed. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
     const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
     return p.shares * p.floats;
@@ -4399,7 +4400,7 @@ AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_
     const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
 }
-/* Does a matrix of batch p share a byte with one of batch q? */
+/* Do matrices of two batches share a byte? */
 AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q, size_t q_stride,
         size_t count) {
     const ampi_array a = ampi_series_span(p, p_stride, count), b = ampi_series_span(q, q_stride, count);
@@ -4413,7 +4414,7 @@ AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi
         }
     return 0;
 }
-/* Does a matrix of a batch share a byte with a later one? Only distances matter: the first matrix stands for all. */
+/* Do matrices of a batch share a byte? Only distances matter: the first one stands for all. */
 AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
     const size_t reach = ampi_matrix_reach(p);
     size_t i;
@@ -4431,7 +4432,7 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
     return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
         ampi_shown(batch), ampi_shown(stride));
 }
-/* What a batch adds to the checks of its first product; the list has a, b and c. */
+/* A batch's checks beside those of its first product; list: a, b, c. */
 AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
         const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
@@ -4540,6 +4541,7 @@ typedef struct ampi_layer { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } a
 /* Rows and columns of x, w, b and y. */
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
 
+/* size: rows, columns. */
 AMPI_FN ampi_argument ampi_layer_argument(const char* name, const ampi_ref* t, int use, const size_t* size) {
     ampi_argument p;
     p.name = name; p.data = t->data; p.dtype = t->dtype;
@@ -4639,7 +4641,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 
 /* >>impl-conv  Convolution: the same product of other operands; depthwise by channels. */
 
-/* A checked shape with its defaults, and the sizes that follow. */
+/* A checked shape with its defaults, and its sizes. */
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
@@ -4836,7 +4838,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     dx->data = (void*)ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w);
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
     dx->part = dx->used = pixels;
-    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels;
+    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
     dx->next_row = (size_t)c->s.stride_h * width;
     dx->image = (size_t)c->s.channels * c->in_pixels;
     v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
@@ -5003,7 +5005,7 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
 enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     const ampi_layer none = { AMPI_NO_REF, { NULL, AMP_F16 }, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF,
-                              AMPI_NO_REF, 0 };
+                              AMPI_NO_REF, 0 }; /* half w takes most */
     ampi_convolution v;
     ampi_conv2d c;
     size_t floats;
