@@ -2143,8 +2143,8 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* Bits of a double -> a format of these fraction bits and exponent bias: nearest even or, in 16 bits with *random, up
-   if *random is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal
+/* Bits of a double -> a format of these fraction bits and exponent bias, to nearest even. In 16 bits, with *random:
+   up if *random is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal
    number (exponent field `lowest`) v is shifted first; lost bits set its last. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
@@ -2407,7 +2407,7 @@ typedef struct ampi_plan {
 /* Scratch memory for packing: 16 runs (line), and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
 
-/* --- updates of weights, for one element --- */
+/* --- updates of one weight --- */
 
 /* One step's constants for a group, formed in double. */
 typedef struct ampi_update {
@@ -2520,9 +2520,9 @@ AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile in impl-nn */
        AMPI_KC = 256,          /* k of a packed panel */
        AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
-       AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed for them */
+       AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed */
        AMPI_L1_FLOATS = 4096,  /* half a first-level cache */
-       AMPI_ONCE = 96,         /* so few columns of B that A is not packed for them */
+       AMPI_ONCE = 96,         /* so few columns of B that A is not packed */
        AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache sets */
 
 /* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
@@ -2532,11 +2532,10 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
 }
 
 /* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
-   kernel meets (`phases` of a side), so 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel
+   kernel meets (`phases` of a side). So 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel
    position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
    its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
-   or image are one, as far as both are zeros. before: places of the front margin; end: the first
-   behind the source. */
+   or image are one, as far as both are zeros. before: places of the front margin; end: the first behind the pixels. */
 AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, int step, int size) {
     ampi_side s;
     size_t before, end;
@@ -2606,7 +2605,7 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     d.floats = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
-/* Kernel positions, then pixels. */
+/* Offsets in the stage: kernel positions, then a row's pixels. */
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
     for (h = 0; h < g->h.taps; h++)
@@ -2616,7 +2615,7 @@ AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, u
     for (w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
 }
 
-/* An element of data that is FP32 or low, widened. */
+/* An FP32 or low element, widened. */
 AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     const uint16_t* low = (const uint16_t*)data;
     if (t == AMP_F32) return ((const float*)data)[i];
@@ -3159,7 +3158,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t
     AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
 }
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
-   apart: from a padded copy, if room->padded holds it. */
+   apart; from a padded copy, if room->padded holds it. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
@@ -3182,7 +3181,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
 }
-/* Weights of channel `channel` from output * taps + kernel position = at on. */
+/* `count` weights of a channel, by outputs and in these by kernel positions, from number `at` on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
     const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
     size_t from = at / v->taps * v->output + channel * v->ld;
@@ -3258,7 +3257,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
             AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
             continue;
         }
-        for (p = 0; p < k; p += i) {  /* plain: image by image */
+        for (p = 0; p < k; p += i) {  /* image by image */
             const size_t at = plain ? (k0 + p) / g->pixels * g->image + (k0 + p) % g->pixels : k0;
             i = plain ? ampi_min_size(g->pixels - (k0 + p) % g->pixels, k - p) : k;
             AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * step + at),
@@ -3275,7 +3274,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
             4 * b->ld * size);
 }
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: in place if FP32 and either along k or read `once`,
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats. In place if FP32 and either along k or read `once`;
    else in `to`, whose rows share no cache sets. */
 AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
         size_t k0, int once, const ampi_pack_room* room) {
@@ -3356,7 +3355,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i, size_t m,
 }
 /* --- the product --- */
 
-/* Few rows of A do not pay for packing a stored op(B): its rows are read once, `deep` together (for missing ones the
+/* Few rows of A do not pay for packing a stored op(B). Its rows are read once, `deep` together (for missing ones the
    last), into sums in L1. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
         const AMPI_K(micro_args)* u) {
@@ -3639,7 +3638,7 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
     for (; n >= AMPI_LANES; n -= AMPI_LANES) {
-        AMPI_FETCH(clean ? dst : src, ahead);  /* clean ones come from a tile */
+        AMPI_FETCH(clean ? dst : src, ahead);  /* clean: from a tile */
         AMPI_K(convert_lanes)(dst, to, src, from, factor, clean, AMPI_LANES);
         src += AMPI_LANES * ampi_type_size(from);
         dst += AMPI_LANES * ampi_type_size(to);
