@@ -3519,10 +3519,11 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const size_t results = dw ? g->taps : g->pixels;
     uint32_t *const taps_at = (uint32_t*)(void*)scratch, *const pixels_at = taps_at + g->taps;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const stage = scratch + d.stage;
-    float *const sums = dw ? w : pixels, block[AMPI_LANES][AMPI_LANES];
+    float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];    /* a last vector may pass a row */
     ampi_piece pieces[AMPI_LANES];
     size_t n, y, i;
     ampi_channels_table(g, &d, taps_at);
+    AMPI_K(clear)(block[AMPI_LANES], AMPI_LANES);
     if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
     else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
         channels, g->taps, g->taps);
@@ -4845,8 +4846,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x; transposed, the other way round, so
    that packing transposes nothing large. With one output A stays dy: depthwise takes one row of A. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
-    const int transposed = c->taps > 1 && c->og > 1;
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int transposed) {
     const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
     const size_t dy_group = c->og * c->out_pixels, x_group = c->cg * c->in_pixels;
     const ampi_operand x = ampi_image_x(c, &t->x, 1);
@@ -5017,7 +5017,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
-    ampi_conv2d_dw(&v, &c, &none);
+    ampi_conv2d_dw(&v, &c, &none, c.taps > 1 && c.og > 1);
     return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256; /* for alignment */
 }
 
@@ -5055,7 +5055,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
-        ampi_conv2d_dw(&v, &c, &t);
+        ampi_conv2d_dw(&v, &c, &t, c.taps > 1 && c.og > 1);
         ampi_convolution_run(&v, exec);
     }
     if (db)
