@@ -783,7 +783,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last call: write no gradient after. */
+/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check what you wrote since. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to its tensor's type, once per window, before the step; at most
    AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
