@@ -150,9 +150,9 @@ static inline chart_frame chart_measure(const chart_panel* p, int index) {
     chart_measure_ranges(p, &f);
     for (k = 0; k < f.y_names; k++)
         if (14 + chart_letters(p->y_names[k]) > left) left = 14 + chart_letters(p->y_names[k]);
-    if (p->y_label) left += CHART_LINE_HEIGHT;
+    if (p->y_label) left += (double)CHART_LINE_HEIGHT;
     f.start = CHART_PANEL * index + CHART_LEFT;
-    f.left = f.start - CHART_LEFT + left;
+    f.left = f.start - (double)CHART_LEFT + left;
     f.top = CHART_TOP;
     f.width = end - left;
     return f;
@@ -344,7 +344,7 @@ static inline void chart_bands(FILE* out, const chart_panel* p, const chart_fram
         chart_fill(out, b->color ? b->color : CHART_NEUTRAL, 0.15);
         chart_box(out, from, f->top, to - from, f->height);
         fputs("\"/>\n", out);
-        row = from < end - 0.5 ? row + CHART_LINE_HEIGHT : 0.0;
+        row = from < end - 0.5 ? row + (double)CHART_LINE_HEIGHT : 0.0;
         end = to;
         if (chart_letters(b->name) < to - from) chart_text(out, middle, f->top + 14 + row, "middle", "", b->name);
         else chart_upright(out, middle + 4, f->top + 4 + row, "end", b->name);
@@ -358,7 +358,7 @@ static inline void chart_walls(FILE* out, const chart_panel* p, const chart_fram
         double x = chart_px(f, p->log_x ? log10(w->x) : w->x);
         fprintf(out, "<path d=\"M%.1f %.1fv%.1f\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"4 3\"/>\n",
                 x, f->top, f->height, w->color ? w->color : CHART_NEUTRAL);
-        chart_upright(out, x < f->left + CHART_LINE_HEIGHT ? x + 13 : x - 5, f->top + 4, "end", w->name);
+        chart_upright(out, x < f->left + (double)CHART_LINE_HEIGHT ? x + 13 : x - 5, f->top + 4, "end", w->name);
     }
 }
 
