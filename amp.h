@@ -1681,6 +1681,8 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     logger->log(code, sentence, logger->user_data);
     return code;
 }
+/* Formats into an array. */
+#define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
 /* Both return from the function: REFUSE_CALL on its condition, with a sentence for `logger`; TRY on a failed call. */
@@ -1714,6 +1716,8 @@ AMPI_FN int ampi_is_utf8(const char* text) {
     return 1;
 }
 
+/* Elements of an array. */
+#define AMPI_LENGTH(array) (sizeof (array) / sizeof *(array))
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }  /* at least 1 */
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -2032,13 +2036,6 @@ AMPI_FN int ampi_isa_available(amp_isa isa) {
 AMP_DEF const char* amp_isa_name(amp_isa isa) {
     return ampi_name_among("auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0", (unsigned)isa);
 }
-AMPI_FN amp_isa ampi_initial_isa(void) {
-    const char* wanted = getenv("AMP_ISA");
-    int i;
-    for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
-        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) return (amp_isa)i;
-    return ampi_best_isa();
-}
 
 /* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system say; 0 = not asked yet.
    Racing threads write the same. */
@@ -2047,7 +2044,10 @@ static int ampi_isa_cache;
 AMP_DEF amp_isa amp_cpu_isa(void) {
     int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
     if (known) return (amp_isa)known;
-    known = (int)ampi_initial_isa();
+    const char* wanted = getenv("AMP_ISA");
+    known = (int)ampi_best_isa();
+    for (int i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
+        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) known = i;
     AMPI_STORE_RELAXED(&ampi_isa_cache, known);
     return (amp_isa)known;
 }
@@ -6992,7 +6992,7 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
         AMP_STYLE_RULES(AMPI_X)
 #undef AMPI_X
     };
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
+    for (size_t i = 0; i < AMPI_LENGTH(rules); i++)
         if (rules[i].style == style && rules[i].level == level && rules[i].op == op) return rules[i].rule;
     if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
     if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
@@ -7048,9 +7048,9 @@ AMPI_FN void ampi_policy_put(amp_policy* p, amp_op op, amp_rule rule, amp_reason
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy_desc d;
     amp_policy out;
-    if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    if (!p) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     AMPI_TRY(ampi_policy_check_desc(&d));
     memset(&out, 0, sizeof out);
     out.level = d.level;
@@ -7124,9 +7124,9 @@ typedef struct ampi_desc_field {
 AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
     if (kind == 'd') return *(const double*)p;
-    if (kind == 'f') return (double)*(const float*)p;
+    if (kind == 'f') return *(const float*)p;
     memcpy(&whole, p, sizeof whole);  /* an enumerator has another type */
-    return (double)whole;
+    return whole;
 }
 
 AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, const char* what,
@@ -7191,7 +7191,6 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
     AMPI_X(max_unsound, rule.max_unsound, 1, 'i', 0, INT32_MAX, "not be negative")
 #undef AMPI_X
 };
-enum { AMPI_SCALER_FIELDS = sizeof ampi_scaler_fields / sizeof *ampi_scaler_fields };
 
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
@@ -7201,7 +7200,7 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
     memset(x, 0, sizeof *x);
     x->rule = row->rule;
     x->state.scale = row->init;
-    for (int i = 0; i < AMPI_SCALER_FIELDS; i++) {
+    for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++) {
         const ampi_desc_field* f = &ampi_scaler_fields[i].field;
         const char* from = (const char*)d + ampi_scaler_fields[i].from;
         const size_t size = f->kind == 'd' ? 8 : 4;
@@ -7210,9 +7209,9 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
             memset((char*)x + f->at, 0, size);
         else if (memcmp(from, &zero, size) != 0) memcpy((char*)x + f->at, from, size);
     }
-    if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
+    if (!(row->kind & 2)) r->growth = (float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
-    if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
+    if (!(row->kind & 2)) r->backoff = (float)r->backoff;
     r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
     if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f && x->state.scale > r->max)
@@ -7237,7 +7236,7 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
         "scaler: ignore_overflow is for static presets, not for %s", preset);
     AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale), "scaler: init_scale 0: the preset %s has no default, give one",
         preset);
-    for (int i = 0; i < AMPI_SCALER_FIELDS; i++)
+    for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++)
         AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
     AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128", init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
@@ -7254,18 +7253,18 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
-    const amp_logger* logger = desc ? desc->logger : NULL;
-    const ampi_scaler_row* row = ampi_scaler_preset(desc ? desc->preset : AMP_SCALER_PYTORCH);
     amp_scaler_desc d;
     ampi_saved x;
-    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
-    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)desc->preset);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    const amp_logger* logger = d.logger;
+    const ampi_scaler_row* row = ampi_scaler_preset(d.preset);
+    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
+    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
     ampi_scaler_fill(&x, &d, row);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x, row->text));
     if (row->kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
-    x.state.exact_scale = (double)x.state.scale;
+    x.state.exact_scale = x.state.scale;
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
     ampi_scaler_use_scale(&x.state);
@@ -7282,11 +7281,11 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 /* --- the rule --- */
 /* A product or quotient of floats in double rounds to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
-    return r->is_double ? x->exact_scale : (double)x->scale;
+    return r->is_double ? x->exact_scale : x->scale;
 }
 AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* r, amp_scaler_state* x, double scale) {
     x->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
-    x->exact_scale = r->is_double ? scale : (double)x->scale;
+    x->exact_scale = r->is_double ? scale : x->scale;
 }
 
 AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler_state* x) {
@@ -7623,7 +7622,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
             "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
     s->state.scale = scale;
-    s->state.exact_scale = (double)scale;
+    s->state.exact_scale = scale;
     ampi_scaler_use_scale(&s->state);
     return AMP_OK;
 }
@@ -7668,18 +7667,24 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     return ~crc;
 }
 
-/* Copies the table's fields to the bytes, or from them; a big-endian host reverses each. */
-AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
+AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
+    for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
+}
+/* Between a file's byte order, little-endian, and the host's. */
+AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
     const uint16_t one = 1;
-    const int reverse = *(const unsigned char*)&one == 0;
-    for (size_t i = 0; i < sizeof ampi_saved_fields / sizeof *ampi_saved_fields; i++) {
-        const size_t size = ampi_saved_fields[i].size;
-        for (size_t k = 0; k < ampi_saved_fields[i].count * size; k++) {
-            unsigned char* p = bytes + ampi_saved_fields[i].at + k;
-            unsigned char* field = (unsigned char*)x + ampi_saved_fields[i].field + (reverse ? k ^ (size - 1) : k);
-            if (load) *field = *p;
-            else *p = *field;
-        }
+    if (*(const unsigned char*)&one == 1) return;
+    for (size_t i = 0; i < bytes; i += element)
+        for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
+}
+
+/* Copies the table's fields to the bytes, or from them. */
+AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
+    for (size_t i = 0; i < AMPI_LENGTH(ampi_saved_fields); i++) {
+        const size_t size = ampi_saved_fields[i].size, n = size * ampi_saved_fields[i].count;
+        unsigned char *p = bytes + ampi_saved_fields[i].at, *field = (unsigned char*)x + ampi_saved_fields[i].field;
+        memcpy(load ? field : p, load ? p : field, n);
+        ampi_swap_endian(load ? field : p, n, size);
     }
 }
 
@@ -7804,7 +7809,7 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const double last = s->floor, above = 1.0 - last;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
-        return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : s->gamma,
+        return ampi_pow_int(ampi_is_zero(&s->gamma) ? 0.1f : s->gamma,
             s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
@@ -7866,7 +7871,7 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
     const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
-    for (size_t i = 0; i < sizeof ampi_optimizer_fields / sizeof *ampi_optimizer_fields; i++)
+    for (size_t i = 0; i < AMPI_LENGTH(ampi_optimizer_fields); i++)
         AMPI_TRY(ampi_check_field(d, &ampi_optimizer_fields[i], "optimizer", logger));
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
         "optimizer: nesterov needs momentum > 0 and no dampening");
@@ -8520,7 +8525,7 @@ struct amp_model {
 /* --- errors --- */
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
-    if (code != AMP_OK) snprintf(m->error, sizeof m->error, "%s", sentence);
+    if (code != AMP_OK) AMPI_SAY(m->error, "%s", sentence);
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 /* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a layer. */
@@ -8756,7 +8761,7 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
-            : "%s %g must be finite and not negative", what, (double)*x);
+            : "%s %g must be finite and not negative", what, *x);
 }
 
 /* The draft as a node of its own; NULL without memory. */
@@ -8789,7 +8794,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
     ampi_each(o) same += o->layer.op == l->op;
-    snprintf(l->name, sizeof l->name, "%.21s%d", n->row->name, same);
+    AMPI_SAY(l->name, "%.21s%d", n->row->name, same);
     n->number = m->layer_count;
     n->prev = m->last;
     n = ampi_node_new(m);
@@ -8939,7 +8944,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
                                      d->momentum, d->frozen != 0 };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-        "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
+        "momentum %g must lie in [0,1], or be AMP_ZERO", d->momentum);
     n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
@@ -8969,8 +8974,8 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE, "%dx%dx%d has more than one pixel "
         "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
-    AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC, "smoothing %g is for softmax_cross_entropy "
-        "only", (double)d->smoothing);
+    AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
+        "smoothing %g is for softmax_cross_entropy only", d->smoothing);
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
     ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
@@ -9300,18 +9305,16 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
 
 /* Each parameter has its own stream: weights do not depend on the order of building the rest. */
 AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) {
-    enum { CHUNK = 256 };
     if (index == AMPI_NONE) return AMP_OK;
     const amp_param* p = &m->params[index];
-    const amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
-    char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
     const uint64_t seed = ampi_stream(m, index);
-    float values[CHUNK];
+    float values[AMPI_BLOCK];
     size_t count;
     for (size_t at = 0; at < p->count; at += count) {
-        count = ampi_min_size(p->count - at, CHUNK);
+        count = ampi_min_size(p->count - at, AMPI_BLOCK);
         for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
-        AMPI_RUN(upload, to + at * ampi_type_size(t), t, values, AMP_F32, count);
+        if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
+        else AMPI_RUN(upload, (uint16_t*)p->low + at, p->low_dtype, values, AMP_F32, count);
     }
     return AMP_OK;
 }
@@ -9446,7 +9449,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
                 loss->layer.name, x->layer.name);
     }
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", o->momentum);
     return AMP_OK;
 }
 
@@ -9586,7 +9589,7 @@ AMP_DEF const char* amp_outcome_name(amp_outcome o) {
 }
 
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
-    const double parts = (double)m->desc.accumulate * (double)m->comm.size;
+    const double parts = (double)m->desc.accumulate * m->comm.size;
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
     m->pass = p;
     ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
@@ -9640,8 +9643,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     size_t n;
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
-        AMPI_RUN(download, m->rows, AMP_F32, (const char*)logits->data + i * classes * ampi_type_size(t), t,
-            n * classes);
+        AMPI_RUN(download, m->rows, AMP_F32, ampi_at(logits->data, t, i * classes), t, n * classes);
         AMPI_RUN(copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
@@ -9798,14 +9800,13 @@ AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
 
 /* Labels on an asynchronous backend go unchecked: a check would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
-    enum { CHUNK = 256 };
     const size_t size = amp_dtype_size(b->label_dtype);
     int n, classes = (int)loss->reads[0]->features;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (int at = 0; at < b->n; at += n) {
-        int64_t copy[CHUNK];
+        int64_t copy[AMPI_BLOCK];
         const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
-        n = ampi_min_int(b->n - at, CHUNK);
+        n = ampi_min_int(b->n - at, AMPI_BLOCK);
         if (b->on_device) AMPI_RUN(copy_out, copy, some, (size_t)n * size);
         for (int i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
@@ -9872,7 +9873,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
     AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
-    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
+    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -9907,16 +9908,12 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
     return ampi_run(copy, restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes);
 }
 
-#define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
-
 /* Index of the first inf or NaN of an array in the backend's memory; `count` if none is found or readable. */
 AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count, const char** what) {
-    enum { CHUNK = 2048 };
-    float values[CHUNK];
-    for (size_t at = 0; at < count; at += CHUNK) {
-        const size_t k = ampi_min_size(count - at, CHUNK);
-        const char* from = (const char*)data + at * ampi_type_size(t);
-        if (ampi_run(download, values, AMP_F32, from, t, k) != AMP_OK) return count;
+    float values[AMPI_BLOCK];
+    for (size_t at = 0; at < count; at += AMPI_BLOCK) {
+        const size_t k = ampi_min_size(count - at, AMPI_BLOCK);
+        if (ampi_run(download, values, AMP_F32, ampi_at(data, t, at), t, k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
             if (!amp_is_finite(&values[i], AMP_F32)) return at + i;
@@ -9961,7 +9958,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min, counted = o->inf_count + o->nan_count > 0;
     const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
-    const double scale = (double)info->scale_before;
+    const double scale = info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
         AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
             "max_scale keep it in range", scale);
@@ -10325,7 +10322,7 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
         n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
         AMPI_TRY(ampi_feed_read(f, at, n, &b));
         AMPI_TRY(amp_evaluate(f->m, &b, &part));
-        sum += (double)part.loss * (double)n;
+        sum += (double)part.loss * n;
         info->correct += part.correct;
     }
     info->loss = (float)(sum / (double)f->data->count);
@@ -10380,9 +10377,9 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[80] = "";
     if (!f->d.print) return;
-    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g, %.2f %%", (double)e->eval_loss, 100.0 * e->accuracy);
+    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g, %.2f %%", e->eval_loss, 100.0 * e->accuracy);
     AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n", f->d.terminal ? "\r" : "",
-        e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps, (long long)e->skipped, (double)e->scale,
+        e->epoch, f->d.epochs, e->loss, evaluated, (long long)e->steps, (long long)e->skipped, e->scale,
         e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
@@ -10401,7 +10398,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
     if (done && amp_is_finite(&step.loss, AMP_F32)) {
-        f->loss_sum += (double)step.loss * (double)(to - from);
+        f->loss_sum += step.loss * (double)(to - from);
         f->samples += to - from;
     }
     if (f->d.max_steps > 0 && step.step >= f->d.max_steps) f->info.end = AMP_FIT_STEPS;
@@ -10444,7 +10441,7 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
         loss = f->now.eval_loss = told.loss;
         best = f->info.best.eval_loss;
-        f->now.accuracy = (double)told.correct / (double)f->d.evaluation->count;
+        f->now.accuracy = told.correct / (double)f->d.evaluation->count;
     }
     f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
@@ -10552,7 +10549,7 @@ static const char* const ampi_file_types[] = {
     "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 };
-enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = sizeof ampi_file_types / sizeof ampi_file_types[0], AMPI_MAX_RANK = 4 };
+enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = AMPI_LENGTH(ampi_file_types), AMPI_MAX_RANK = 4 };
 
 typedef struct ampi_entry {
     const char* name;          /* first: see ampi_by_name */
@@ -10596,10 +10593,6 @@ AMPI_FN int ampi_by_name(const void* a, const void* b) {
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
     const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
-}
-
-AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
-    for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
 
 /* Heap sort: in place, and n log n for every input, hostile ones too; qsort promises neither. */
@@ -10832,14 +10825,6 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     return at / 8 * 8;  /* eight bytes less than the file now has */
 }
 
-/* Between the file's byte order, little-endian, and the host's. */
-AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
-    const uint16_t one = 1;
-    if (*(const unsigned char*)&one == 1) return;
-    for (size_t i = 0; i < bytes; i += element)
-        for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
-}
-
 /* The header, data in chunks, and the header again with the CRCs. */
 AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
@@ -10935,7 +10920,7 @@ AMPI_FN int ampi_json_skip(ampi_json* j, char c) {
 
 AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
     if (ampi_json_skip(j, c) || j->error) return;
-    snprintf(j->missing, sizeof j->missing, "'%c' is missing", c);
+    AMPI_SAY(j->missing, "'%c' is missing", c);
     j->error = j->missing;
 }
 
@@ -11118,7 +11103,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its first number", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     const uint64_t n = ampi_get(length, 8);
-    for (size_t i = 0; n > AMPI_MAX_HEADER && i < sizeof foreign / sizeof *foreign; i++)
+    for (size_t i = 0; n > AMPI_MAX_HEADER && i < AMPI_LENGTH(foreign); i++)
         if (memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0)
             return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
                 f->path, foreign[i][1]);
@@ -11192,8 +11177,8 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
         const size_t bytes = (size_t)(e->end - e->begin);
         if (!to || bytes == 0) continue;
         if (!m) memcpy(to->data, data, bytes);
-        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_TRY(m->backend->copy_in(to->data, data, bytes, &m->exec));
-        else AMPI_TRY(m->backend->upload(to->data, to->dtype, data, e->dtype, to->count, &m->exec));
+        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_RUN(copy_in, to->data, data, bytes);
+        else AMPI_RUN(upload, to->data, to->dtype, data, e->dtype, to->count);
     }
     return AMP_OK;
 }
@@ -11263,8 +11248,8 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     x->role = role;
     x->of_group = group >= 0;
     x->optional = x->of_group && (kind != 'f' || c->o.desc.group_count == 0);
-    if (x->of_group) snprintf(x->key, sizeof x->key, "amp.group%d.%s", group, name);
-    else snprintf(x->key, sizeof x->key, "amp.%s", name);
+    if (x->of_group) AMPI_SAY(x->key, "amp.group%d.%s", group, name);
+    else AMPI_SAY(x->key, "amp.%s", name);
     ampi_show_number(value, kind == 'f', x->text);
 }
 
@@ -11291,7 +11276,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         AMPI_SETTING(schedule.gamma, 'f'), AMPI_SETTING(schedule.floor, 'f'),
         { "groups", &d->group_count, 'i', AMPI_AGREES }
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < AMPI_LENGTH(rows); i++)
         if (rows[i].at) ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
         ampi_number_add(c, i, "lr", &o->groups[i].lr, 'f', AMPI_LOADED);
@@ -11382,7 +11367,7 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
     uint64_t bits;
     for (int i = 0; i < 2; i++)
         if (x->kind == 'f' && ampi_read_number(texts[i], 1, &bits))
-            snprintf(shown[i], AMPI_SHOWN, "%.9g", (double)ampi_float((uint32_t)bits));
+            AMPI_SAY(shown[i], "%.9g", ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
         shown[1], c->file.owner, outcome);
@@ -11569,7 +11554,7 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
     if (a == AMPI_INF64) { s->infs++; return; }
     const uint64_t rounded = ampi_magnitude64(
         target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
-        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (double)(float)x);
+        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (float)x);
     const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
     float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
     f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
@@ -11587,7 +11572,7 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
 AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
     const struct ampi_range* range = &ampi_ranges[target];
     const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
-    const uint64_t largest = ampi_bits64((double)s->largest);
+    const uint64_t largest = ampi_bits64(s->largest);
     s->suggested_scale = 0.0f;
     if (s->largest == 0.0f) return;
     const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
@@ -11596,8 +11581,7 @@ AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
 
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
         int add) {
-    enum { CHUNK = 256 };
-    double tile[CHUNK];
+    double tile[AMPI_BLOCK];
     fenv_t floats;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
@@ -11605,9 +11589,9 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
     feholdexcept(&floats);
-    for (size_t at = 0; at < n; at += CHUNK) {
-        const size_t k = ampi_min_size(n - at, CHUNK);
-        amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
+    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
+        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+        amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
         for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype(dtype), target);
     }
     ampi_suggest_scale(out, target);
@@ -11617,12 +11601,10 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 
 /* The same for memory of the backend. */
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
-    enum { CHUNK = 512 };
-    float tile[CHUNK];
-    for (size_t at = 0; at < n; at += CHUNK) {
-        const size_t k = ampi_min_size(n - at, CHUNK);
-        const char* from = (const char*)data + at * ampi_type_size(dtype);
-        AMPI_TRY(m->backend->download(tile, dtype, from, dtype, k, &m->exec));
+    float tile[AMPI_BLOCK];
+    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
+        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+        AMPI_RUN(download, tile, dtype, ampi_at(data, dtype, at), dtype, k);
         amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
     }
     return AMP_OK;
@@ -11663,11 +11645,11 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
     const char* name = ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind);
-    fprintf(out, "%s: lr %g, ", name, (double)o->state.lr);
-    if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
-    else fprintf(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
-    fprintf(out, ", weight decay %g, clip ", (double)d->weight_decay);
-    if (d->clip_norm > 0.0f) fprintf(out, "%g", (double)d->clip_norm);
+    fprintf(out, "%s: lr %g, ", name, o->state.lr);
+    if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
+    else fprintf(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
+    fprintf(out, ", weight decay %g, clip ", d->weight_decay);
+    if (d->clip_norm > 0.0f) fprintf(out, "%g", d->clip_norm);
     else fprintf(out, "off");
     fprintf(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
@@ -11687,7 +11669,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         char shape[48];
-        snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
+        AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
         fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
                 shape, amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
                 l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule),
@@ -11713,10 +11695,10 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     if (!s || !out) return AMP_ERR_ARGUMENT;
     fprintf(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
             (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
-            (double)s->smallest, (double)s->largest);
+            s->smallest, s->largest);
     fprintf(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
-            (double)s->suggested_scale);
+            s->suggested_scale);
     for (int i = 0; i < AMP_STATS_BINS; i++) {
         if (s->histogram[i]) last = i;
         if (i < first && s->histogram[i]) first = i;
@@ -11809,7 +11791,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
     static const char* const names[] = { "outputs", "weights", "weight gradients", "output gradients" };
     static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
     const amp_policy* policy = &p->m->policy;
-    const double scale = (double)amp_model_scaler(p->m)->state.scale;
+    const double scale = amp_model_scaler(p->m)->state.scale;
     double suggested = 0.0;
     int forward = 0;
     char text[200], trouble[100] = "";
@@ -11823,7 +11805,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
         const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient, &of->output_gradient };
         const amp_stats* s = all[k];
         if (s->count == 0) continue;
-        const double percent = 100.0 / (double)s->count, limit = (double)s->suggested_scale;
+        const double percent = 100.0 / (double)s->count, limit = s->suggested_scale;
         const int bad = s->infs + s->nans > 0;
         AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
             amp_reason_name(l->reason));
@@ -11874,7 +11856,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
         double y[AMP_HISTORY_STEPS], low = 0.0, high = 0.0;
         int known = 0;
         for (int i = 0; i < count; i++) {
-            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before : kept[i]->grad_norm;
+            y[i] = k == 0 ? kept[i]->loss : k == 1 ? kept[i]->scale_before : kept[i]->grad_norm;
             if (k > 0 && ampi_is_finite64(&y[i])) y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
             if (!ampi_is_finite64(&y[i])) continue;
             if (!known || y[i] < low) low = y[i];
