@@ -10628,19 +10628,20 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 }
 
 /* --- sentences and numbers --- */
-#define AMPI_BAD(f, code, ...) ampi_fail((f)->desc.logger, code, "checkpoint: " __VA_ARGS__)
-#define AMPI_BAD_CALL(f, ...) AMPI_BAD(f, AMP_ERR_ARGUMENT, __VA_ARGS__)
-#define AMPI_BAD_PATH(f, code, ...) ampi_fail((f)->desc.logger, code, "file: " __VA_ARGS__)
-#define AMPI_BAD_FILE(f, ...) AMPI_BAD(f, AMP_ERR_FORMAT, __VA_ARGS__)
+/* With the logger of file f: a failure of the system, and what is wrong with the caller's tensors or with the file. */
+#define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
+#define AMPI_BAD(code, ...) ampi_fail(f->desc.logger, code, "checkpoint: " __VA_ARGS__)
+#define AMPI_REFUSE_LIST(condition, ...) do { if (condition) return AMPI_BAD(AMP_ERR_ARGUMENT, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_FILE(condition, ...) do { if (condition) return AMPI_BAD(AMP_ERR_FORMAT, __VA_ARGS__); } while (0)
 
 /* The system refused; errno says why, but some C libraries leave 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    return AMPI_BAD_PATH(f, AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
+    return AMPI_BAD_PATH(AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
 }
 
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
     void* p = bytes == (size_t)bytes ? ampi_alloc(&f->desc.allocator, (size_t)bytes) : NULL;
-    if (!p) AMPI_BAD_PATH(f, AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
+    if (!p) AMPI_BAD_PATH(AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
 
@@ -10697,26 +10698,24 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
     f->owner = "memory";
     f->tensors = tensors;
     f->count = count;
-    if ((f->desc.allocator.alloc != NULL) != (f->desc.allocator.free != NULL))
-        return AMPI_BAD_PATH(f, AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
-    if (!path || !path[0]) return AMPI_BAD_PATH(f, AMP_ERR_ARGUMENT, "no path is given");
+    if (!f->desc.allocator.alloc != !f->desc.allocator.free)
+        return AMPI_BAD_PATH(AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
+    if (!path || !path[0]) return AMPI_BAD_PATH(AMP_ERR_ARGUMENT, "no path is given");
     ampi_show_ends(path, 60, 130, f->path);
-    if (count < 0 || (count > 0 && !tensors))
-        return AMPI_BAD_CALL(f, "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
+    AMPI_REFUSE_LIST(count < 0 || (count > 0 && !tensors), "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
     for (int i = 0; i < count; i++) {
         const amp_tensor* t = &tensors[i].tensor;
         const size_t size = ampi_type_size(t->dtype);
         const int rank = tensors[i].rank;
         size_t bytes = size;
         int fits = rank >= 0 && rank <= AMPI_MAX_RANK;
-        if (!ampi_is_free_name(t->name))
-            return AMPI_BAD_CALL(f, "tensor %d has no name in UTF-8, or a reserved one", i);
+        AMPI_REFUSE_LIST(!ampi_is_free_name(t->name), "tensor %d has no name in UTF-8, or a reserved one", i);
         const char* name = ampi_show(f, t->name);
-        if (size == 0) return AMPI_BAD(f, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
+        if (size == 0) return AMPI_BAD(AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
         for (int k = 0; fits && k < rank; k++) fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
-        if (!fits || bytes / size != t->count)
-            return AMPI_BAD_CALL(f, "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
-        if (bytes > 0 && !t->data) return AMPI_BAD_CALL(f, "tensor '%s': data is NULL", name);
+        AMPI_REFUSE_LIST(!fits || bytes / size != t->count,
+            "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
+        AMPI_REFUSE_LIST(bytes > 0 && !t->data, "tensor '%s': data is NULL", name);
     }
     return AMP_OK;
 }
@@ -10760,7 +10759,7 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
     const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD_PATH(f, AMP_ERR_IO, "'%s' is not a regular file", f->path);
+    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD_PATH(AMP_ERR_IO, "'%s' is not a regular file", f->path);
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
@@ -10828,8 +10827,8 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
 /* The header, data in chunks, and the header again with the CRCs. */
 AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
-    if (header > AMPI_MAX_HEADER)
-        return AMPI_BAD_CALL(f, "a header of %llu bytes; %u are allowed", (ampi_ull)header, AMPI_MAX_HEADER);
+    AMPI_REFUSE_LIST(header > AMPI_MAX_HEADER, "a header of %llu bytes; %u are allowed", (ampi_ull)header,
+        AMPI_MAX_HEADER);
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count; i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
@@ -10870,7 +10869,7 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
     const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
     for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
     if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
-    if (twice) return AMPI_BAD_CALL(f, "the name '%s' is used twice", ampi_show(f, twice));
+    AMPI_REFUSE_LIST(twice, "the name '%s' is used twice", ampi_show(f, twice));
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
     AMPI_TRY(ampi_file_stream(f, path, temporary));
@@ -10892,15 +10891,16 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
 
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
         const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
-    ampi_file f;
-    AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
-    if (text_count < 0 || (text_count > 0 && !texts))
-        return AMPI_BAD_CALL(&f, "%d texts at %s", text_count, texts ? "a pointer" : "NULL");
+    ampi_file file, *f = &file;
+    AMPI_TRY(ampi_file_begin(f, path, tensors, count, desc));
+    AMPI_REFUSE_LIST(text_count < 0 || (text_count > 0 && !texts), "%d texts at %s", text_count,
+        texts ? "a pointer" : "NULL");
     for (int i = 0; i < text_count; i++)
-        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value)
-            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0)
-            return AMPI_BAD_CALL(&f, "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
-    return ampi_file_close(&f, ampi_file_save(&f, path, texts, text_count));
+        AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
+            || !ampi_is_utf8(texts[i].value)
+            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,
+            "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
+    return ampi_file_close(f, ampi_file_save(f, path, texts, text_count));
 }
 
 /* --- JSON, as much as a header may hold --- */
@@ -11060,23 +11060,22 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
         const ampi_entry* e = &f->entries[i];
-        if (e->begin != end)
-            return AMPI_BAD_FILE(f, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
-                e->begin > end ? "behind a hole" : "inside the one before");
+        AMPI_REFUSE_FILE(e->begin != end, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
+            e->begin > end ? "behind a hole" : "inside the one before");
     }
-    if (end > f->bytes) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside a tensor", f->path);
-    if (end < f->bytes) return AMPI_BAD_FILE(f, "'%s' goes on after its last tensor", f->path);
+    AMPI_REFUSE_FILE(end > f->bytes, "'%s' is truncated: it ends inside a tensor", f->path);
+    AMPI_REFUSE_FILE(end < f->bytes, "'%s' goes on after its last tensor", f->path);
     const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
     if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
-    if (twice) return AMPI_BAD_FILE(f, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
+    AMPI_REFUSE_FILE(twice, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
         const int is_crc = strncmp(t->key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0;
         ampi_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
         if (!e) continue;
         e->crc = t->value;
-        if (!ampi_read_number(e->crc, 1, &crc))
-            return AMPI_BAD_FILE(f, "'%s': text '%s' is not eight hexadecimal digits", f->path, ampi_show(f, t->key));
+        AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 1, &crc), "'%s': text '%s' is not eight hexadecimal digits", f->path,
+            ampi_show(f, t->key));
     }
     return AMP_OK;
 }
@@ -11100,16 +11099,15 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     };
     unsigned char length[8];
     AMPI_TRY(ampi_file_stream(f, path, NULL));
-    if (f->bytes < 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its first number", f->path);
+    AMPI_REFUSE_FILE(f->bytes < 8, "'%s' is truncated: it ends inside its first number", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     const uint64_t n = ampi_get(length, 8);
     for (size_t i = 0; n > AMPI_MAX_HEADER && i < AMPI_LENGTH(foreign); i++)
-        if (memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0)
-            return AMPI_BAD_FILE(f, "'%s' is %s; needed is a safetensors file, as safetensors.torch.save_file writes",
-                f->path, foreign[i][1]);
-    if (n < 2 || n > AMPI_MAX_HEADER)
-        return AMPI_BAD_FILE(f, "'%s': header of %llu bytes; 2 to %u are valid", f->path, (ampi_ull)n, AMPI_MAX_HEADER);
-    if (n > f->bytes - 8) return AMPI_BAD_FILE(f, "'%s' is truncated: it ends inside its header", f->path);
+        AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0, "'%s' is %s; needed is a "
+            "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
+    AMPI_REFUSE_FILE(n < 2 || n > AMPI_MAX_HEADER, "'%s': header of %llu bytes; 2 to %u are valid", f->path,
+        (ampi_ull)n, AMPI_MAX_HEADER);
+    AMPI_REFUSE_FILE(n > f->bytes - 8, "'%s' is truncated: it ends inside its header", f->path);
     f->bytes -= 8 + n;
     const size_t tensors = (size_t)n / 48 + 1, texts = (size_t)n / 6 + 1;
     f->entries = (ampi_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found + n + 1);
@@ -11120,8 +11118,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
     ampi_json_header(&j, f);
-    if (j.error)
-        return AMPI_BAD_FILE(f, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
+    AMPI_REFUSE_FILE(j.error, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
     return ampi_file_check(f);
 }
 
@@ -11139,15 +11136,14 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
             if (f->missing_count++ < 3) snprintf(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
             continue;
         }
-        if (!e) return AMPI_BAD_FILE(f, "'%s' has no tensor '%s'", f->path, name);
-        if (e->wanted) return AMPI_BAD_CALL(f, "tensor '%s' is asked for twice", name);
-        if (e->dtype != dtype)
-            return AMPI_BAD_FILE(f, "tensor '%s' is %s in the file, but %s in %s", name,
-                e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
+        AMPI_REFUSE_FILE(!e, "'%s' has no tensor '%s'", f->path, name);
+        AMPI_REFUSE_LIST(e->wanted, "tensor '%s' is asked for twice", name);
+        AMPI_REFUSE_FILE(e->dtype != dtype, "tensor '%s' is %s in the file, but %s in %s", name,
+            e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
         ampi_show_shape((size_t)t->rank, t->shape, ours);
-        if (strcmp(ampi_show_shape(e->rank, e->shape, theirs), ours) != 0)
-            return AMPI_BAD_FILE(f, "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours,
-                f->owner);
+        ampi_show_shape(e->rank, e->shape, theirs);
+        AMPI_REFUSE_FILE(strcmp(theirs, ours) != 0, "tensor '%s' has the shape %s in the file, but %s in %s", name,
+            theirs, ours, f->owner);
         e->wanted = &t->tensor;
         e->place = (size_t)total;
         total += (e->end - e->begin + 7) / 8 * 8;
@@ -11166,9 +11162,9 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
         char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;
         AMPI_TRY(ampi_file_get(f, data, e->end - e->begin));
         if (!data) continue;
-        if (e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc), e->crc) != 0)
-            return AMPI_BAD_FILE(f, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s", f->path,
-                ampi_show(f, e->name), crc, e->crc);
+        AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc), e->crc) != 0,
+            "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s", f->path, ampi_show(f, e->name), crc,
+            e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
     for (e = f->entries; e < end; e++) {
@@ -11195,15 +11191,15 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
         const amp_file_desc* desc) {
-    ampi_file f;
-    AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
-    if (!key || !out || size == 0) return AMPI_BAD_CALL(&f, "key or out is missing");
-    amp_result r = ampi_file_open(&f, path);
-    const char* text = r == AMP_OK ? ampi_file_text(&f, key) : "";
-    if (!text || strlen(text) >= size)
-        r = AMPI_BAD_FILE(&f, "'%s' has no text '%s' shorter than %llu", f.path, ampi_show(&f, key), (ampi_ull)size);
+    ampi_file file, *f = &file;
+    AMPI_TRY(ampi_file_begin(f, path, NULL, 0, desc));
+    AMPI_REFUSE_LIST(!key || !out || size == 0, "key or out is missing");
+    amp_result r = ampi_file_open(f, path);
+    const char* text = r == AMP_OK ? ampi_file_text(f, key) : "";
+    if (!text || strlen(text) >= size) r = AMPI_BAD(AMP_ERR_FORMAT, "'%s' has no text '%s' shorter than %llu", f->path,
+        ampi_show(f, key), (ampi_ull)size);
     else if (r == AMP_OK) strcpy(out, text);
-    return ampi_file_close(&f, r);
+    return ampi_file_close(f, r);
 }
 
 /* --- checkpoints of a model, and of a loop of the caller's --- */
@@ -11295,11 +11291,12 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     static const char* const suffixes[][3] = { { "", ".m", ".v" }, { ".running_mean", ".running_var", "" } };
     const amp_optimizer* o = c->optimizer;
-    const amp_model* m = c->file.model;
-    const size_t more_count = (size_t)c->file.count;
+    ampi_file* f = &c->file;
+    const amp_model* m = f->model;
+    const size_t more_count = (size_t)f->count;
     const uint64_t most = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
     char (*names)[80];
-    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(&c->file, most * (sizeof *t + sizeof *names));
+    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, most * (sizeof *t + sizeof *names));
     if (!t) return AMP_ERR_MEMORY;
     memset(t, 0, (size_t)most * sizeof *t);
     names = (char (*)[80])(void*)(t + most);
@@ -11312,8 +11309,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         const size_t count = p ? p->count : (size_t)n->layer.channels;
         void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
                                p ? p->m : n->running + count, p ? p->v : NULL };
-        if (!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names)  /* ".m" must fit */
-            return AMPI_BAD_CALL(&c->file, "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
+        AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,  /* ".m" must fit */
+            "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
             const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype : AMP_F32, count, *names };
             if (!data[k]) continue;
@@ -11325,9 +11322,9 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
             t++;
         }
     }
-    if (more_count) memcpy(t, c->file.tensors, more_count * sizeof *t);
-    c->file.count += (int)(t - c->tensors);
-    c->file.tensors = c->tensors;
+    if (more_count) memcpy(t, f->tensors, more_count * sizeof *t);
+    f->count += (int)(t - c->tensors);
+    f->tensors = c->tensors;
     return AMP_OK;
 }
 
@@ -11385,8 +11382,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         const int is_rate = x->kind == 'f';
         const char* text = ampi_file_text(f, x->key);
         x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
-        if (!x->theirs)
-            return AMPI_BAD_FILE(f, "'%s' has no '%s'; was it written by %s?", f->path, x->key, c->saver);
+        AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
@@ -11394,29 +11390,30 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         const uint32_t bits = (uint32_t)value;
         if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
-        if (!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind != 'l' && value > (x->kind == 's' ? most : UINT32_MAX)))
-            return AMPI_BAD_FILE(f, "'%s': %s is malformed", f->path, x->key);
+        AMPI_REFUSE_FILE(!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
+            || (x->kind != 'l' && value > (x->kind == 's' ? most : UINT32_MAX)), "'%s': %s is malformed", f->path,
+            x->key);
         if (x == c->numbers) most = value;
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
-    if (!crc_text || strcmp(crc_text, ampi_show_number(crc, 1, computed)) == 0) return AMP_OK;
-    return AMPI_BAD_FILE(f, "'%s' is damaged: the state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
-        computed, ampi_show(f, crc_text));
+    AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0, "'%s' is damaged: the "
+        "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(f, crc_text));
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     unsigned byte = 0;
     char again[AMPI_SCALER_TEXT];
-    const char* text = ampi_file_text(&c->file, "amp.scaler");
+    ampi_file* f = &c->file;
+    const char* text = ampi_file_text(f, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
-    if (!c->scaler) return AMPI_BAD_FILE(&c->file, "'%s' holds a scaler, but none is given", c->file.path);
+    AMPI_REFUSE_FILE(!c->scaler, "'%s' holds a scaler, but none is given", f->path);
     const int fits = text && strlen(text) == sizeof again - 1;
     for (size_t i = 0; fits && i < sizeof bytes && sscanf(text + 2 * i, "%2x", &byte) == 1;)
         bytes[i++] = (unsigned char)byte;
-    if (!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0)
-        return AMPI_BAD_FILE(&c->file, "'%s': amp.scaler is missing or malformed", c->file.path);
+    AMPI_REFUSE_FILE(!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0,
+        "'%s': amp.scaler is missing or malformed", f->path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
@@ -11429,12 +11426,11 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     AMPI_TRY(ampi_scaler_read(c));
     AMPI_TRY(ampi_file_want(f, 0));
     for (size_t i = 0; i < f->entry_count; i++)
-        if (!f->entries[i].wanted)
-            return AMPI_BAD_FILE(f, "tensor '%s' is in the file, but not in %s", ampi_show(f, f->entries[i].name),
-                f->owner);
-    if (strcmp(graph->theirs, graph->text) != 0)
-        return AMPI_BAD_FILE(f, "'%s' was saved by %s", f->path, f->model ? "a model with other layers, types or "
-            "settings of layers" : "an optimizer with its parameters in other groups");
+        AMPI_REFUSE_FILE(!f->entries[i].wanted, "tensor '%s' is in the file, but not in %s",
+            ampi_show(f, f->entries[i].name), f->owner);
+    AMPI_REFUSE_FILE(strcmp(graph->theirs, graph->text) != 0, "'%s' was saved by %s", f->path,
+        f->model ? "a model with other layers, types or settings of layers"
+                 : "an optimizer with its parameters in other groups");
     AMPI_TRY(ampi_file_read(f));
     o->state = c->o.state;
     memcpy(o->groups, c->o.groups, sizeof o->groups);
@@ -11454,9 +11450,8 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     AMPI_TRY(ampi_file_want(f, 1));
     const char* more = f->missing_count > 3 ? ", ..." : "";
-    if (f->missing_count == f->count)
-        return AMPI_BAD_FILE(f, "'%s' has no weight of %s: its first name is '%s', %s has %s%s", f->path, f->owner,
-            f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
+    AMPI_REFUSE_FILE(f->missing_count == f->count, "'%s' has no weight of %s: its first name is '%s', %s has %s%s",
+        f->path, f->owner, f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->missing_count > 0)
