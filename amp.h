@@ -1647,9 +1647,9 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     for (; value > 0 && *names; value--) names += strlen(names) + 1;
     return *names ? names : "?";
 }
-AMP_DEF const char* amp_dtype_name(amp_dtype t) {
-    return ampi_name_among("f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0", (unsigned)t);
-}
+#define AMPI_NAMES(function, type, names) \
+    AMP_DEF const char* function(type value) { return ampi_name_among(names, (unsigned)value); }
+AMPI_NAMES(amp_dtype_name, amp_dtype, "f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0")
 /* The type that a field means: 0 is F32. */
 AMPI_HD AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
 /* A type that operators compute on. */
@@ -2033,9 +2033,7 @@ AMPI_FN int ampi_isa_available(amp_isa isa) {
     return isa == AMP_ISA_SCALAR || isa == widest || (isa == AMP_ISA_AVX2 && widest == AMP_ISA_AVX512);
 }
 
-AMP_DEF const char* amp_isa_name(amp_isa isa) {
-    return ampi_name_among("auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0", (unsigned)isa);
-}
+AMPI_NAMES(amp_isa_name, amp_isa, "auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0")
 
 /* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system say; 0 = not asked yet.
    Racing threads write the same. */
@@ -6953,16 +6951,10 @@ AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
     return 0;
 }
 
-AMP_DEF const char* amp_rule_name(amp_rule rule) {
-    return ampi_name_among("LOW\0FP32\0PROMOTE\0FOLLOW\0GRAY\0", (unsigned)rule);
-}
-AMP_DEF const char* amp_level_name(amp_level level) {
-    return ampi_name_among("O0\0O1\0O2\0O3\0", (unsigned)level);
-}
-AMP_DEF const char* amp_reason_name(amp_reason reason) {
-    return ampi_name_among("level list\0white list\0black list\0"
-        "set by hand\0keep_batchnorm_fp32\0region\0pinned\0", (unsigned)reason);
-}
+AMPI_NAMES(amp_rule_name, amp_rule, "LOW\0FP32\0PROMOTE\0FOLLOW\0GRAY\0")
+AMPI_NAMES(amp_level_name, amp_level, "O0\0O1\0O2\0O3\0")
+AMPI_NAMES(amp_reason_name, amp_reason, "level list\0white list\0black list\0"
+    "set by hand\0keep_batchnorm_fp32\0region\0pinned\0")
 
 typedef struct ampi_style_row {
     const char* text;
@@ -8282,18 +8274,19 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 
 AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
 AMPI_FN void ampi_cpu_free(void* p, const amp_allocator* a) { ampi_free(a, p); }
-AMPI_FN amp_result ampi_cpu_zero(void* p, size_t bytes, const amp_exec* exec) {
+/* Functions as the table's AMPI_ENTRY declares them. */
+#define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec)
+AMPI_CPU(zero, void* p, size_t bytes) {
     (void)exec;
     memset(p, 0, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
+AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
     (void)exec;
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-        const amp_exec* exec) {
+AMPI_CPU(convert, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = ampi_exec_logger(exec);
@@ -8309,8 +8302,8 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int from_host,
-        const amp_reading* how, const amp_exec* exec) {
+AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int from_host,
+        const amp_reading* how) {
     float x[AMPI_TILE];
     size_t run, count;
     (void)from_host; (void)exec;
@@ -8333,49 +8326,47 @@ AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype to, const void* src, amp_d
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-        uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
+AMPI_CPU(dropout, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p, uint64_t seed,
+        uint64_t offset, const uint64_t* position, uint64_t stride) {
     return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
-AMPI_FN amp_result ampi_cpu_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-        const amp_exec* exec) {
+AMPI_CPU(open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count) {
     (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
 AMPI_FN void ampi_cpu_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
-AMPI_FN amp_result ampi_cpu_begin(amp_training* t, int window, const amp_exec* exec) {
+AMPI_CPU(begin, amp_training* t, int window) {
     (void)exec;
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
     t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;
     t->position = NULL;
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
+AMPI_CPU(losses, amp_training* t, const float* losses, int count) {
     (void)exec;
     while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
-        const amp_exec* exec) {
+AMPI_CPU(check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     (void)exec;
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
     flags[1] = t->scaler.state.unsound ? 1.0f : 0.0f;
     return r;
 }
-AMPI_FN amp_result ampi_cpu_agree(amp_training* t, const float* flags, const amp_exec* exec) {
+AMPI_CPU(agree, amp_training* t, const float* flags) {
     (void)exec;
     if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_step(amp_training* t, void* now, const void* saved, size_t bytes, const amp_exec* exec) {
+AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
     (void)exec;
     AMPI_TRY(amp_optimizer_step(&t->optimizer, &t->scaler, &t->last));
     t->limit = amp_scaler_update(&t->scaler);
     if (!t->last.applied && bytes) memcpy(now, saved, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_read(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; return AMP_OK; }
+AMPI_CPU(read, amp_training* t) { (void)t; (void)exec; return AMP_OK; }
 /* Closes the window if it is open. */
 AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
     (void)exec;
@@ -8889,16 +8880,15 @@ AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
 
 /* The first field that is not 0, or the value that 0 stands for. */
 AMPI_FN int ampi_or(int field, int general, int value) { return field ? field : general ? general : value; }
+/* A desc's height and width of a window. */
+#define AMPI_SIDES(field, h, w) ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
 
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
     ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x, d);
     if (!n) return ampi_no_value();
     const amp_conv2d_shape s = {
-        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
-        ampi_or(d->kernel_h, d->kernel, 0), ampi_or(d->kernel_w, d->kernel, 0),
-        ampi_or(d->stride_h, d->stride, 1), ampi_or(d->stride_w, d->stride, 1),
-        ampi_or(d->padding_h, d->padding, 0), ampi_or(d->padding_w, d->padding, 0),
-        ampi_or(d->dilation_h, d->dilation, 1), ampi_or(d->dilation_w, d->dilation, 1), ampi_or(d->groups, 1, 0)
+        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels, AMPI_SIDES(kernel, 0, 0),
+        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(padding, 0, 0), AMPI_SIDES(dilation, 1, 1), ampi_or(d->groups, 1, 0)
     };
     if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
     n->conv = s;
@@ -8911,11 +8901,10 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
     ampi_node* n = ampi_draft_on(m, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, d);
     if (!n) return ampi_no_value();
-    const int kernel_h = ampi_or(d->kernel_h, d->kernel, 0), kernel_w = ampi_or(d->kernel_w, d->kernel, 0);
+    const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
-        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel_h, kernel_w,
-        ampi_or(d->stride_h, d->stride, kernel_h), ampi_or(d->stride_w, d->stride, kernel_w),
-        ampi_or(d->padding_h, d->padding, 0), ampi_or(d->padding_w, d->padding, 0), d->exclude_pad
+        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0], kernel[1],
+        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(padding, 0, 0), d->exclude_pad
     };
     n->pool = s;
     const amp_result r = amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
@@ -9584,9 +9573,7 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 
 /* >>impl-train */
 
-AMP_DEF const char* amp_outcome_name(amp_outcome o) {
-    return ampi_name_among("applied\0accumulated\0skipped: overflow\0skipped: model\0", (unsigned)o);
-}
+AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const double parts = (double)m->desc.accumulate * m->comm.size;
@@ -10848,13 +10835,6 @@ AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     return AMP_OK;
 }
 AMPI_FN void ampi_picture_draw(struct ampi_picture* p, FILE* out);
-/* Without a flush before the rename, a power cut can leave the new name on an empty file. */
-AMPI_FN amp_result ampi_put_file(ampi_file* f) {
-    if (f->picture) ampi_picture_draw(f->picture, f->stream);
-    else AMPI_TRY(ampi_put_tensors(f));
-    const int ok = !ferror(f->stream) && fflush(f->stream) == 0 && AMPI_OS_SYNC(f->stream);
-    return ok ? AMP_OK : ampi_file_cannot(f, "write");
-}
 
 /* Writes a temporary file and renames it. A block holds a chunk of data, names (later checksums), and its name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
@@ -10873,7 +10853,12 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
     AMPI_TRY(ampi_file_stream(f, path, temporary));
-    amp_result r = ampi_put_file(f);
+    amp_result r = AMP_OK;
+    if (f->picture) ampi_picture_draw(f->picture, f->stream);
+    else r = ampi_put_tensors(f);
+    /* Without a flush before the rename, a power cut can leave the new name on an empty file. */
+    if (r == AMP_OK && (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)))
+        r = ampi_file_cannot(f, "write");
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
     if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
