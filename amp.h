@@ -1718,6 +1718,8 @@ AMPI_FN int ampi_is_utf8(const char* text) {
 
 /* Elements of an array. */
 #define AMPI_LENGTH(array) (sizeof (array) / sizeof *(array))
+#define AMPI_CLEAR(x) memset(&(x), 0, sizeof (x))
+
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }  /* at least 1 */
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -1737,30 +1739,25 @@ typedef struct ampi_argument {
 } ampi_argument;
 #define AMPI_FLAT(n) 1, (n), (n)  /* a vector or a packed tensor of n elements */
 
-/* The bytes of an operand: rows `pitch` apart; packed ones are one long row. */
-typedef struct ampi_extent { int64_t count, width, pitch; } ampi_extent;
-AMPI_FN ampi_extent ampi_extent_of(const ampi_argument* a) {
-    const int64_t size = (int64_t)ampi_type_size(a->dtype);
-    ampi_extent r;
-    r.count = (int64_t)a->rows; r.width = (int64_t)a->cols * size; r.pitch = (int64_t)a->ld * size;
-    if (r.pitch == r.width) { r.width *= r.count; r.count = 1; }
-    return r;
-}
-/* Do two operands share a byte? Row j of b begins d + (j - i) * pitch bytes behind row i of a, and meets it if that is
-   above -b.width and below a.width. Different pitches count as apart. */
+/* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p, and meets it if that is
+   above -width[1] and below width[0]. Packed rows are one long row. Different pitches count as apart. */
 AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
-    ampi_extent a, b;
-    int64_t pitch, t;
-    if (p->rows == 0 || q->rows == 0 || p->cols == 0 || q->cols == 0) return 0;
-    if (p->ld > SIZE_MAX / 16 / p->rows || q->ld > SIZE_MAX / 16 / q->rows) return 0;  /* there is no such memory */
-    a = ampi_extent_of(p);
-    b = ampi_extent_of(q);
-    if (a.count > 1 && b.count > 1 && a.pitch != b.pitch) return 0;
-    pitch = a.count > 1 ? a.pitch : b.pitch;
-    t = 1 - a.count;  /* the first j - i that is far enough behind */
-    if (d + t * pitch <= -b.width) t += (-b.width - (d + t * pitch)) / pitch + 1;
-    return t < b.count && d + t * pitch < a.width;
+    int64_t count[2], width[2], pitch = 1, t;
+    for (int i = 0; i < 2; i++) {
+        const ampi_argument* a = i ? q : p;
+        const int64_t size = (int64_t)ampi_type_size(a->dtype), step = (int64_t)a->ld * size;
+        if (a->rows == 0 || a->cols == 0 || a->ld > SIZE_MAX / 16 / a->rows) return 0;  /* there is no such memory */
+        count[i] = (int64_t)a->rows;
+        width[i] = (int64_t)a->cols * size;
+        if (step == width[i]) { width[i] *= count[i]; count[i] = 1; }
+        if (count[i] == 1) continue;
+        if (pitch != 1 && pitch != step) return 0;
+        pitch = step;
+    }
+    t = 1 - count[0];  /* the first j - i that is far enough behind */
+    if (d + t * pitch <= -width[1]) t += (-width[1] - (d + t * pitch)) / pitch + 1;
+    return t < count[1] && d + t * pitch < width[0];
 }
 
 /* Refuses a call that would overwrite an operand it still needs. */
@@ -7007,8 +7004,8 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const char* level = amp_level_name(d->level);
     const int white = d->white_count, black = d->black_count;
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
-    AMPI_REFUSE_POLICY(d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16,
-        "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
+    AMPI_REFUSE_POLICY(d->low_dtype && ampi_type_size(d->low_dtype) != 2, "low_dtype must be f16 or bf16, not %s",
+        amp_dtype_name(d->low_dtype));
     AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
         amp_style_name(d->style), level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
@@ -7040,11 +7037,11 @@ AMPI_FN void ampi_policy_put(amp_policy* p, amp_op op, amp_rule rule, amp_reason
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy_desc d;
     amp_policy out;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     if (desc) d = *desc;
     if (!p) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     AMPI_TRY(ampi_policy_check_desc(&d));
-    memset(&out, 0, sizeof out);
+    AMPI_CLEAR(out);
     out.level = d.level;
     out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
     out.style = d.style;
@@ -7070,8 +7067,7 @@ AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
 /* A policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
     AMPI_TRY(ampi_policy_check_choice(p->level, p->style, logger));
-    AMPI_REFUSE_POLICY(p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16,
-        "low_dtype must be f16 or bf16; start from amp_policy_init");
+    AMPI_REFUSE_POLICY(ampi_type_size(p->low_dtype) != 2, "low_dtype must be f16 or bf16; start from amp_policy_init");
     for (int i = 0; i < AMP_OP_COUNT; i++)
         AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]), "%s cannot have the rule %s (%d)",
             amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
@@ -7189,7 +7185,7 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->back
 AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     amp_scaler_rule* r = &x->rule;
     const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
-    memset(x, 0, sizeof *x);
+    AMPI_CLEAR(*x);
     x->rule = row->rule;
     x->state.scale = row->init;
     for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++) {
@@ -7247,7 +7243,7 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     amp_scaler_desc d;
     ampi_saved x;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     if (desc) d = *desc;
     const amp_logger* logger = d.logger;
     const ampi_scaler_row* row = ampi_scaler_preset(d.preset);
@@ -7260,7 +7256,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
     ampi_scaler_use_scale(&x.state);
-    memset(s, 0, sizeof *s);
+    AMPI_CLEAR(*s);
     s->rule = x.rule;
     s->state = x.state;
     if (logger) s->logger = *logger;
@@ -7393,7 +7389,7 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
         if (s->list_count == 0) s->span_count = 0;  /* of the last window */
         entry = &s->lists[s->list_count++];
-        memset(entry, 0, sizeof *entry);
+        AMPI_CLEAR(*entry);
         entry->key = key;
     }
     for (int i = 0; i < t->count && set == 0 && done != AMPI_CHECKED; i++) {
@@ -7887,7 +7883,7 @@ AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
 
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     amp_optimizer_desc d;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     if (desc) d = *desc;
     ampi_optimizer_fill(&d);
     return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
@@ -7905,8 +7901,7 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     const int moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
-    AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
-        "low_dtype must be F16 or BF16");
+    AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE, "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
     AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "no memory holds that many elements");
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
@@ -7953,7 +7948,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
         const char* place) {
     amp_optimizer made;
     amp_optimizer_desc* d = &made.desc;
-    memset(&made, 0, sizeof made);
+    AMPI_CLEAR(made);
     if (desc) *d = *desc;
     if (!o) return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(d);
@@ -8009,7 +8004,7 @@ typedef struct ampi_step {
 
 /* A weight without a master must fit its 16 bits; a copy saturates. */
 AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
-    memset(over, 0, sizeof *over);
+    AMPI_CLEAR(*over);
     over->finite = 0x7f7fffffu;
     over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;  /* below 65520, 2^128 - 2^119 */
     over->last = has_master ? over->finite : over->low;
@@ -8116,7 +8111,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     float lr = (float)ampi_mul64(ampi_default_at(&g->lr, o->state.lr), factor);
     float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
     int first = t == 0;  /* SGD's buffer starts as the gradient itself */
-    memset(u, 0, sizeof *u);
+    AMPI_CLEAR(*u);
     u->frozen = g->frozen;
     u->mult = d->maximize ? -mult : mult;
     u->l2 = wd;
@@ -8214,7 +8209,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     int unscaled = 1;
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
     const float factor = s && !unscaled ? s->state.inverse : 1.0f;
-    memset(&report, 0, sizeof report);
+    AMPI_CLEAR(report);
     report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     report.applied = ampi_optimizer_look(o, s, t, factor, &report.overflow);
@@ -8288,7 +8283,7 @@ AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
 }
 AMPI_CPU(convert, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     amp_convert_desc d;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     d.logger = ampi_exec_logger(exec);
     return amp_convert_with(dst, to, src, from, n, &d);
 }
@@ -8522,6 +8517,7 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 /* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a layer. */
 #define ampi_model_fail(...) ampi_fail(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(__VA_ARGS__); } while (0)
+#define AMPI_REFUSE_NULL(call, p) AMPI_REFUSE(!(p), AMP_ERR_ARGUMENT, call ": " #p " is NULL")
 #define AMPI_REFUSE_LAYER(condition, ...) \
     do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
 
@@ -8620,7 +8616,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
         "and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
     AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
-    memset(m, 0, sizeof *m);
+    AMPI_CLEAR(*m);
     amp_model_desc* d = &m->desc;
     *d = *desc;
     m->backend = desc->backend ? desc->backend : amp_cpu_backend();
@@ -8638,8 +8634,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
-    if (d->scaler) m->scaler_desc = *d->scaler;
-    if (d->scaler) d->scaler = &m->scaler_desc;
+    if (d->scaler) { m->scaler_desc = *d->scaler; d->scaler = &m->scaler_desc; }
     for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
     if (d->accumulate == 0) d->accumulate = 1;
@@ -8653,7 +8648,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (i >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, m->blocks[i].raw);
         else if (m->blocks[i].raw) m->backend->free(m->blocks[i].raw, &m->desc.allocator);
-    memset(m->blocks, 0, sizeof m->blocks);
+    AMPI_CLEAR(m->blocks);
     m->training_open = 0;
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
@@ -8729,7 +8724,7 @@ AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
 /* The draft of a node on `in` or NULL, whose shape and, for messages, name the draft takes. */
 AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     ampi_node* n = &m->draft;
-    memset(n, 0, sizeof *n);
+    AMPI_CLEAR(*n);
     n->row = ampi_op(op);
     n->layer.op = op;
     n->weight = n->bias = n->number = AMPI_NONE;
@@ -9184,7 +9179,7 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
     ampi_each(n) {
-        memset(n->leases, 0, sizeof n->leases);
+        AMPI_CLEAR(n->leases);
         n->grad_written = 0;
     }
     for (ampi_node* n = m->last; n; n = n->prev) {
@@ -9256,7 +9251,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     const size_t channels = (size_t)n->layer.channels;
     const int is_bias = index == n->bias, is_low = n->layer.param_dtype != AMP_F32;
     amp_param p;
-    memset(&p, 0, sizeof p);
+    AMPI_CLEAR(p);
     p.count = n->layer.op == AMP_OP_LAYER_NORM ? n->features : channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
@@ -9387,7 +9382,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const ampi_style_row* style = ampi_style(m->policy.style);
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
         dynamic |= n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC : level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
@@ -9455,7 +9450,7 @@ AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_memory"));
-    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
+    AMPI_REFUSE_NULL("amp_model_memory", out);
     const ampi_allocation* b = m->blocks;
     const amp_memory sizes = { b[AMPI_BLOCK_ARENA].bytes, b[AMPI_BLOCK_MASTERS].bytes, b[AMPI_BLOCK_LOW].bytes,
                                b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes,
@@ -9689,7 +9684,16 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     return AMP_ERR_UNSUPPORTED;
 }
 
-AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
+/* amp_stats_collect for memory of the backend. */
+AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
+    float tile[AMPI_BLOCK];
+    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
+        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+        AMPI_RUN(download, tile, dtype, ampi_at(data, dtype, at), dtype, k);
+        amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
+    }
+    return AMP_OK;
+}
 /* Statistics of a layer's output, losses aside, for amp_model_stats. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
@@ -10159,7 +10163,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
-    memset(&told, 0, sizeof told);
+    AMPI_CLEAR(told);
     feholdexcept(&floats);  /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
@@ -10173,9 +10177,9 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
     AMPI_TRY(ampi_check_finalized(m, "train read"));
-    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "train read: info is NULL");
+    AMPI_REFUSE_NULL("train read", info);
     AMPI_REFUSE(!m->stepped && m->micro == 0, AMP_ERR_STATE, "train read: no step was made");
-    memset(&told, 0, sizeof told);
+    AMPI_CLEAR(told);
     told.attempts = 1;
     AMPI_TRY(ampi_read_step(m, m->micro == 0, &told));
     *info = told;
@@ -10203,7 +10207,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     amp_eval_info told = { 0.0f, 0 };
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
-    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
+    AMPI_REFUSE_NULL("evaluate", info);
     AMPI_TRY(ampi_evaluate(m, batch, m->last, &told, NULL));
     *info = told;
     return AMP_OK;
@@ -10211,7 +10215,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
     AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
     ampi_node* n = ampi_find(m, v);
-    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "predict: out is NULL");
+    AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
     return ampi_evaluate(m, batch, ampi_source(n), NULL, out);  /* before a layer that works in place */
@@ -10237,7 +10241,7 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
 /* To be closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
     const amp_allocator* a = &m->desc.allocator;
-    memset(f, 0, sizeof *f);
+    AMPI_CLEAR(*f);
     f->m = m;
     f->data = data;
     f->what = what;
@@ -10278,7 +10282,7 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
 /* The batch of n samples from `at` in the order. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = f->data;
-    memset(b, 0, sizeof *b);
+    AMPI_CLEAR(*b);
     b->n = n;
     if (d->read) {
         const amp_result r = d->read(b, f->order + at, d->user_data);
@@ -10302,7 +10306,7 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
     int n;
     ampi_feed_shuffle(f, NULL, 0);
-    memset(info, 0, sizeof *info);
+    AMPI_CLEAR(*info);
     for (int64_t at = 0; at < f->data->count; at += n) {
         amp_eval_info part;
         amp_batch b;
@@ -10320,7 +10324,7 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
     amp_eval_info told;
     ampi_feed f;
     if (!m) return AMP_ERR_ARGUMENT;
-    AMPI_REFUSE(!info, AMP_ERR_ARGUMENT, "evaluate data: info is NULL");
+    AMPI_REFUSE_NULL("evaluate data", info);
     amp_result r = ampi_feed_open(&f, m, data, "evaluate data");
     if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told);
     ampi_feed_close(&f);
@@ -10420,7 +10424,7 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
 
 AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     amp_eval_info told;
-    memset(&f->now, 0, sizeof f->now);
+    AMPI_CLEAR(f->now);
     f->now.epoch = epoch + 1;
     AMPI_TRY(ampi_fit_pass(f));
     float loss = f->now.loss, best = f->info.best.loss;
@@ -10467,7 +10471,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
     ampi_fit f;
     if (!m) return AMP_ERR_ARGUMENT;
-    memset(&f, 0, sizeof f);
+    AMPI_CLEAR(f);
     f.m = m;
     if (desc) f.d = *desc;
     if (f.d.epochs == 0) f.d.epochs = 1;
@@ -10680,7 +10684,7 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
 
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
         const amp_file_desc* desc) {
-    memset(f, 0, sizeof *f);
+    AMPI_CLEAR(*f);
     if (desc) f->desc = *desc;
     f->owner = "memory";
     f->tensors = tensors;
@@ -11022,7 +11026,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
         const char* name = ampi_json_string(j, ':');
         if (strcmp(name, "__metadata__") != 0) {
             ampi_entry* e = &f->entries[f->entry_count++];
-            memset(e, 0, sizeof *e);
+            AMPI_CLEAR(*e);
             e->name = name;
             ampi_json_tensor(j, e);
             continue;
@@ -11362,7 +11366,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     char computed[AMPI_NUMBER];
     uint64_t value, most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
-    memset(c->o.state.frozen_steps, 0, sizeof c->o.state.frozen_steps);
+    AMPI_CLEAR(c->o.state.frozen_steps);
     for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
         const int is_rate = x->kind == 'f';
         const char* text = ampi_file_text(f, x->key);
@@ -11452,7 +11456,7 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
         const amp_file_tensor* more, int more_count, const amp_file_desc* desc, int* count) {
     ampi_checkpoint c;
     const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger : &silent;
-    memset(&c, 0, sizeof c);
+    AMPI_CLEAR(c);
     AMPI_TRY(ampi_file_begin(&c.file, path, more, more_count, desc));
     AMPI_REFUSE_CALL(m && !m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
     AMPI_REFUSE_CALL(m && !o, AMP_ERR_STATE, "checkpoint: the model has no parameters");
@@ -11566,7 +11570,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
     if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
-    if (!add) memset(out, 0, sizeof *out);
+    if (!add) AMPI_CLEAR(*out);
     out->count += n;
     feholdexcept(&floats);
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
@@ -11576,17 +11580,6 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     }
     ampi_suggest_scale(out, target);
     fesetenv(&floats);
-    return AMP_OK;
-}
-
-/* The same for memory of the backend. */
-AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
-    float tile[AMPI_BLOCK];
-    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
-        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
-        AMPI_RUN(download, tile, dtype, ampi_at(data, dtype, at), dtype, k);
-        amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
-    }
     return AMP_OK;
 }
 
@@ -11638,7 +11631,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
     if (!m) return AMP_ERR_ARGUMENT;
-    AMPI_REFUSE(!out, AMP_ERR_ARGUMENT, "amp_model_print: out is NULL");
+    AMPI_REFUSE_NULL("amp_model_print", out);
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
     fprintf(out, "%s", amp_level_name(m->policy.level));
     if (m->policy.level != AMP_O0)
