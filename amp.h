@@ -1803,11 +1803,11 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     return 0;
 }
 
-AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
+AMPI_FN void* ampi_alloc(size_t size, const amp_allocator* a) {
     if (size == 0) size = 1;
     return a && a->alloc ? a->alloc(size, a->user_data) : malloc(size);
 }
-AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
+AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
     if (!p) return;
     if (a && a->free) a->free(p, a->user_data);
     else free(p);
@@ -6948,13 +6948,16 @@ AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
     return 0;
 }
 
+#define AMPI_X(name, text, ...) text "\0"
+AMPI_NAMES(amp_style_name, amp_style, AMP_STYLE_LIST(AMPI_X))
+AMPI_NAMES(amp_scaler_preset_name, amp_scaler_preset, AMP_SCALER_PRESET_LIST(AMPI_X))
+#undef AMPI_X
 AMPI_NAMES(amp_rule_name, amp_rule, "LOW\0FP32\0PROMOTE\0FOLLOW\0GRAY\0")
 AMPI_NAMES(amp_level_name, amp_level, "O0\0O1\0O2\0O3\0")
 AMPI_NAMES(amp_reason_name, amp_reason, "level list\0white list\0black list\0"
     "set by hand\0keep_batchnorm_fp32\0region\0pinned\0")
 
 typedef struct ampi_style_row {
-    const char* text;
     unsigned levels;
     int cast_back;
     amp_scaler_preset o1_scaler, o2_scaler;
@@ -6963,16 +6966,11 @@ typedef struct ampi_style_row {
 AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
     static const ampi_style_row rows[] = {
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
-        { text, levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
+        { levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
         AMP_STYLE_LIST(AMPI_X)
 #undef AMPI_X
     };
     return (unsigned)style < (unsigned)AMP_STYLE_COUNT ? &rows[style] : NULL;
-}
-
-AMP_DEF const char* amp_style_name(amp_style style) {
-    const ampi_style_row* row = ampi_style(style);
-    return row ? row->text : "?";
 }
 
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
@@ -7131,7 +7129,6 @@ enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMP
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
 typedef struct ampi_scaler_row {
-    const char* text;
     int kind, late;
     float init;
     amp_scaler_rule rule;
@@ -7140,17 +7137,12 @@ typedef struct ampi_scaler_row {
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
-        { text, AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
+        { AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
           AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
     };
     return (unsigned)p < (unsigned)AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
-}
-
-AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p) {
-    const ampi_scaler_row* row = ampi_scaler_preset(p);
-    return row ? row->text : "?";
 }
 
 /* A scale whose inverse is a finite float: finite and above 2^-128 (a subnormal). */
@@ -7210,10 +7202,11 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
 #define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 
 /* What a desc may not ask for, as given and with the preset's values. */
-AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x, const char* preset) {
+AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
     const float init = x->state.scale;
+    const char* preset = amp_scaler_preset_name(d->preset);
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
         !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
         "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or "
@@ -7250,7 +7243,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
     AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
     ampi_scaler_fill(&x, &d, row);
-    AMPI_TRY(ampi_scaler_check_desc(&d, &x, row->text));
+    AMPI_TRY(ampi_scaler_check_desc(&d, &x));
     if (row->kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
     x.state.exact_scale = x.state.scale;
     x.state.tracker = x.rule.start;
@@ -7316,8 +7309,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_stat
     else if (x->consecutive_unsound < INT32_MAX) x->consecutive_unsound++;
     if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= 4;
     /* A double above all floats spoils just the next window, whose overflow brings it back. */
-    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW &&
-                 ampi_bits64(x->exact_scale) < AMPI_INF64;
+    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW && ampi_bits64(x->exact_scale) < AMPI_INF64;
     if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;
     x->found_inf = x->unsound = 0;
     return hit;
@@ -7609,8 +7601,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
             "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
-    s->state.scale = scale;
-    s->state.exact_scale = scale;
+    ampi_scaler_keep(&s->rule, &s->state, scale);
     ampi_scaler_use_scale(&s->state);
     return AMP_OK;
 }
@@ -7797,8 +7788,7 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const double last = s->floor, above = 1.0 - last;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
-        return ampi_pow_int(ampi_is_zero(&s->gamma) ? 0.1f : s->gamma,
-            s->step_size > 0 ? after / s->step_size : 0);
+        return ampi_pow_int(ampi_is_zero(&s->gamma) ? 0.1f : s->gamma, s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
     if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
@@ -8267,8 +8257,6 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 
 /* >>impl-backend */
 
-AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
-AMPI_FN void ampi_cpu_free(void* p, const amp_allocator* a) { ampi_free(a, p); }
 /* Functions as the table's AMPI_ENTRY declares them. */
 #define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec)
 AMPI_CPU(zero, void* p, size_t bytes) {
@@ -8372,7 +8360,7 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
-        ampi_cpu_alloc, ampi_cpu_free, NULL /* reaches */, ampi_cpu_zero, ampi_cpu_copy,
+        ampi_alloc, ampi_free, NULL /* reaches */, ampi_cpu_zero, ampi_cpu_copy,
         ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
         ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert, ampi_cpu_load,
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
@@ -8558,7 +8546,7 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     if (b->bytes == 0) return AMP_OK;
     AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not "
         "fit memory", (ampi_ull)b->bytes);
-    b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
+    b->raw = (on_host ? ampi_alloc : m->backend->alloc)(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
     return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(zero, b->base, b->bytes);
@@ -8614,7 +8602,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
     AMPI_REFUSE_CALL(!desc->allocator.alloc != !desc->allocator.free, AMP_ERR_DESC, "model: allocator needs both alloc "
         "and free, or neither");
-    amp_model* m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
+    amp_model* m = (amp_model*)ampi_alloc(sizeof *m, &desc->allocator);
     AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     AMPI_CLEAR(*m);
     amp_model_desc* d = &m->desc;
@@ -8631,7 +8619,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     if (r == AMP_OK) r = desc->policy ? ampi_policy_check(&m->policy, &m->op_logger)
                                       : amp_policy_init(&m->policy, &d->precision);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
-    if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
+    if (r != AMP_OK) { ampi_free(m, &desc->allocator); return r; }
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) { m->scaler_desc = *d->scaler; d->scaler = &m->scaler_desc; }
@@ -8646,8 +8634,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->training_open) ampi_run(training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
-        if (i >= AMPI_BLOCK_HOST) ampi_free(&m->desc.allocator, m->blocks[i].raw);
-        else if (m->blocks[i].raw) m->backend->free(m->blocks[i].raw, &m->desc.allocator);
+        if (m->blocks[i].raw)
+            (i < AMPI_BLOCK_HOST ? m->backend->free : ampi_free)(m->blocks[i].raw, &m->desc.allocator);
     AMPI_CLEAR(m->blocks);
     m->training_open = 0;
     for (ampi_node *n = m->first, *next; n; n = next) {
@@ -8655,7 +8643,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
         if (n->layer.op != AMPI_OP_CAST) continue;
         n->prev->next = next;
         next->prev = n->prev;
-        ampi_free(&m->desc.allocator, n);
+        ampi_free(n, &m->desc.allocator);
     }
 }
 AMP_DEF void amp_model_destroy(amp_model* m) {
@@ -8664,11 +8652,11 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
     const amp_allocator allocator = m->desc.allocator;
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
-        ampi_free(&allocator, n->constants);
-        ampi_free(&allocator, n);
+        ampi_free(n->constants, &allocator);
+        ampi_free(n, &allocator);
     }
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
-    ampi_free(&allocator, m);
+    ampi_free(m, &allocator);
 }
 
 /* --- building --- */
@@ -8744,6 +8732,10 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
     ampi_fail(&m->draft_logger, AMP_ERR_DESC, "the desc is NULL");
     return NULL;
 }
+/* Declares n as that draft, or returns. */
+#define AMPI_DRAFT(n, ...) \
+    ampi_node* n = ampi_draft_on(m, __VA_ARGS__); \
+    if (!n) return ampi_no_value()
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
@@ -8752,7 +8744,7 @@ AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, fl
 
 /* The draft as a node of its own; NULL without memory. */
 AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
-    ampi_node* n = (ampi_node*)ampi_alloc(&m->desc.allocator, sizeof *n);
+    ampi_node* n = (ampi_node*)ampi_alloc(sizeof *n, &m->desc.allocator);
     if (n) *n = m->draft;
     else ampi_model_fail(AMP_ERR_MEMORY, "model: out of memory for a layer");
     return n;
@@ -8811,7 +8803,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
         "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     for (int c = 0; c < d->channels; c++)
-        AMPI_REFUSE_LAYER((d->mean && !amp_is_finite(&d->mean[c], AMP_F32)) || (d->std && (d->std[c] == 0.0f
+        AMPI_REFUSE_LAYER((d->mean && !ampi_is_finite(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
             || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
             "finite, and std above 0", c);
     const size_t count = (size_t)d->channels;
@@ -8821,7 +8813,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     n->reading.scale = d->scale;
     n->index = m->input_count;
     if (d->mean || d->std) {
-        n->constants = (float*)ampi_alloc(&m->desc.allocator, count * 2 * sizeof(float));
+        n->constants = (float*)ampi_alloc(count * 2 * sizeof(float), &m->desc.allocator);
         AMPI_REFUSE_LAYER(!n->constants, AMP_ERR_MEMORY, "out of memory");
         for (size_t c = 0; c < count; c++) {
             n->constants[c] = d->mean ? d->mean[c] : 0.0f;
@@ -8830,7 +8822,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     }
     const amp_value v = ampi_layer_add(m);
     if (v.id) m->inputs[m->input_count++] = m->last;
-    else ampi_free(&m->desc.allocator, n->constants);
+    else ampi_free(n->constants, &m->desc.allocator);
     return v;
 }
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
@@ -8847,22 +8839,19 @@ AMPI_UNARY(amp_sigmoid, SIGMOID)
 AMPI_UNARY(amp_softmax, SOFTMAX)
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_DROPOUT, x, m);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, AMP_OP_DROPOUT, x, m);
     ampi_draft_range(m, "probability", &p, AMPI_BELOW_ONE);
     n->p = p;
     return ampi_layer_add(m);
 }
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_FLATTEN, x, m);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, AMP_OP_FLATTEN, x, m);
     ampi_set_shape(n, (int)n->features, 1, 1);
     return ampi_layer_add(m);
 }
 
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_LINEAR, x, d);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, AMP_OP_LINEAR, x, d);
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
         "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
     ampi_set_shape(n, d->out, 1, 1);
@@ -8879,8 +8868,7 @@ AMPI_FN int ampi_or(int field, int general, int value) { return field ? field : 
 #define AMPI_SIDES(field, h, w) ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
 
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
-    ampi_node* n = ampi_draft_on(m, AMP_OP_CONV2D, x, d);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, AMP_OP_CONV2D, x, d);
     const amp_conv2d_shape s = {
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels, AMPI_SIDES(kernel, 0, 0),
         AMPI_SIDES(stride, 1, 1), AMPI_SIDES(padding, 0, 0), AMPI_SIDES(dilation, 1, 1), ampi_or(d->groups, 1, 0)
@@ -8894,8 +8882,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    ampi_node* n = ampi_draft_on(m, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, d);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0], kernel[1],
@@ -8922,8 +8909,7 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
 
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
-    ampi_node* n = ampi_draft_on(m, op, x, d);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, op, x, d);
     const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels, n->layer.height * n->layer.width, d->eps,
                                      d->momentum, d->frozen != 0 };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
@@ -8951,8 +8937,7 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) { return am
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
     const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    ampi_node* n = ampi_draft_on(m, op, x, d);
-    if (!n) return ampi_no_value();
+    AMPI_DRAFT(n, op, x, d);
     const amp_layer* l = &n->layer;
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "a model has at most %d losses", AMP_MAX_LOSSES);
     AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE, "%dx%dx%d has more than one pixel "
@@ -9907,7 +9892,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
         if (ampi_run(download, values, AMP_F32, ampi_at(data, t, at), t, k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
-            if (!amp_is_finite(&values[i], AMP_F32)) return at + i;
+            if (!ampi_is_finite(&values[i])) return at + i;
         }
     }
     return count;
@@ -10045,9 +10030,8 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     info->lr = last->lr;
     info->overflow = last->overflow;
     info->grad_norm = last->applied ? last->grad_norm : ampi_double(AMPI_INF64);
-    info->outcome = last->applied            ? AMP_STEP_APPLIED
-                    : last->overflow.unsound ? AMP_STEP_SKIPPED_MODEL
-                                             : AMP_STEP_SKIPPED_OVERFLOW;
+    info->outcome = last->applied ? AMP_STEP_APPLIED
+                    : last->overflow.unsound ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
     info->update_overflows = last->update_overflows;
     info->saturated = last->saturated;
     info->message[0] = 0;
@@ -10105,7 +10089,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
-    if (!m->trouble[0] && !amp_is_finite(&info->loss, AMP_F32)) ampi_diagnose_forward(m);  /* while it is there */
+    if (!m->trouble[0] && !ampi_is_finite(&info->loss)) ampi_diagnose_forward(m);  /* while it is there */
     return AMP_OK;
 }
 
@@ -10234,8 +10218,8 @@ typedef struct ampi_feed {
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
     if (!f->m) return;
-    for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
-    ampi_free(&f->m->desc.allocator, f->order);
+    for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(f->buffers[i], &f->m->desc.allocator);
+    ampi_free(f->order, &f->m->desc.allocator);
 }
 
 /* To be closed after a failure too. */
@@ -10248,7 +10232,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
         "%s: data is NULL, or its count is not a number of samples", what);
-    f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
+    f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
     int missing = !f->order;
     for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
         const ampi_node* n = ampi_array_node(m, i);
@@ -10258,7 +10242,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         f->bytes[i] = !ampi_is_loss(n)     ? n->features * amp_dtype_size(data->input_dtype)
                       : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
                                            : ampi_target_size(n) * 4;
-        if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
+        if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
         missing |= f->bytes[i] && !f->buffers[i];
     }
     AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
@@ -10388,7 +10372,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
-    if (done && amp_is_finite(&step.loss, AMP_F32)) {
+    if (done && ampi_is_finite(&step.loss)) {
         f->loss_sum += step.loss * (double)(to - from);
         f->samples += to - from;
     }
@@ -10434,7 +10418,7 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
         best = f->info.best.eval_loss;
         f->now.accuracy = told.correct / (double)f->d.evaluation->count;
     }
-    f->now.best = amp_is_finite(&loss, AMP_F32) && (!f->info.best.best || loss < best);
+    f->now.best = ampi_is_finite(&loss) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
     if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
@@ -10631,15 +10615,15 @@ AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
 }
 
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
-    void* p = bytes == (size_t)bytes ? ampi_alloc(&f->desc.allocator, (size_t)bytes) : NULL;
+    void* p = bytes == (size_t)bytes ? ampi_alloc((size_t)bytes, &f->desc.allocator) : NULL;
     if (!p) AMPI_BAD_PATH(AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
 
 AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     if (f->stream) fclose(f->stream);
-    ampi_free(&f->desc.allocator, f->data);
-    ampi_free(&f->desc.allocator, f->entries);
+    ampi_free(f->data, &f->desc.allocator);
+    ampi_free(f->entries, &f->desc.allocator);
     return r;
 }
 
@@ -10886,8 +10870,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
         texts ? "a pointer" : "NULL");
     for (int i = 0; i < text_count; i++)
         AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
-            || !ampi_is_utf8(texts[i].value)
-            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,
+            || !ampi_is_utf8(texts[i].value) || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,
             "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
     return ampi_file_close(f, ampi_file_save(f, path, texts, text_count));
 }
@@ -11481,7 +11464,7 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c.file, path);
     if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);
     if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(&c, count);
-    ampi_free(&c.file.desc.allocator, c.tensors);
+    ampi_free(c.tensors, &c.file.desc.allocator);
     return ampi_file_close(&c.file, r);
 }
 
@@ -11799,12 +11782,12 @@ AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, 
     AMPI_TRY(ampi_check_finalized(m, "report"));
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
     const size_t bytes = (size_t)m->layer_count * sizeof(amp_layer_stats);
-    amp_layer_stats* stats = (amp_layer_stats*)ampi_alloc(&desc.allocator, bytes);
+    amp_layer_stats* stats = (amp_layer_stats*)ampi_alloc(bytes, &desc.allocator);
     ampi_picture p = { ampi_report_list, m, stats, NULL, -40 - AMP_STATS_MIN_EXPONENT, 60, 0, 0, NULL };
     AMPI_REFUSE(!stats, AMP_ERR_MEMORY, "report: no memory for %llu bytes", (ampi_ull)bytes);
     amp_result r = amp_model_stats(m, batch, stats, m->layer_count);
     if (r == AMP_OK) r = ampi_picture_put(&p, out, path, &desc);
-    ampi_free(&desc.allocator, stats);
+    ampi_free(stats, &desc.allocator);
     return r;
 }
 AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path) {

@@ -581,7 +581,7 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     if (c->owns_stream) cudaStreamDestroy(ampi_cuda_stream(&c->exec));
     cudaGetLastError();
     allocator = c->allocator;
-    ampi_free(&allocator, c);
+    ampi_free(c, &allocator);
 }
 
 AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
@@ -594,7 +594,7 @@ AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, c
                          "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
                          (int)desc->gemm, desc->graph);
     if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
-    c = (amp_cuda*)ampi_alloc(a, sizeof *c);
+    c = (amp_cuda*)ampi_alloc(sizeof *c, a);
     if (!c) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
     memset(c, 0, sizeof *c);
     if (desc) c->desc = *desc;
@@ -7160,7 +7160,7 @@ AMPI_FN void ampi_cuda_training_close(amp_training* t, const amp_exec* exec) {
     amp_cuda_optimizer_destroy(own->optimizer);
     amp_cuda_scaler_destroy(own->scaler);
     if (own->position) cudaFree(own->position);
-    ampi_free(&ampi_cuda_context(exec)->allocator, own);
+    ampi_free(own, &ampi_cuda_context(exec)->allocator);
     t->resident = NULL;
 }
 
@@ -7174,7 +7174,7 @@ AMPI_FN void ampi_cuda_training_note(const amp_training* t) {
 AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
                                            int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
-    ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(a, sizeof *own);
+    ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(sizeof *own, a);
     amp_result r;
     if (!own) return ampi_fail(exec->logger, AMP_ERR_MEMORY, "amp_cuda: out of memory for the training state");
     memset(own, 0, sizeof *own);

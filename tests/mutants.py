@@ -490,7 +490,7 @@ TABLE = [
     ("checkpoint", "        if (!e) continue;\n        e->crc = t->value;",
      "        if (!e) break;\n        e->crc = t->value;"),
     ("checkpoint", "AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 1, &crc),", "AMPI_REFUSE_FILE(0,"),
-    ("checkpoint", "            || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,\n", "            ,\n"),
+    ("checkpoint", " || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,\n", ",\n"),
     ("checkpoint", "(crc_text && strcmp(crc_text,", "(0 && strcmp(crc_text,"),
     ("optim", "!ampi_lr_is_valid(value, 1), code", "!ampi_lr_is_valid(value, i % 2), code"),
     ("optim", "for (int i = 0; i < 2 * count; i++) {\n        const float* value", "for (int i = 0; i < 2 * count; i += 2) {\n        const float* value"),
