@@ -7623,9 +7623,9 @@ static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
     { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
     { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
 
-/* Integers of `size` bytes, lowest byte first. */
-AMPI_FN void ampi_put(unsigned char* p, size_t size, uint64_t u) {
-    for (; size > 0; size--, u >>= 8) *p++ = (unsigned char)(u & 0xffu);
+/* Integers, lowest byte first. */
+AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
+    for (int i = 0; i < 4; i++) p[i] = (unsigned char)(u >> 8 * i & 0xffu);
 }
 AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
     uint64_t u = 0;
@@ -7672,12 +7672,12 @@ AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / growth);
     ampi_saved saved = { s->rule, s->state };
     memcpy(p, "AMPS", 4);
-    ampi_put(p + 4, 4, AMPI_SCALER_VERSION);
-    ampi_put(p + 8, 4, ampi_bits_at(&growth));
-    ampi_put(p + 12, 4, ampi_bits_at(&backoff));
-    ampi_put(p + 52, 4, AMP_LIMIT_ERROR);
+    ampi_put32(p + 4, AMPI_SCALER_VERSION);
+    ampi_put32(p + 8, ampi_bits_at(&growth));
+    ampi_put32(p + 12, ampi_bits_at(&backoff));
+    ampi_put32(p + 52, AMP_LIMIT_ERROR);
     ampi_scaler_move(&saved, p, 0);
-    ampi_put(p + AMPI_SCALER_CRC_AT, 4, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
+    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
 }
 
 /* Number i of a saved rule: four floats, ten integers, two doubles. */
@@ -7706,14 +7706,6 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     return AMP_OK;
 }
 
-/* A scale from 0 to infinity, and counters that can go on counting. */
-AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const amp_scaler_state* x) {
-    return ampi_bits_at(&x->scale) <= 0x7f800000u && x->tracker >= r->start && x->hysteresis_left >= 0
-        && x->hysteresis_left <= r->hysteresis && x->consecutive_skips >= 0 && (uint64_t)x->applied >> 62 == 0
-        && (uint64_t)x->skipped >> 62 == 0 && ampi_bits64_at(&x->exact_scale) <= AMPI_INF64
-        && x->consecutive_unsound >= 0;
-}
-
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
@@ -7733,8 +7725,13 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     if (memcmp(theirs + 8, ours + 8, 56) != 0 || memcmp(theirs + 96, ours + 96, 16) != 0)
         return ampi_scaler_refuse_rule(s, theirs, ours);
     ampi_saved saved = { s->rule, s->state };
+    const amp_scaler_state* x = &saved.state;
     ampi_scaler_move(&saved, theirs, 1);
-    AMPI_REFUSE_CALL(!ampi_scaler_state_is_sound(&s->rule, &saved.state), AMP_ERR_FORMAT,
+    /* Allowed are a scale from 0 to infinity, and counters that can go on counting. */
+    AMPI_REFUSE_CALL(ampi_bits_at(&x->scale) > 0x7f800000u || ampi_bits64_at(&x->exact_scale) > AMPI_INF64
+        || x->tracker < s->rule.start || x->hysteresis_left < 0 || x->hysteresis_left > s->rule.hysteresis
+        || x->consecutive_skips < 0 || x->consecutive_unsound < 0 || (uint64_t)x->applied >> 62 != 0
+        || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");
     s->state = saved.state;
     ampi_scaler_keep(&s->rule, &s->state, version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : s->state.scale);
@@ -8357,6 +8354,7 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
     t->scaler.state.found_inf = t->scaler.state.unsound = 0;
 }
 
+#define AMPI_BOTH(op) amp_##op##_forward, amp_##op##_backward
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
@@ -8364,13 +8362,9 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
         ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert, ampi_cpu_load,
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
-        amp_linear_forward, amp_linear_backward, amp_conv2d_forward, amp_conv2d_backward,
-        amp_pool2d_forward, amp_pool2d_backward,
-        amp_batch_norm_forward, amp_batch_norm_backward, amp_layer_norm_forward, amp_layer_norm_backward,
-        amp_activation_forward, amp_activation_backward, amp_softmax_forward, amp_softmax_backward, ampi_cpu_dropout,
-        amp_add_forward, amp_concat_forward, amp_concat_backward,
-        amp_softmax_cross_entropy_forward, amp_softmax_cross_entropy_backward,
-        amp_mse_forward, amp_mse_backward, amp_bce_with_logits_forward, amp_bce_with_logits_backward,
+        AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm),
+        AMPI_BOTH(activation), AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
+        AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
         ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses, ampi_cpu_check,
         ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon, NULL /* record */, NULL /* record_end */,
         NULL /* linear_relu_forward */, NULL /* conv2d_relu_forward */
@@ -8480,7 +8474,6 @@ struct amp_model {
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
     ampi_pass pass;
-    int training_open;
     int stale;                    /* steps were made since it was last read */
     int stepped;
     int finalized;
@@ -8632,12 +8625,11 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
 
 /* Takes the model back to the graph as built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
-    if (m->training_open) ampi_run(training_close, &m->training);
+    if (m->finalized && m->param_count) ampi_run(training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (m->blocks[i].raw)
             (i < AMPI_BLOCK_HOST ? m->backend->free : ampi_free)(m->blocks[i].raw, &m->desc.allocator);
     AMPI_CLEAR(m->blocks);
-    m->training_open = 0;
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
         if (n->layer.op != AMPI_OP_CAST) continue;
@@ -8702,7 +8694,7 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
 }
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
-AMPI_FN int ampi_is_flatten(const ampi_node* n) { return n->layer.op == AMP_OP_FLATTEN; }
+#define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
 
 AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
     n->layer.channels = c;
@@ -9020,7 +9012,7 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 /* --- finalize, 1: the types that layers compute in and values are kept in --- */
 /* Behind flatten: the node that owns the memory. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
-    while (ampi_is_flatten(n)) n = n->inputs[0];
+    while (ampi_is(n, FLATTEN)) n = n->inputs[0];
     return n;
 }
 
@@ -9072,7 +9064,7 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
    no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
     ampi_each(user)
-        for (int j = 0; j < user->input_count && !ampi_is_flatten(user); j++) {
+        for (int j = 0; j < user->input_count && !ampi_is(user, FLATTEN); j++) {
             ampi_node* n = ampi_source(user->inputs[j]);
             const amp_dtype t = user->layer.compute_dtype;
             n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
@@ -9080,7 +9072,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     ampi_each(n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
-        if (ampi_is_flatten(n)) *t = n->inputs[0]->layer.storage_dtype;
+        if (ampi_is(n, FLATTEN)) *t = n->inputs[0]->layer.storage_dtype;
         else if (*t == AMP_F32 && n->wanted) *t = n->wanted;
     }
 }
@@ -9112,12 +9104,12 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->users = n->on_loss_path = n->layer.casts = 0;
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
-            if (!ampi_is_flatten(n) && wanted != AMP_F32 && wanted != source->layer.storage_dtype)
+            if (!ampi_is(n, FLATTEN) && wanted != AMP_F32 && wanted != source->layer.storage_dtype)
                 source = ampi_cast_of(m, source, wanted, n);
             if (!source) return AMP_ERR_MEMORY;
             n->reads[j] = source;
             n->needs_grad |= source->needs_grad;
-            source->users += !ampi_is_flatten(n);
+            source->users += !ampi_is(n, FLATTEN);
         }
     }
     return AMP_OK;
@@ -9128,7 +9120,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
     if (n->row->shares < what || in->users != 1 || in->layer.storage_dtype != n->layer.storage_dtype) return 0;
-    return what == AMPI_SHARES_GRAD || (in->layer.op != AMP_OP_INPUT && in->row->reads != AMPI_READS_OUTPUT);
+    return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && in->row->reads != AMPI_READS_OUTPUT);
 }
 
 /* Finds which nodes lead to a loss or share memory, and the times of execution. */
@@ -9144,7 +9136,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     ampi_each(n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
-        if (n->layer.in_place || ampi_is_flatten(n)) n->data_root = n->reads[0]->data_root;
+        if (n->layer.in_place || ampi_is(n, FLATTEN)) n->data_root = n->reads[0]->data_root;
     }
     return AMP_OK;
 }
@@ -9174,7 +9166,7 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
             ampi_lease_use(ampi_lease_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
             if (reads == AMPI_READS_OUTPUT) ampi_lease_use(ampi_lease_data(n), back, own);
         }
-        for (int j = 0; j < n->input_count && !ampi_is_flatten(n); j++) {
+        for (int j = 0; j < n->input_count && !ampi_is(n, FLATTEN); j++) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_lease_use(ampi_lease_data(in), n->time, bytes);
@@ -9237,7 +9229,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     const int is_bias = index == n->bias, is_low = n->layer.param_dtype != AMP_F32;
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = n->layer.op == AMP_OP_LAYER_NORM ? n->features : channels * (is_bias ? 1 : n->fan_in);
+    p.count = ampi_is(n, LAYER_NORM) ? n->features : channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
@@ -9292,14 +9284,14 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
-    if (n->layer.op == AMP_OP_CONV2D) return f->conv2d_workspace(&n->conv);
-    if (n->layer.op == AMP_OP_LAYER_NORM) return f->layer_norm_workspace(batch, n->features);
-    if (n->layer.op != AMP_OP_LINEAR) return 0;
+    if (ampi_is(n, CONV2D)) return f->conv2d_workspace(&n->conv);
+    if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(batch, n->features);
+    if (!ampi_is(n, LINEAR)) return 0;
     return ampi_max_size(f->gemm_workspace(batch, out, in), ampi_max_size(f->gemm_workspace(batch, in, out),
         f->gemm_workspace(out, in, batch)));
 }
 
-AMPI_FN int ampi_has_labels(const ampi_node* loss) { return loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY; }
+AMPI_FN int ampi_has_labels(const ampi_node* loss) { return ampi_is(loss, SOFTMAX_CROSS_ENTROPY); }
 /* 32-bit numbers in a sample's targets: a label, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
@@ -9315,7 +9307,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
     ampi_each(n) {
-        const int is_batch_norm = n->layer.op == AMP_OP_BATCH_NORM;
+        const int is_batch_norm = ampi_is(n, BATCH_NORM);
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
         n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32 : n->layer.compute_dtype;
@@ -9398,9 +9390,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_place_all(m);
     AMPI_TRY(ampi_init_values(m));
     if (m->param_count == 0) return AMP_OK;
-    AMPI_RUN(training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
-    m->training_open = 1;
-    return AMP_OK;
+    return ampi_run(training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
 }
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
@@ -9413,7 +9403,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     m->finalized = 1;
     for (int i = 0; i < m->loss_count; i++) {  /* what is allowed and rarely meant */
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
-        if (ampi_has_labels(loss) && x->layer.op == AMP_OP_SOFTMAX)
+        if (ampi_has_labels(loss) && ampi_is(x, SOFTMAX))
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                 loss->layer.name, x->layer.name);
     }
@@ -9541,7 +9531,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
     while (n && n->weight != param) n = n->next;
-    *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : n->layer.op == AMP_OP_LINEAR ? 2 : 4;
+    *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : ampi_is(n, LINEAR) ? 2 : 4;
     shape[0] = m->params[param].count;
     if (*rank == 1) return;
     const amp_conv2d_shape* s = &n->conv;
@@ -9595,9 +9585,9 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
 /* Does the backend fuse the ReLU behind n, in n's place? Observed outputs must each be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
     const ampi_node* next = n->next;
-    const int offered = (n->layer.op == AMP_OP_LINEAR && m->backend->linear_relu_forward)
-                        || (n->layer.op == AMP_OP_CONV2D && m->backend->conv2d_relu_forward);
-    return offered && !m->pass.observed && next && next->layer.op == AMP_OP_RELU && next->layer.in_place
+    const int offered = (ampi_is(n, LINEAR) && m->backend->linear_relu_forward)
+                        || (ampi_is(n, CONV2D) && m->backend->conv2d_relu_forward);
+    return offered && !m->pass.observed && next && ampi_is(next, RELU) && next->layer.in_place
            && next->reads[0] == n;
 }
 
@@ -9627,7 +9617,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node *in = n->reads[0], *second = n->reads[1];
-    if (!in || ampi_is_flatten(n)) return AMP_OK;
+    if (!in || ampi_is(n, FLATTEN)) return AMP_OK;
     const void *x = in->data, *w = ampi_weights(m, n, n->weight), *b = ampi_weights(m, n, n->bias);
     const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
     const size_t rows = m->pass.rows, count = rows * n->features;
@@ -9750,7 +9740,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
 /* A contribution to a gradient already written is formed apart, then added. */
 AMPI_FN amp_result ampi_backward(amp_model* m) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
-        if (!n->on_loss_path || !n->wants_grad || ampi_is_flatten(n)) continue;
+        if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
@@ -11276,7 +11266,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
         const amp_param* p = i < o->count ? &o->params[i] : NULL;
         const ampi_node* n = p ? NULL : ampi_nth(m, i - o->count);
-        if (n && n->layer.op != AMP_OP_BATCH_NORM) continue;
+        if (n && !ampi_is(n, BATCH_NORM)) continue;
         const char* name = p ? p->name : n->layer.name;
         const size_t count = p ? p->count : (size_t)n->layer.channels;
         void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,

@@ -277,7 +277,7 @@ TABLE = [
      "if ((ampi_scaler_record(s, &found, src->place) | 1) && dst"),
     ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
     ("scaler", "table[i] = (table[i] >> 1) ^ (0xEDB88320u", "table[i] = (table[i] >> 1) ^ (0xEDB88321u"),
-    ("scaler", "&& x->hysteresis_left <= r->hysteresis", ""),
+    ("scaler", "|| x->hysteresis_left > s->rule.hysteresis", ""),
     ("scaler", "return i < 4 ? (double)ampi_float", "return i < 5 ? (double)ampi_float"),
     ("scaler", "info->last_tensor != c->tensor) {", "!info->found_inf) {"),
     ("scaler", "memset(info->last_name, 0, sizeof info->last_name);", ""),
@@ -380,7 +380,7 @@ TABLE = [
     ("train", "t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;", ""),
     # --- model
     ("model", "return offered && !m->pass.observed && next", "return offered && next"),
-    ("model", "next->layer.op == AMP_OP_RELU && next->layer.in_place\n", "next->layer.op == AMP_OP_RELU\n"),
+    ("model", "ampi_is(next, RELU) && next->layer.in_place\n", "ampi_is(next, RELU)\n"),
     ("model", "           && next->reads[0] == n;", "           ;"),
     ("model", "AMPI_TRY(ampi_forward_node(m, n, relu));", "AMPI_TRY(ampi_forward_node(m, n, 0));"),
     ("model", "return n && n->tag == v.tag ? n : NULL;", "return n;"),
