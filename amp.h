@@ -6926,7 +6926,7 @@ typedef struct ampi_op_row {
 /* A cast that finalize adds: its input in another type. No layer and no rule has this operator. */
 #define AMPI_OP_CAST ((amp_op)AMP_OP_COUNT)
 
-AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
+AMPI_FN int ampi_op_is_valid(amp_op op) { return (unsigned)op < AMP_OP_COUNT; }
 AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     static const ampi_op_row rows[] = {
 #define AMPI_X(name, text, o1, o2, kind, reads, shares) \
@@ -6970,7 +6970,7 @@ AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
         AMP_STYLE_LIST(AMPI_X)
 #undef AMPI_X
     };
-    return (unsigned)style < (unsigned)AMP_STYLE_COUNT ? &rows[style] : NULL;
+    return (unsigned)style < AMP_STYLE_COUNT ? &rows[style] : NULL;
 }
 
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
@@ -6990,7 +6990,7 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
 #define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
-    AMPI_REFUSE_POLICY((int)level < AMP_O0 || (int)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
+    AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
     AMPI_REFUSE_POLICY(!ampi_style(style), "style %d does not exist", (int)style);
     return AMP_OK;
 }
@@ -7041,7 +7041,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     AMPI_TRY(ampi_policy_check_desc(&d));
     AMPI_CLEAR(out);
     out.level = d.level;
-    out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
+    out.low_dtype = d.low_dtype ? d.low_dtype : AMP_F16;
     out.style = d.style;
     out.cast_back = d.level == AMP_O1 && ampi_style(d.style)->cast_back;
     out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
@@ -7057,7 +7057,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
 }
 
 AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
-    if ((int)rule < 0 || (int)rule > AMP_RULE_GRAY) return 0;
+    if ((unsigned)rule > AMP_RULE_GRAY) return 0;
     if (ampi_op_is_loss(op)) return rule == AMP_RULE_FP32;
     return !ampi_op_is_data(op) || rule == AMP_RULE_FOLLOW;
 }
@@ -7115,10 +7115,11 @@ AMPI_FN double ampi_field_value(const void* p, char kind) {
     return whole;
 }
 
+#define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
 AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, const char* what,
         const amp_logger* logger) {
     const double value = ampi_field_value((const char*)desc + f->at, f->kind);
-    AMPI_REFUSE_CALL(value < f->low || value > f->high || !ampi_is_finite64(&value), AMP_ERR_DESC,
+    AMPI_REFUSE_DESC(value < f->low || value > f->high || !ampi_is_finite64(&value),
         "%s: %s %.*g must %s", what, f->name, f->kind == 'i' ? 10 : 6, value, f->range);
     return AMP_OK;
 }
@@ -7142,7 +7143,7 @@ AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
     };
-    return (unsigned)p < (unsigned)AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
+    return (unsigned)p < AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
 }
 
 /* A scale whose inverse is a finite float: finite and above 2^-128 (a subnormal). */
@@ -7199,8 +7200,6 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
     r->ignore_overflow = d->ignore_overflow != 0;
 }
 
-#define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
-
 /* What a desc may not ask for, as given and with the preset's values. */
 AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x) {
     const amp_logger* logger = d->logger;
@@ -7209,8 +7208,7 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_s
     const char* preset = amp_scaler_preset_name(d->preset);
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
         !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
-        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or "
-        "hysteresis", preset);
+        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or hysteresis", preset);
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
         "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
@@ -8135,8 +8133,8 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
         (long long)s->step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
         AMPI_REFUSE_CALL(s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step, AMP_ERR_ARGUMENT,
-            "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
-            (long long)s->frozen_steps[i], (long long)s->step);
+            "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i, (long long)s->frozen_steps[i],
+            (long long)s->step);
     return AMP_OK;
 }
 
@@ -8593,8 +8591,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
     AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
-    AMPI_REFUSE_CALL(!desc->allocator.alloc != !desc->allocator.free, AMP_ERR_DESC, "model: allocator needs both alloc "
-        "and free, or neither");
+    AMPI_REFUSE_DESC(!desc->allocator.alloc != !desc->allocator.free,
+        "model: allocator needs both alloc and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(sizeof *m, &desc->allocator);
     AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
     AMPI_CLEAR(*m);
@@ -8745,9 +8743,8 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
 /* c*h*w elements of batch samples must be countable at 8 bytes each. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
     size_t n = 0;
-    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
-           && ampi_mul_size(n, (size_t)w, &n) && n <= 0x7fffffffu
-           && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
+    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n) && ampi_mul_size(n, (size_t)w, &n)
+           && n <= 0x7fffffffu && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
 /* Makes the draft a layer of the current region with a name: "conv2d3" is the third convolution. */
@@ -8776,7 +8773,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
 }
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
-    AMPI_REFUSE_LAYER((int)init < AMP_INIT_TORCH || (int)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
+    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
         (int)init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
@@ -8881,8 +8878,8 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
         AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(padding, 0, 0), d->exclude_pad
     };
     n->pool = s;
-    const amp_result r = amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
-    return r == AMP_OK ? ampi_layer_add(m) : ampi_no_value();
+    amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
+    return ampi_layer_add(m);
 }
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
     const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
@@ -8978,7 +8975,7 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
         ampi_build_fail(AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
     else if (ampi_is_loss(n) && dtype != AMP_F32)
         ampi_build_fail(AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
-    else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
+    else if (!n->pin_dtype || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
 AMPI_FN const ampi_node* ampi_namesake(const amp_model* m, const ampi_node* n, const char* name) {
@@ -10115,8 +10112,9 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     return refused ? ampi_model_fail(AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
-/* What a training pass needs beyond evaluation. */
+/* A training pass needs more than evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
+    AMPI_TRY(ampi_check_batch(m, b, what, 1));
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     ampi_each(n)
@@ -10131,9 +10129,8 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info told;
     fenv_t floats;
-    amp_result r = ampi_check_batch(m, batch, "train step", 1);
+    amp_result r = ampi_check_training(m, batch, "train step");
     if (!ampi_is_final(m)) return r;
-    if (r == AMP_OK) r = ampi_check_training(m, batch, "train step");
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
@@ -10170,10 +10167,8 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
     feholdexcept(&floats);
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
-    if (r == AMP_OK)
-        r = told ? ampi_total_loss(m, &told->loss)
-                 : ampi_run(download, out, AMP_F32, last->data, last->layer.storage_dtype,
-                     m->pass.rows * last->features);
+    if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
+        : ampi_run(download, out, AMP_F32, last->data, last->layer.storage_dtype, m->pass.rows * last->features);
     fesetenv(&floats);
     return r;
 }
@@ -10229,9 +10224,8 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         if (!n) continue;
         AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
             ampi_array_name(i), n->index);
-        f->bytes[i] = !ampi_is_loss(n)     ? n->features * amp_dtype_size(data->input_dtype)
-                      : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
-                                           : ampi_target_size(n) * 4;
+        f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
+                      : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype) : ampi_target_size(n) * 4;
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
         missing |= f->bytes[i] && !f->buffers[i];
     }
@@ -11541,7 +11535,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     double tile[AMPI_BLOCK];
     fenv_t floats;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
-    if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
+    if (!target) target = AMP_F16;
     if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
     if (!add) AMPI_CLEAR(*out);
     out->count += n;
@@ -11558,7 +11552,6 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
     fenv_t floats;
-    AMPI_TRY(ampi_check_batch(m, batch, "model stats", 1));
     AMPI_TRY(ampi_check_training(m, batch, "model stats"));
     AMPI_REFUSE(m->micro, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
@@ -11595,8 +11588,7 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
     else fprintf(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
     fprintf(out, ", weight decay %g, clip ", d->weight_decay);
-    if (d->clip_norm > 0.0f) fprintf(out, "%g", d->clip_norm);
-    else fprintf(out, "off");
+    fprintf(out, d->clip_norm > 0.0f ? "%g" : "off", d->clip_norm);
     fprintf(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
 
@@ -11646,8 +11638,9 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
             s->suggested_scale);
     for (int i = 0; i < AMP_STATS_BINS; i++) {
-        if (s->histogram[i]) last = i;
-        if (i < first && s->histogram[i]) first = i;
+        if (!s->histogram[i]) continue;
+        first = ampi_min_int(first, i);
+        last = i;
         if (s->histogram[i] > most) most = s->histogram[i];
     }
     for (int i = first; i <= last; i++)

@@ -387,7 +387,7 @@ TABLE = [
     ("model", "inputs[i] = n->inputs[i]->tag;", "(void)0;"),
     ("model", "const int fits = op == AMP_OP_ADD ? a->channels == b->channels :", "const int fits = op == AMP_OP_ADD ? 1 :"),
     ("model", "n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;", "n->loss_weight = 1.0f;"),
-    ("model", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype > n->pin_dtype"),
+    ("model", "!n->pin_dtype || dtype < n->pin_dtype", "!n->pin_dtype || dtype > n->pin_dtype"),
     ("model", "n->row->kind != AMPI_KIND_DATA && !ampi_is_loss(n)) {", "n->row->kind != AMPI_KIND_DATA) {"),
     ("model", "rule == AMP_RULE_LOW && m->policy.cast_back ? AMP_F32 : *t;", "*t;"),
     ("model", "rule == AMP_RULE_GRAY && (!n->leads || all_f32)", "rule == AMP_RULE_GRAY && all_f32"),
