@@ -2040,11 +2040,11 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
     if (known) return (amp_isa)known;
     const char* wanted = getenv("AMP_ISA");
-    known = (int)ampi_best_isa();
+    amp_isa isa = ampi_best_isa();
     for (int i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
-        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) known = i;
-    AMPI_STORE_RELAXED(&ampi_isa_cache, known);
-    return (amp_isa)known;
+        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) isa = (amp_isa)i;
+    AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
+    return isa;
 }
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
@@ -7153,12 +7153,10 @@ AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
 }
 
-typedef struct ampi_saved { amp_scaler_rule rule; amp_scaler_state state; } ampi_saved;
-
 /* A desc's fields other than 0 replace a preset's values. zero: AMP_ZERO makes 0 of them. */
 static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scaler_fields[] = {
 #define AMPI_X(name, place, zero, ...) \
-    { { #name, offsetof(ampi_saved, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
+    { { #name, offsetof(amp_scaler, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
     AMPI_X(init_scale, state.scale, 0, 'f', 0, AMPI_FLT_MAX, "be finite and greater than 2^-128")
     AMPI_X(growth_interval, rule.interval, 1, 'i', 0, INT32_MAX, "be at least 1")
     AMPI_X(growth_factor, rule.growth, 0, 'd', 1.0000000000000002, 1.7976931348623157e308,
@@ -7175,7 +7173,7 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
-AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
+AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
     amp_scaler_rule* r = &x->rule;
     const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
     AMPI_CLEAR(*x);
@@ -7201,7 +7199,7 @@ AMPI_FN void ampi_scaler_fill(ampi_saved* x, const amp_scaler_desc* d, const amp
 }
 
 /* What a desc may not ask for, as given and with the preset's values. */
-AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const ampi_saved* x) {
+AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_scaler* x) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
     const float init = x->state.scale;
@@ -7233,7 +7231,7 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     amp_scaler_desc d;
-    ampi_saved x;
+    amp_scaler x;
     AMPI_CLEAR(d);
     if (desc) d = *desc;
     const amp_logger* logger = d.logger;
@@ -7247,13 +7245,11 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
     ampi_scaler_use_scale(&x.state);
-    AMPI_CLEAR(*s);
-    s->rule = x.rule;
-    s->state = x.state;
-    if (logger) s->logger = *logger;
-    s->on_limit = d.on_limit;
-    s->user_data = d.user_data;
-    ampi_overflow_clear(&s->info);
+    if (logger) x.logger = *logger;
+    x.on_limit = d.on_limit;
+    x.user_data = d.user_data;
+    ampi_overflow_clear(&x.info);
+    *s = x;
     return AMP_OK;
 }
 
@@ -7611,15 +7607,15 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 #define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
-    { 16, 4, 9, offsetof(ampi_saved, rule.min) },  /* up to max_skips */
-    { 56, 4, 2, offsetof(ampi_saved, rule.ignore_overflow) },  /* and is_static */
-    { 64, 4, 1, offsetof(ampi_saved, state.scale) },
-    { 68, 4, 2, offsetof(ampi_saved, state.tracker) },  /* and hysteresis_left */
-    { 76, 4, 1, offsetof(ampi_saved, state.consecutive_skips) },
-    { 80, 8, 2, offsetof(ampi_saved, state.applied) },  /* and skipped */
-    { 96, 8, 2, offsetof(ampi_saved, rule.growth) },    /* and backoff */
-    { 112, 8, 1, offsetof(ampi_saved, state.exact_scale) },
-    { 120, 4, 1, offsetof(ampi_saved, state.consecutive_unsound) } };
+    { 16, 4, 9, offsetof(amp_scaler, rule.min) },  /* up to max_skips */
+    { 56, 4, 2, offsetof(amp_scaler, rule.ignore_overflow) },  /* and is_static */
+    { 64, 4, 1, offsetof(amp_scaler, state.scale) },
+    { 68, 4, 2, offsetof(amp_scaler, state.tracker) },  /* and hysteresis_left */
+    { 76, 4, 1, offsetof(amp_scaler, state.consecutive_skips) },
+    { 80, 8, 2, offsetof(amp_scaler, state.applied) },  /* and skipped */
+    { 96, 8, 2, offsetof(amp_scaler, rule.growth) },    /* and backoff */
+    { 112, 8, 1, offsetof(amp_scaler, state.exact_scale) },
+    { 120, 4, 1, offsetof(amp_scaler, state.consecutive_unsound) } };
 
 /* Integers, lowest byte first. */
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
@@ -7656,7 +7652,7 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
 }
 
 /* Copies the table's fields to the bytes, or from them. */
-AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
+AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
     for (size_t i = 0; i < AMPI_LENGTH(ampi_saved_fields); i++) {
         const size_t size = ampi_saved_fields[i].size, n = size * ampi_saved_fields[i].count;
         unsigned char *p = bytes + ampi_saved_fields[i].at, *field = (unsigned char*)x + ampi_saved_fields[i].field;
@@ -7668,7 +7664,7 @@ AMPI_FN void ampi_scaler_move(ampi_saved* x, unsigned char* bytes, int load) {
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     const amp_scaler_rule* r = &s->rule;
     const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / growth);
-    ampi_saved saved = { s->rule, s->state };
+    amp_scaler saved = *s;
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
@@ -7722,7 +7718,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     }
     if (memcmp(theirs + 8, ours + 8, 56) != 0 || memcmp(theirs + 96, ours + 96, 16) != 0)
         return ampi_scaler_refuse_rule(s, theirs, ours);
-    ampi_saved saved = { s->rule, s->state };
+    amp_scaler saved = *s;
     const amp_scaler_state* x = &saved.state;
     ampi_scaler_move(&saved, theirs, 1);
     /* Allowed are a scale from 0 to infinity, and counters that can go on counting. */
@@ -7881,7 +7877,8 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 #define AMPI_REFUSE_PARAM(condition, code, what) \
     AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name))
 
-AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
+AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
+    const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
     const int moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
@@ -7897,11 +7894,11 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
+AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
     const amp_logger* logger = &o->logger;
-    AMPI_REFUSE_CALL(!params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
-    AMPI_REFUSE_CALL(count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
-    for (int i = 0; i < count; i++) AMPI_TRY(ampi_param_validate(o, &params[i], i));
+    AMPI_REFUSE_CALL(!o->params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    AMPI_REFUSE_CALL(o->count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", o->count);
+    for (int i = 0; i < o->count; i++) AMPI_TRY(ampi_param_validate(o, i));
     return AMP_OK;
 }
 
@@ -7944,7 +7941,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     d->logger = NULL;
     made.params = params;
     made.count = count;
-    AMPI_TRY(ampi_params_validate(&made, params, count));
+    AMPI_TRY(ampi_params_validate(&made));
     AMPI_TRY(ampi_params_apart(&made));
     made.state.lr = d->lr;
     *o = made;
@@ -7956,14 +7953,14 @@ AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, si
     ampi_saturate(low, t, n);
 }
 
-AMPI_FN void ampi_params_write_low(const amp_param* p, int count) {
-    for (; count > 0; count--, p++)
+AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
+    for (const amp_param* p = o->params; p < o->params + o->count; p++)
         if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
 }
 
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
     amp_result r = ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init");
-    if (r == AMP_OK) ampi_params_write_low(params, count);
+    if (r == AMP_OK) ampi_params_write_low(o);
     return r;
 }
 
@@ -8149,7 +8146,7 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler
     const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
     AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
     AMPI_TRY(ampi_optimizer_check_rates(o, place));
-    AMPI_TRY(ampi_params_validate(o, o->params, o->count));
+    AMPI_TRY(ampi_params_validate(o));
     *t = ampi_grads_of(o->params, o->count);
     t->place = place;
     AMPI_REFUSE_CALL(!ampi_tensors_any(t), AMP_ERR_STATE, "%s: no parameter has a gradient", place);
@@ -8525,7 +8522,7 @@ AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* use
 AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 
 /* --- memory --- */
-AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
+AMPI_FN size_t ampi_align(size_t n) { return ampi_round_up(n, AMPI_ALIGN); }
 
 /* A block's counted bytes, zeroed and aligned to a cache line; no block for 0 bytes. */
 AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
@@ -11392,7 +11389,7 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     memcpy(o->groups, c->o.groups, sizeof o->groups);
     if (c->scaler) { c->s.logger = c->scaler->logger; *c->scaler = c->s; }
     if (f->model) f->model->training.passes = c->passes;
-    else ampi_params_write_low(o->params, o->count);
+    else ampi_params_write_low(o);
     if (f->model) AMPI_TRY(amp_model_sync_params(f->model));
     for (const ampi_number* x = c->numbers; x < graph; x++) {
         const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
@@ -11443,7 +11440,7 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     c.s.logger = *logger;
     c.passes = m ? m->training.passes : 0;
     ampi_numbers_list(&c);
-    if (!m) AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));
+    if (!m) AMPI_TRY(ampi_params_validate(&c.o));
     amp_result r = what == AMPI_SAVE ? ampi_state_save(&c, path) : ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
     if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c.file, path);
     if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);

@@ -297,7 +297,7 @@ TABLE = [
     ("optim", "if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;", ""),
     ("optim", "return list && list->done == AMPI_CHECKED ? list : NULL;", "return list;"),
     ("checkpoint", "AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), ", "AMPI_REFUSE_CALL(0, "),
-    ("optim", "if (logger) s->logger = *logger;", ""),
+    ("optim", "if (logger) x.logger = *logger;", ""),
     # --- optim
     ("optim", "const int stays = size > over->last || (ampi_bits(v) & 0x7fffffffu) > over->finite;",
      "const int stays = size > over->last;"),
@@ -350,7 +350,7 @@ TABLE = [
     ("checkpoint", "while (head > 0 && ampi_is_inside(text[head])) head--;", ""),
     ("hostile", "    feholdexcept(&floats);\n    for (size_t at = 0; at < n; at += AMPI_BLOCK) {", "    fegetenv(&floats);\n    for (size_t at = 0; at < n; at += AMPI_BLOCK) {"),
     ("checkpoint", "    AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));\n", ""),
-    ("checkpoint", "    if (!m) AMPI_TRY(ampi_params_validate(&c.o, o->params, o->count));\n", ""),
+    ("checkpoint", "    if (!m) AMPI_TRY(ampi_params_validate(&c.o));\n", ""),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = g->frozen;", "u->frozen = 0;"),
     # --- backend
@@ -469,7 +469,7 @@ TABLE = [
     ("checkpoint", "if (!twice) twice = ampi_sort_names(f->found", "if (0) twice = ampi_sort_names(f->found"),
     ("checkpoint", " AMPI_SETTING(beta2, 'f'),", ""),
     ("checkpoint", "{ \"pass\", &c->passes, 'l', AMPI_LOADED }", "{ \"pass\", &c->passes, 'l', AMPI_KEPT }"),
-    ("checkpoint", "ampi_params_write_low(o->params, o->count);", ""),
+    ("checkpoint", "else ampi_params_write_low(o);", ""),
     ("checkpoint", "uint32_t group = (uint32_t)o->params[i].group;", "uint32_t group = 0;"),
     ("checkpoint", "if (!c->scaler && !text) return AMP_OK;", "if (!c->scaler) return AMP_OK;"),
     ("checkpoint", "strlen(name) + 3 > sizeof *names,", "strlen(name) + 2 > sizeof *names,"),
