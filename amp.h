@@ -5445,11 +5445,12 @@ AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int o
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* An integer that orders numbers as a maximum does: -0 equals 0, a NaN is the largest. */
+/* An integer that orders numbers as a maximum does: -0 equals 0, NaNs are the largest, all equal. Less 0x800000,
+   negative NaNs wrap and join the others. Keys are above 0x80808080, which memset can write. */
 AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
-    const uint32_t u = ampi_bits(x), magnitude = u & 0x7fffffffu;
-    const uint32_t key = ampi_select_bits(0u - (u >> 31), 0u - magnitude, magnitude);
-    return (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, key);
+    const uint32_t u = ampi_bits(x), sign = 0u - (u >> 31), nan = 0x7f000001u;
+    const int32_t key = (int32_t)(((u & 0x7fffffffu) ^ sign) - sign - 0x800000u);
+    return (key < (int32_t)nan ? key : (int32_t)nan) + 0x808081;
 }
 
 /* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends inside a vector.
@@ -5457,11 +5458,12 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
    summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
    small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
    window on each AMPI_POOL_BAND columns. */
-enum { AMPI_POOL_PIXELS = 256,  /* pixels or windows of a tile, at most */
-       AMPI_POOL_ROOM = (256 + 16) * 16,  /* its floats, and 16 pixels for whole vectors */
-       AMPI_POOL_SIDE = 128,    /* its columns, if its windows are not wider */
+enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wider */
+       AMPI_POOL_PIXELS = 384,  /* its pixels, at most: 3 rows for windows of 3x3 */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
+/* Floats for n pixels or windows, and for 16 behind them as vectors are whole. */
+#define AMPI_POOL_ROOM(n) (((n) + 16) * 16)
 
 /* See the orders of sums. */
 AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
@@ -5485,7 +5487,8 @@ typedef struct ampi_pool_tile {
     int columns;                     /* are columns of a window, or windows of a row, summed first? */
     ampi_rect y;                     /* the windows that are here */
     float *windows, *pixels, *line;  /* y or dy; x; a row of sums of columns or of windows */
-    uint32_t *best, *at;             /* each window's greatest key, and its row * width + column in its plane */
+    int32_t* best;                   /* each window's greatest key */
+    uint32_t* at;                    /* its kernel position, row * width of the plane + column */
 } ampi_pool_tile;
 
 /* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result there. */
@@ -5504,87 +5507,49 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
-/* The pixels of a window in a tile: `columns` in each of `rows` rows, ld floats apart. The first, at x, is pixel
-   `place` of its plane, whose rows have `width` pixels. */
-typedef struct ampi_pool_part { float* x; int rows, columns; size_t ld; uint32_t place, width; } ampi_pool_part;
-
-/* Adds a window's pixels in 16 planes to y, or if `max` keeps the first largest, or a NaN. `begin`: y has no value. */
-AMPI_INLINE void ampi_pool_sum(int max, int begin, float* AMPI_RESTRICT y, const ampi_pool_part* u) {
-    const float* x = u->x;
-    float v[AMPI_LANES];
-    int r, c, l;
-    if (begin) AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_float(max ? 0xff800000u : 0u);
-    else AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) v[l] = y[l];
-    for (r = 0; r < u->rows; r++, x += u->ld)
-        for (c = 0; c < u->columns; c++)
-            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-                const float e = x[c * AMPI_LANES + l];
-                const int nan = (int32_t)(ampi_bits(e) & 0x7fffffffu) > 0x7f800000;
-                if (max) v[l] = ((e > v[l]) | nan) ? e : v[l];
-                else v[l] += e;
+/* A task for windows [i, end) and pixel j, which kernel position `place` of the first one meets, and others `step`
+   apart; all in lanes. A maximum is the first largest, or a NaN. */
+AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y, int32_t* AMPI_RESTRICT best,
+        uint32_t* AMPI_RESTRICT at, float* AMPI_RESTRICT x, size_t i, size_t end, size_t j, size_t step,
+        uint32_t place) {
+    size_t l;
+    for (; i < end; i += AMPI_LANES, j += step)
+        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+            float* const p = &x[j + l];
+            if (task == AMPI_POOL_SUM) y[i + l] += *p;
+            else if (task == AMPI_POOL_GIVE) *p += y[i + l];
+            else if (task == AMPI_POOL_GIVE_MAX) *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
+            else if (task == AMPI_POOL_MAX) {
+                const int nan = (int32_t)ampi_magnitude(*p) > 0x7f800000;
+                y[i + l] = ((*p > y[i + l]) | nan) ? *p : y[i + l];
+            } else {
+                const int32_t key = ampi_pool_key(*p);
+                at[i + l] = key > best[i + l] ? place : at[i + l];
+                best[i + l] = key > best[i + l] ? key : best[i + l];
             }
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) y[l] = v[l];
-}
-/* The first maximum of each of 16 planes in a window, or in its part in this tile: `at` is its place, `best` its key.
-   begin: the window's first part. */
-AMPI_INLINE void ampi_pool_search(int begin, uint32_t* AMPI_RESTRICT at, uint32_t* AMPI_RESTRICT best,
-        const ampi_pool_part* u) {
-    const float* x = u->x;
-    int32_t top[AMPI_LANES];
-    uint32_t where[AMPI_LANES], row = u->place;
-    int r, c, l;
-    if (begin) AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) top[l] = INT32_MIN, where[l] = 0;
-    else AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) top[l] = (int32_t)best[l], where[l] = at[l];
-    for (r = 0; r < u->rows; r++, x += u->ld, row += u->width)
-        for (c = 0; c < u->columns; c++)
-            AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-                const int32_t key = ampi_pool_key(x[c * AMPI_LANES + l]);
-                where[l] = key > top[l] ? row + (uint32_t)c : where[l];
-                top[l] = key > top[l] ? key : top[l];
-            }
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) best[l] = (uint32_t)top[l];
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) at[l] = where[l];
-}
-/* Adds y to each pixel of a window, or if `max` to the one at place `at`. */
-AMPI_INLINE void ampi_pool_give(int max, const float* AMPI_RESTRICT y, const uint32_t* AMPI_RESTRICT at,
-        const ampi_pool_part* u) {
-    float* AMPI_RESTRICT x = u->x;
-    uint32_t row = u->place;
-    int r, c, l;
-    for (r = 0; r < u->rows; r++, x += u->ld, row += u->width)
-        for (c = 0; c < u->columns; c++)
-            for (l = 0; l < AMPI_LANES; l++) {
-                const uint32_t here = max ? ampi_mask(at[l] == row + (uint32_t)c) : 0xffffffffu;
-                x[c * AMPI_LANES + l] += ampi_float(ampi_bits(y[l]) & here);
-            }
+        }
 }
 AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) to[i + l] += x[i + l];
 }
-/* A task for a row of windows, from number `row` in q->windows on, and their pixels in `all`, columns [d->c0, d->c1) of
-   some rows. top: the windows' first rows are among them. Windows without pixels here are skipped. */
+/* A task for a row of windows, from number `row` in q->windows on, and `rows` rows of pixels x in columns
+   [d->c0, d->c1). place: of kernel position 0 in the first row, as rows * width + columns. */
 AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
-        const ampi_pool_part* all, int top, int backwards) {
+        float* x, int rows, uint32_t place) {
     const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
-    const int64_t first = q->y.c0 * sw - q->p->pw - d->c0;
-    ampi_pool_part u = *all;
-    int64_t m;
-    for (m = 0; m < n; m++) {
-        const int64_t o = backwards ? n - 1 - m : m, column = first + o * sw;
-        const int64_t c0 = column > 0 ? column : 0, c1 = column + kw < width ? column + kw : width;
-        const size_t i = (row + (size_t)o) * AMPI_LANES;
-        const int begin = top && (column >= 0 || d->c0 == 0);
-        if (c0 >= c1) continue;
-        u.columns = (int)(c1 - c0);
-        u.x = all->x + c0 * AMPI_LANES;
-        u.place = all->place + (uint32_t)c0;
-        if (task == AMPI_POOL_SEARCH) ampi_pool_search(begin, q->at + i, q->best + i, &u);
-        else if (task == AMPI_POOL_GIVE) ampi_pool_give(0, q->windows + i, q->at, &u);
-        else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_give(1, q->windows + i, q->at + i, &u);
-        else ampi_pool_sum(task == AMPI_POOL_MAX, begin, q->windows + i, &u);
-    }
+    const int64_t first = q->y.c0 * sw - q->p->pw - d->c0, last = first + (n - 1) * sw;
+    const int64_t c0 = last < 0 ? -last : 0, c1 = width - first < kw ? width - first : kw;
+    int64_t c;
+    for (; rows > 0; rows--, x += width * AMPI_LANES, place += (uint32_t)q->p->w)
+        for (c = c0; c < c1; c++) {
+            const int64_t k = task >= AMPI_POOL_GIVE && !q->columns ? c0 + c1 - 1 - c : c;
+            const ampi_row_pixels u = ampi_row_pixels_of((int)width, first + k, (int)sw, (size_t)n);
+            const size_t i = (row + u.left) * AMPI_LANES;
+            ampi_pool_position(task, q->windows, q->best, q->at, x, i, i + u.inside * AMPI_LANES,
+                u.first * AMPI_LANES, (size_t)sw * AMPI_LANES, place + (uint32_t)k);
+        }
 }
 /* A task for row `oh` of the windows and its pixels in the rectangle d. With q->columns, SUM adds rows up in
    q->line, which windows sum after their last row; GIVE adds q->line to each row. */
@@ -5594,21 +5559,20 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     const int r0 = ampi_max_int(seen.first, d->r0), r1 = ampi_min_int(seen.last, d->r1);
     const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
-    float* const x = pixels + (size_t)(r0 - d->r0) * ld;
-    ampi_pool_part u = { x, r1 - r0, 0, ld, (uint32_t)r0 * (uint32_t)p->w + (uint32_t)d->c0, (uint32_t)p->w };
-    const int top = q->columns || r0 == seen.first;
+    const uint32_t place = (uint32_t)(r0 - seen.first) * (uint32_t)p->w;
+    float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->line : x;
+    const int rows = q->columns ? 1 : r1 - r0;
     int r;
     (void)hw;
     if (r0 >= r1) return;
-    if (q->columns) u.x = q->line, u.rows = 1;
     if (q->columns && (task == AMPI_POOL_GIVE || r0 == seen.first)) memset(q->line, 0, ld * sizeof(float));
     for (r = r0; q->columns && task == AMPI_POOL_SUM && r < r1; r++)
         ampi_pool_add(q->line, x + (size_t)(r - r0) * ld, ld);
-    if (task == AMPI_POOL_MAX) ampi_pool_windows(AMPI_POOL_MAX, q, row, d, &u, top, 0);
-    else if (task == AMPI_POOL_SEARCH) ampi_pool_windows(AMPI_POOL_SEARCH, q, row, d, &u, top, 0);
-    else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_windows(AMPI_POOL_GIVE_MAX, q, row, d, &u, top, 0);
-    else if (task == AMPI_POOL_GIVE) ampi_pool_windows(AMPI_POOL_GIVE, q, row, d, &u, top, q->columns);
-    else if (!q->columns || r1 == seen.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, &u, top, 0);
+    if (task == AMPI_POOL_MAX) ampi_pool_windows(AMPI_POOL_MAX, q, row, d, v, rows, place);
+    else if (task == AMPI_POOL_SEARCH) ampi_pool_windows(AMPI_POOL_SEARCH, q, row, d, v, rows, place);
+    else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_windows(AMPI_POOL_GIVE_MAX, q, row, d, v, rows, place);
+    else if (task == AMPI_POOL_GIVE) ampi_pool_windows(AMPI_POOL_GIVE, q, row, d, v, rows, place);
+    else if (!q->columns || r1 == seen.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, v, rows, place);
     for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
 }
@@ -5633,11 +5597,17 @@ AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
               c1 = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last;
     const int columns = ampi_min_int(c1 - c0, AMPI_POOL_PIXELS), rows = AMPI_POOL_PIXELS / columns;
     const int down = (r1 - r0 + rows - 1) / rows, across = (c1 - c0 + columns - 1) / columns;
-    int64_t i;
+    const size_t windows = ampi_rect_size(&q->y) * AMPI_LANES;
+    size_t i, l;
+    int64_t t;
     int oh;
-    for (i = 0; i < (int64_t)down * across; i++) {
-        const int r = (int)(q->columns ? i % down : i / across) * rows + r0;
-        const int c = (int)(q->columns ? i / down : i % across) * columns + c0;
+    if (task == AMPI_POOL_SUM) memset(q->windows, 0, windows * sizeof(float));
+    else if (task == AMPI_POOL_SEARCH) memset(q->best, 0x80, windows * sizeof(float));
+    else for (i = 0; i < windows; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) q->windows[i + l] = ampi_float(0xff800000u);
+    for (t = 0; t < (int64_t)down * across; t++) {
+        const int r = (int)(q->columns ? t % down : t / across) * rows + r0;
+        const int c = (int)(q->columns ? t / down : t % across) * columns + c0;
         const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c, ampi_min_int(c1 - c, columns) + c };
         ampi_pool_move(q, AMPI_ARG_X, &d, q->pixels);
         for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
@@ -5653,14 +5623,15 @@ AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
 }
 
 AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], line[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], line[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+    AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
     ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, line, NULL,
                          NULL };
     for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
         q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
         for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
-            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_PIXELS);
+            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_BLOCK);
             ampi_pool_take(&q, p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM);
             if (!p->max) ampi_pool_divide(&q);
             ampi_pool_move(&q, AMPI_ARG_Y, &q.y, windows);
@@ -5714,8 +5685,10 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
 }
 /* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as q.line. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM], sums[AMPI_POOL_ROOM], windows[AMPI_POOL_ROOM];
-    AMPI_ALIGNED uint32_t best[AMPI_POOL_ROOM / 2], at[AMPI_POOL_ROOM / 2];
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+    AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
+    AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
+    AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     const int tall = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
     const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, tall));
     ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels,
