@@ -1549,14 +1549,15 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 
 /* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are on
    the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has defined
-   `inline` away. FETCH asks for a cache line, perhaps outside of all arrays. ALIGNED: for arrays on the stack read as
-   vectors, which are slow across two cache lines. FORGET: the compiler forgets what it knows of the memory at p;
-   -ffast-math would take computed values for finite and drop the test of their bits. */
+   `inline` away. MAYBE: a parameter, perhaps unused. FETCH asks for a cache line, perhaps outside of all arrays.
+   ALIGNED: for arrays on the stack read as vectors, which are slow across two cache lines. FORGET: the compiler forgets
+   what it knows of the memory at p; -ffast-math would take values for finite and drop the test of their bits. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_GNU 1
   #define AMPI_FN static __attribute__((unused))
   #define AMPI_APART static __attribute__((noinline, unused))
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
+  #define AMPI_MAYBE __attribute__((unused))
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
   #define AMPI_ALIGNED __attribute__((aligned(64)))
@@ -1566,6 +1567,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_GNU 0
   #define AMPI_FN static
   #define AMPI_APART static
+  #define AMPI_MAYBE
   #if defined(_MSC_VER)
     #define AMPI_INLINE static __forceinline
     #define AMPI_RESTRICT __restrict
@@ -8223,14 +8225,12 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 /* >>impl-backend */
 
 /* Functions as the table's AMPI_ENTRY declares them. */
-#define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec)
+#define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec AMPI_MAYBE)
 AMPI_CPU(zero, void* p, size_t bytes) {
-    (void)exec;
     memset(p, 0, bytes);
     return AMP_OK;
 }
 AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
-    (void)exec;
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
@@ -8250,11 +8250,10 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, int from_host,
-        const amp_reading* how) {
+AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
+        int from_host AMPI_MAYBE, const amp_reading* how) {
     float x[AMPI_TILE];
     size_t run, count;
-    (void)from_host; (void)exec;
     for (size_t i = 0; i < n && to == AMP_I32; i++)
         ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, from, i));
     for (size_t at = 0; at < n && to != AMP_I32; at += count) {
@@ -8279,45 +8278,38 @@ AMPI_CPU(dropout, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, 
     return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
 }
 AMPI_CPU(open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count) {
-    (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
-AMPI_FN void ampi_cpu_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
+AMPI_FN void ampi_cpu_close(amp_training* t AMPI_MAYBE, const amp_exec* exec AMPI_MAYBE) {}
 AMPI_CPU(begin, amp_training* t, int window) {
-    (void)exec;
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
     t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;
     t->position = NULL;
     return AMP_OK;
 }
 AMPI_CPU(losses, amp_training* t, const float* losses, int count) {
-    (void)exec;
     while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);
     return AMP_OK;
 }
 AMPI_CPU(check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
-    (void)exec;
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
     flags[1] = t->scaler.state.unsound ? 1.0f : 0.0f;
     return r;
 }
 AMPI_CPU(agree, amp_training* t, const float* flags) {
-    (void)exec;
     if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);
     return AMP_OK;
 }
 AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
-    (void)exec;
     AMPI_TRY(amp_optimizer_step(&t->optimizer, &t->scaler, &t->last));
     t->limit = amp_scaler_update(&t->scaler);
     if (!t->last.applied && bytes) memcpy(now, saved, bytes);
     return AMP_OK;
 }
-AMPI_CPU(read, amp_training* t) { (void)t; (void)exec; return AMP_OK; }
+AMPI_CPU(read, amp_training* t AMPI_MAYBE) { return AMP_OK; }
 /* Closes the window if it is open. */
-AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec) {
-    (void)exec;
+AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) {
     t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
     t->scaler.state.found_inf = t->scaler.state.unsound = 0;
 }
@@ -9544,8 +9536,8 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
         return ampi_run(dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
     return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
 }
-AMPI_FN amp_activation ampi_activation_of(amp_op op) {
-    return op == AMP_OP_GELU ? AMP_GELU : op == AMP_OP_TANH ? AMP_TANH : op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
+AMPI_FN amp_activation ampi_activation_of(const ampi_node* n) {
+    return ampi_is(n, GELU) ? AMP_GELU : ampi_is(n, TANH) ? AMP_TANH : ampi_is(n, SIGMOID) ? AMP_SIGMOID : AMP_RELU;
 }
 
 /* --- forward --- */
@@ -9607,7 +9599,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y, yt, rows, n->features,
                 e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_forward(ampi_activation_of(n->layer.op), x, xt, y, yt, count, e);
+            return f->activation_forward(ampi_activation_of(n), x, xt, y, yt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
         case AMP_OP_ADD: return f->add_forward(x, xt, second->data, second->layer.storage_dtype, y, yt, count, e);
@@ -9688,7 +9680,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db, gt, add,
                 rows, n->features, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_backward(ampi_activation_of(n->layer.op), dy, yt, saved, st, dx, xt, count, e);
+            return f->activation_backward(ampi_activation_of(n), dy, yt, saved, st, dx, xt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);
         case AMP_OP_CONCAT:
