@@ -1783,11 +1783,9 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
 typedef struct ampi_array { uint64_t from, to; int written; } ampi_array;
 typedef ampi_array (*ampi_array_fn)(const void* list, size_t id);
 AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
-    ampi_array s;
-    s.from = (uint64_t)(uintptr_t)data;
-    s.to = data ? s.from + bytes : s.from;
-    s.written = written;
-    return s;
+    const uint64_t from = (uint64_t)(uintptr_t)data;
+    const ampi_array a = { from, data ? from + bytes : from, written };
+    return a;
 }
 
 /* Do two arrays share a byte, one of them written? *a and *b are then such two, by address. Each meets each. */
@@ -2007,8 +2005,8 @@ AMPI_FN amp_isa ampi_widest_isa(void) {
     const unsigned f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     if (!ampi_system_saves(0x6u) || !ampi_cpu_has(1, 0, AMPI_ECX, avx_fma_f16c)
         || !ampi_cpu_has(7, 0, AMPI_EBX, 1u << 5)) return AMP_ISA_SCALAR;
-    return AMPI_AVX512 && ampi_system_saves(0xe6u) && ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl) ? AMP_ISA_AVX512
-                                                                                               : AMP_ISA_AVX2;
+    const int wide = AMPI_AVX512 && ampi_system_saves(0xe6u) && ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl);
+    return wide ? AMP_ISA_AVX512 : AMP_ISA_AVX2;
 }
 AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
@@ -7550,8 +7548,8 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
         "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
         (int)s->rule.max_unsound);
     AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),  /* on_limit may have set it */
-                     AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale "
-                     "and max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
+        AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale and "
+        "max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
     return AMP_OK;
 }
 
@@ -7656,15 +7654,15 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
 }
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
-    static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
-                                         "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
-                                         "at_max_skips", "ignore_overflow", "static", "exact growth_factor",
-                                         "exact backoff_factor (0: division)" };
+    static const char names[] = "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
+        "the tracker's start\0hysteresis\0guard\0refill\0at_min\0max_skips\0at_max_skips\0ignore_overflow\0static\0"
+        "exact growth_factor\0exact backoff_factor (0: division)\0";
     int i = 0;
     while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
+    const int digits = i < 14 ? 6 : 17;
     return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
-        "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, ampi_scaler_number(theirs, i),
-        i < 14 ? 6 : 17, ampi_scaler_number(ours, i));
+        "%s is %.*g there, but %.*g here", ampi_name_among(names, (unsigned)i), digits, ampi_scaler_number(theirs, i),
+        digits, ampi_scaler_number(ours, i));
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
@@ -7743,8 +7741,8 @@ AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
 
 /* (1 + cos(pi * part / whole)) / 2 = cos(pi/2 * part/whole)^2, relatively exact down to the end. */
 AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
-    double c = part <= whole - part ? ampi_quarter_series((double)part / (double)whole, 0)
-                                    : ampi_quarter_series((double)(whole - part) / (double)whole, 1);
+    const int late = part > whole - part;
+    const double c = ampi_quarter_series((double)(late ? whole - part : part) / (double)whole, late);
     return ampi_mul64(c, c);
 }
 
@@ -8192,8 +8190,7 @@ AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
-    const amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, info)
-                                              : ampi_scaler_look(s, &t, what, NULL);
+    amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, info) : ampi_scaler_look(s, &t, what, NULL);
     s->logger = own;
     return r;
 }
@@ -8243,8 +8240,8 @@ AMPI_CPU(convert, void* dst, amp_dtype to, const void* src, amp_dtype from, size
 
 /* A label of any type, as the operators take it: -1 is no class. */
 AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_t i) {
-    return t == AMP_U8 ? ((const uint8_t*)labels)[i] : t == AMP_I64 ? ((const int64_t*)labels)[i]
-                                                                    : ((const int32_t*)labels)[i];
+    if (t == AMP_U8) return ((const uint8_t*)labels)[i];
+    return t == AMP_I64 ? ((const int64_t*)labels)[i] : ((const int32_t*)labels)[i];
 }
 AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
@@ -8569,8 +8566,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->draft_exec.logger = &m->draft_logger;
     amp_result r = ampi_model_check_desc(m);
     if (desc->policy) m->policy = *desc->policy;
-    if (r == AMP_OK) r = desc->policy ? ampi_policy_check(&m->policy, &m->op_logger)
-                                      : amp_policy_init(&m->policy, &d->precision);
+    if (r == AMP_OK && desc->policy) r = ampi_policy_check(&m->policy, &m->op_logger);
+    else if (r == AMP_OK) r = amp_policy_init(&m->policy, &d->precision);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(m, &desc->allocator); return r; }
     m->comm.size = 1;
@@ -8862,7 +8859,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x, d);
     const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels, n->layer.height * n->layer.width, d->eps,
-                                     d->momentum, d->frozen != 0 };
+        d->momentum, d->frozen != 0 };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
         "momentum %g must lie in [0,1], or be AMP_ZERO", d->momentum);
@@ -9184,11 +9181,10 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
 /* Places a parameter of n in each block, or counts sizes before there are blocks. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
-    const size_t channels = (size_t)n->layer.channels;
     const int is_bias = index == n->bias, is_low = n->layer.param_dtype != AMP_F32;
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = ampi_is(n, LAYER_NORM) ? n->features : channels * (is_bias ? 1 : n->fan_in);
+    p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
@@ -9302,8 +9298,8 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             const ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
-        const size_t constants = 2 * n->reading.channels * sizeof *n->constants;
-        if (n->constants) AMPI_RUN(copy_in, (float*)n->reading.constants, n->constants, constants);
+        if (n->constants)
+            AMPI_RUN(copy_in, (float*)n->reading.constants, n->constants, 2 * n->reading.channels * sizeof(float));
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
         for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
@@ -9387,8 +9383,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     AMPI_REFUSE_NULL("amp_model_memory", out);
     const ampi_allocation* b = m->blocks;
     const amp_memory sizes = { b[AMPI_BLOCK_ARENA].bytes, b[AMPI_BLOCK_MASTERS].bytes, b[AMPI_BLOCK_LOW].bytes,
-                               b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes,
-                               sizeof *m };
+        b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes, sizeof *m };
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
     ampi_each(n)
@@ -11225,8 +11220,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         if (n && !ampi_is(n, BATCH_NORM)) continue;
         const char* name = p ? p->name : n->layer.name;
         const size_t count = p ? p->count : (size_t)n->layer.channels;
-        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
-                               p ? p->m : n->running + count, p ? p->v : NULL };
+        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low, p ? p->m : n->running + count,
+            p ? p->v : NULL };
         AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,  /* ".m" must fit */
             "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
@@ -11545,8 +11540,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 #if !defined(AMP_NO_STDIO)
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
-    const char* name = ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind);
-    fprintf(out, "%s: lr %g, ", name, o->state.lr);
+    fprintf(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), o->state.lr);
     if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
     else fprintf(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
     fprintf(out, ", weight decay %g, clip ", d->weight_decay);
