@@ -2291,7 +2291,7 @@ typedef struct ampi_unfold {
     size_t pixels, taps;            /* of the grid of one image; kernel positions in use */
     size_t channels, plane, image;  /* elements from one channel, one image to the next */
     size_t elements;                /* of the whole source, from data on */
-    int    in_place;                /* the grid is that of the padded planes, which the micro-kernel reads */
+    int    in_place;                /* the micro-kernel reads windows or, if the grid is theirs, padded planes */
 } ampi_unfold;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -2390,14 +2390,20 @@ typedef struct ampi_product {
    which adds that product first, or the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
+/* Windows: an image for a weight gradient, read in place. For kc pixels, row by row, each column of the padded image
+   becomes the `edge` values that all kernel rows and channels meet there. So a pixel meets neighbours, its window:
+   kernel column by column, in these by kernel rows, in these by channels. known: values that the row above met too.
+   Scratch memory: where windows begin (kc); from `line` on 16 rows, `ld` floats apart; from `first` on windows. */
+typedef struct ampi_windows { size_t edge, known, ld, line, first, floats; } ampi_windows;
 /* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
    (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums
    of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: of 16 runs, for packing;
-   padded: of an image's padded copy, 0 if too large; floats: all of a share. */
+   padded: of an image's padded copy or windows, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
     size_t mc, nc, kc, tall, packed, line, padded, floats;
+    ampi_windows windows;
 } ampi_plan;
 /* Scratch memory for packing: 16 runs (line), and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
@@ -2584,6 +2590,21 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
+AMPI_FN ampi_windows ampi_windows_of(const ampi_unfold* g, size_t kc) {
+    const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
+    ampi_windows d;
+    d.edge = g->h.taps * g->channels;
+    d.known = g->h.step == 1 && g->h.next == 1 ? d.edge - g->channels : 0;
+    d.ld = ampi_round_up(ampi_min_size(g->w.count, kc) * step + g->w.span, AMPI_LANES) + AMPI_PAD;
+    d.line = kc;
+    d.first = d.line + AMPI_LANES * d.ld;
+    d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.edge + 4 * AMPI_LANES;
+    return d;
+}
+/* The row of the unfolded image at place i of a window. */
+AMPI_FN size_t ampi_window_row(const ampi_unfold* g, size_t i) {
+    return i % g->channels * g->taps + i / g->channels % g->h.taps * g->w.taps + i / g->channels / g->h.taps;
+}
 /* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
    row's pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. rows,
    pitch: rows of the stage, floats from one to the next; weights, pixels, stage: where these begin, in floats. Each has
@@ -2625,7 +2646,7 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
 #define AMPI_PASS avx2
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
 #define AMPI_PASS_WIDTH 8
-enum { AMPI_K(mr) = 6, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 256 };
+enum { AMPI_K(mr) = 6, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 512 };
 typedef __m256 AMPI_K(reg);
 typedef __m256d AMPI_K(doubles);
 AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
@@ -3027,6 +3048,7 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         u.sums += i * u.ld;
         here = left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         if (left >= AMPI_K(mr)) here = AMPI_K(mr);
+        if (left == AMPI_K(mr) + 2) here = AMPI_K(mr) > 8 ? 8 : 4;  /* two rows alone wait for their sums */
         if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
@@ -3063,7 +3085,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
 }
 #endif
 /* Any number of rows, one or two vectors of columns; form: that of the product. */
-AMPI_KERNEL_FN void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
 #endif
@@ -3083,30 +3105,36 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
     else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
 }
+/* Every `step`-th of the elements from src on. */
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t, size_t step,
+        size_t count) {
+    float floats[4 * AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < count; i += AMPI_LANES, src += AMPI_LANES * step * ampi_type_size(t)) {
+        const size_t here = ampi_min_size(count - i, AMPI_LANES);
+        if (step <= 4) AMPI_K(widen)(floats, src, t, (here - 1) * step + 1);
+        for (l = 0; l < here; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(src, t, l * step);
+    }
+}
 /* Pixels of row y of the source plane from element `plane` on; zeros outside. */
-AMPI_KERNEL_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
+AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
-    float floats[4 * AMPI_LANES];
-    size_t i, l;
+    const char* src;
+    size_t i;
     if (y < 0 || y >= g->h.size || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
-    AMPI_K(margin)(dst, row->left);
     plane += (size_t)y * (size_t)g->w.size + row->first;
-    for (i = 0; i < inside; i += AMPI_LANES, plane += AMPI_LANES * row->step) {
-        const char* src = (const char*)v->data + plane * size;
-        float* const to = dst + row->left + i;
-        const size_t here = ampi_min_size(inside - i, AMPI_LANES);
+    src = (const char*)v->data + plane * size;
+    AMPI_K(margin)(dst, row->left);
+    dst += row->left;
+    if (row->step > 1) AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
+    else if (plane + inside + AMPI_LANES > g->elements) AMPI_K(widen)(dst, src, v->dtype, inside);
+    else for (i = 0; i < inside; i += AMPI_LANES, src += AMPI_LANES * size) {
         AMPI_FETCH(src, g->plane * size);  /* the same row of the next channel */
-        if (row->step == 1 && plane + AMPI_LANES <= g->elements) AMPI_K(store)(to, AMPI_K(load_typed)(src, v->dtype));
-        else if (row->step == 1) AMPI_K(store)(to, AMPI_K(load_part)(src, v->dtype, here));
-        else if (row->step > 4) for (l = 0; l < here; l++) to[l] = ampi_element_f32(src, v->dtype, l * row->step);
-        else {
-            AMPI_K(widen)(floats, src, v->dtype, (here - 1) * row->step + 1);
-            for (l = 0; l < here; l++) to[l] = floats[l * row->step];
-        }
+        AMPI_K(store)(dst + i, AMPI_K(load_typed)(src, v->dtype));
     }
-    AMPI_K(margin)(dst + behind, row->count - behind);
+    AMPI_K(margin)(dst + inside, row->count - behind);
 }
 /* Places [from, from + count) of a padded plane, phase (h, w) of a channel; zeros behind the last image. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
@@ -3114,17 +3142,15 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
     const ampi_unfold* g = &v->image;
     const int64_t left = (int64_t)w + g->w.low;
     const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
+    ampi_row_pixels row_pixels;
     size_t p, here, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
     size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
     for (p = 0; p < count; p += here, x = 0) {
         const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low : g->h.size;
         here = ampi_min_size(g->w.padded - x, count - p);
-        if (here == g->w.padded) AMPI_K(source_row)(dst + p, v, plane, y, &whole);
-        else {
-            const ampi_row_pixels part =
-                ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, here);
-            AMPI_K(source_row)(dst + p, v, plane, y, &part);
-        }
+        row_pixels = here == g->w.padded ? whole
+                     : ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, here);
+        AMPI_K(source_row)(dst + p, v, plane, y, &row_pixels);
         if (++row < g->h.padded) continue;
         row = 0;
         plane += g->image;
@@ -3175,6 +3201,45 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
         for (r = first; r < first + rows && !copied; r++)
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
+}
+/* The windows of pixels [k0, k0 + k). Known values are copied in whole vectors: what lies behind is written next, from
+   planes' rows, of which sixteen at a time are transposed. */
+AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, const ampi_operand* v, size_t k0,
+        size_t k) {
+    const ampi_unfold* g = &v->image;
+    const size_t edge = d->edge, ld = d->ld, step = (size_t)g->w.step;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
+    float block[AMPI_LANES][AMPI_LANES], *const line = scratch + d->line, *to = scratch + d->first;
+    size_t p, i, x, e, here, wide, places = 0;
+    for (p = 0; p < k; p += wide, to += places * edge) {
+        const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
+        const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
+        const int64_t left = (int64_t)(pixel % g->w.count) * g->w.step + g->w.low;
+        const size_t known = p >= g->w.count && pixel >= g->w.count ? d->known : 0;
+        const float* above = to - places * edge + g->channels;
+        ampi_row_pixels row;
+        wide = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
+        places = (wide - 1) * step + g->w.span + 1;
+        row = ampi_row_pixels_of(g->w.size, left, 1, places);
+        for (i = 0; i < wide; i++) at[p + i] = (uint32_t)((size_t)(to - scratch) - d->first + i * step * edge);
+        for (x = 0; x < places; x++)
+            for (e = 0; e < known; e += AMPI_LANES)
+                AMPI_K(store)(to + x * edge + e, AMPI_K(load)(above + x * edge + e));
+        for (e = known; e < edge; e += here) {
+            here = ampi_min_size(edge - e, AMPI_LANES);
+            for (i = 0; i < here; i++)
+                AMPI_K(source_row)(line + i * ld, v, image + (e + i) % g->channels * g->plane,
+                    y + (int64_t)((e + i) / g->channels) * g->h.next, &row);
+            for (i = 0; here < AMPI_LANES && i < here; i++)
+                for (x = 0; x < places; x++) to[x * edge + e + i] = line[i * ld + x];
+            for (x = 0; here == AMPI_LANES && x < places; x += AMPI_LANES) {
+                AMPI_K(transpose)(block[0], AMPI_LANES, line + x, ld * sizeof *line, AMP_F32);
+                for (i = 0; i < ampi_min_size(places - x, AMPI_LANES); i++)
+                    AMPI_K(store)(to + (x + i) * edge + e, AMPI_K(load)(block[i]));
+            }
+        }
+    }
+    AMPI_K(clear)(to, AMPI_K(nr));  /* behind the last window */
 }
 /* `count` weights of a channel, by outputs and in these by kernel positions, from number `at` on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
@@ -3248,7 +3313,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
         here = ampi_min_size(n - j, AMPI_LANES);
         if (b->is_image && !plain) {
-            AMPI_K(unfold)(room->line, ld, b, j0 + j, here, k0, k, room);
+            for (i = 0; i < here; i++)
+                AMPI_K(unfold)(room->line + i * ld, ld, b, ampi_window_row(g, j0 + j + i), 1, k0, k, room);
             AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
             continue;
         }
@@ -3380,7 +3446,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;  /* sums wait for the next block of k */
-    const int in_place = s->b.image.in_place && b->padded > 0;
+    const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
     /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; of columns of B a panel is
        packed, and used from L1. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
@@ -3389,12 +3455,13 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                         : few ? (size_t)AMPI_K(nr) : b->nc;
     const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
     float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
-    uint32_t* const table = (uint32_t*)(void*)room.line;
+    const uint32_t* const table = (const uint32_t*)(const void*)(windows ? room.padded : room.line);
+    const float* const planes = room.padded + (windows ? b->windows.first : 0);
     ampi_piece pieces[AMPI_K(nc)];
     ampi_result panels = s->c;  /* whose columns a panel takes: packed, all */
     ampi_pixel at;
     size_t top, jn, k0, im, j;
-    if (!in_place) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
+    if (!in_place || windows) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
     for (top = 0; top < m; top += b->tall)
         for (jn = 0; jn < n; jn += wide) {
             const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, wide), end = j0 + jn + nc;
@@ -3402,7 +3469,9 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
             k0 = 0;
             do {
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
-                if (in_place) AMPI_K(pad_rows)(room.padded, table, &s->b, k0, kc, j0 + jn, nc);
+                if (windows) AMPI_K(read_windows)(room.padded, &b->windows, &s->b, k0, kc);
+                else if (in_place)
+                    AMPI_K(pad_rows)(room.padded, (uint32_t*)(void*)room.line, &s->b, k0, kc, j0 + jn, nc);
                 else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
 #ifdef AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
@@ -3427,7 +3496,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                         j = at.column - j0 - jn;
                         ampi_pixel_move(&at, &panels, AMPI_LANES);
                         u.next = at.column - j0 - jn - j;
-                        u.b = in_place ? room.padded + j : b_block + j * deep;
+                        u.b = in_place ? planes + j + (windows ? j0 + jn : 0) : b_block + j * deep;
                         u.sums = tile + j;
                         AMPI_K(micro)(s->form, mc, AMPI_K(nv) > 1 && at.column < end, &u);
                         if (AMPI_K(nv) > 1 && at.column < end) ampi_pixel_move(&at, &panels, AMPI_LANES);
@@ -4219,7 +4288,7 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
-    const ampi_operand *a = &s->a, *b = &s->b;
+    const ampi_operand* b = &s->b;
     p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
@@ -4227,10 +4296,10 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->line = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
-    if (b->is_image && (b->image.taps > 1 || !a->is_image))
-        p->padded = ampi_padded_floats(&b->image, b->along_k ? (size_t)AMPI_LANES : p->kc, b->along_k ? p->kc : p->nc,
-            2 * p->packed);
-    else if (a->is_image) p->padded = ampi_padded_floats(&a->image, p->mc, p->kc, 2 * p->packed);
+    if (b->image.in_place && b->along_k) {
+        p->windows = ampi_windows_of(&b->image, p->kc);
+        p->padded = p->windows.floats <= 2 * p->packed ? p->windows.floats : 0;
+    } else if (b->is_image && !b->along_k) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
@@ -4773,7 +4842,7 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
     v->s.b = ampi_image_x(c, &t->x, 0);
     y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
-    y->next_row = (size_t)c->out_w; /* for ampi_read_in_place */
+    y->next_row = (size_t)c->out_w; /* for ampi_read_planes */
     y->image = (size_t)c->s.out_channels * c->out_pixels;
     y->bias = t->b.data; y->bias_dtype = ampi_dtype(t->b.dtype);
     y->bias_per_row = 1;
@@ -4839,21 +4908,16 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x; transposed, the other way round, so
-   that packing transposes nothing large. With one output A stays dy: depthwise takes one row of A. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int transposed) {
-    const size_t weights = c->cg * c->taps, k = (size_t)c->s.n * c->out_pixels;
-    const size_t dy_group = c->og * c->out_pixels, x_group = c->cg * c->in_pixels;
-    const ampi_operand x = ampi_image_x(c, &t->x, 1);
-    const ampi_operand dy =
-        ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
-            ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
-    ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), transposed ? weights : c->og,
-        transposed ? c->og : weights, k);
-    v->s.a = transposed ? x : dy; v->s.b = transposed ? dy : x;
-    v->s.c.row = transposed ? 1 : weights; v->s.c.column = transposed ? weights : 1;
-    v->a_group = transposed ? x_group : dy_group; v->b_group = transposed ? dy_group : x_group;
-    v->c_group = c->og * weights;
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x. */
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
+    const size_t weights = c->cg * c->taps;
+    ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
+        (size_t)c->s.n * c->out_pixels);
+    v->s.a = ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
+        ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
+    v->s.b = ampi_image_x(c, &t->x, 1);
+    v->s.c.row = weights; v->s.c.column = 1;
+    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * weights;
 }
 
 /* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such rows already. */
@@ -4878,14 +4942,31 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
+/* Channels whose weight gradient is computed together: as many as a macro-tile has columns for. */
+AMPI_FN size_t ampi_dw_channels(const ampi_unfold* g) {
+    const size_t most = ampi_kernels_now()->nc / g->taps, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
+    const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
+    return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
+}
+/* The weight gradient of `channels` channels from number `first` on, with columns in the order of windows. */
+AMPI_FN void ampi_read_windows(ampi_convolution* v, size_t first, size_t channels) {
+    ampi_unfold* g = &v->s.b.image;
+    ampi_result* c = &v->s.c;
+    ampi_operand_advance(&v->s.b, first * g->plane);
+    c->data = (void*)ampi_at(c->data, c->dtype, first * g->taps);
+    c->column = g->taps; c->next_row = g->w.taps; c->image = 1;
+    c->cols = c->pitch = g->channels = channels;
+    c->part = c->used = channels * g->h.taps;
+    v->s.n = channels * g->taps;
+    g->in_place = g->taps > 1 && (g->w.next == 1 || g->w.taps == 1);
+}
 /* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
    places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
-AMPI_FN void ampi_read_in_place(ampi_convolution* v) {
+AMPI_FN void ampi_read_planes(ampi_convolution* v) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
     const uint64_t part = (uint64_t)g->h.padded * g->w.padded;
-    if (v->s.b.along_k || v->s.k == 0) return;
-    if ((double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
+    if (v->s.k == 0 || (double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
     g->in_place = 1;
     if (part == g->pixels) return;
     c->cols = g->w.count;
@@ -4935,7 +5016,8 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     const size_t weights = ampi_wide_weights(v);
     ampi_convolution wide = *v;
     amp_exec rest;
-    size_t group;
+    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_dw_channels(&v->s.b.image) : all;
+    size_t group, first;
     if (ampi_depthwise_run(v, exec)) return;
     memset(&rest, 0, sizeof rest);
     if (exec) rest = *exec;
@@ -4944,11 +5026,15 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
         rest.workspace = ampi_align64(exec->workspace) + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
-    if (ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_in_place(&wide);
-    for (group = 0; group < v->groups; group++) {
-        const ampi_product s = ampi_group_of(&wide, group);
-        ampi_gemm_run(&s, &rest);
-    }
+    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_planes(&wide);
+    for (first = 0; first < all; first += channels)
+        for (group = 0; group < v->groups; group++) {
+            ampi_convolution part = wide;
+            ampi_product s;
+            if (v->s.b.along_k) ampi_read_windows(&part, first, ampi_min_size(all - first, channels));
+            s = ampi_group_of(&part, group);
+            ampi_gemm_run(&s, &rest);
+        }
 }
 
 /* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx begins as zeros. */
@@ -4991,7 +5077,8 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
     size_t floats = ampi_max_size(ampi_gemm_floats(&v->s), d.shares * d.floats);
-    ampi_read_in_place(&in_place);
+    if (v->s.b.along_k) ampi_read_windows(&in_place, 0, ampi_dw_channels(&v->s.b.image));
+    else ampi_read_planes(&in_place);
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_wide_weights(v) + floats;
 }
@@ -5012,7 +5099,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
-    ampi_conv2d_dw(&v, &c, &none, c.taps > 1 && c.og > 1);
+    ampi_conv2d_dw(&v, &c, &none);
     return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256; /* for alignment */
 }
 
@@ -5050,7 +5137,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
-        ampi_conv2d_dw(&v, &c, &t, c.taps > 1 && c.og > 1);
+        ampi_conv2d_dw(&v, &c, &t);
         ampi_convolution_run(&v, exec);
     }
     if (db)

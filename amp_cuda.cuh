@@ -3900,7 +3900,7 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d_y(&v, &c, &none);
     most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
     while (ampi_cuda_conv2d_phase(&v, &c, &none, &i)) most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
-    ampi_conv2d_dw(&v, &c, &none, 0);
+    ampi_conv2d_dw(&v, &c, &none);
     size_t db = ampi_cuda_bias_bytes((size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
     return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)), db ? db + 16 : 0);
 }
@@ -3947,7 +3947,7 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx(exec, op, &c, &t);
     if (r == AMP_OK && dw) {
-        ampi_conv2d_dw(&v, &c, &t, 0);
+        ampi_conv2d_dw(&v, &c, &t);
         r = ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
