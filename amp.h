@@ -7722,9 +7722,9 @@ AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
 }
 
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
-    const amp_scaler_rule* r = &s->rule;
-    const float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / growth);
     amp_scaler saved = *s;
+    const float growth = (float)s->rule.growth;
+    const float backoff = (float)(s->rule.backoff > 0.0 ? s->rule.backoff : 1.0 / growth);
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
@@ -8684,15 +8684,15 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
 }
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
+    const amp_allocator* a = &m->desc.allocator;
     ampi_unfinalize(m);
-    const amp_allocator allocator = m->desc.allocator;
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
-        ampi_free(n->constants, &allocator);
-        ampi_free(n, &allocator);
+        ampi_free(n->constants, a);
+        ampi_free(n, a);
     }
-    if (m->backend->close) m->backend->close(&m->exec, &allocator);
-    ampi_free(m, &allocator);
+    if (m->backend->close) m->backend->close(&m->exec, a);
+    ampi_free(m, a);
 }
 
 /* --- building --- */
@@ -10070,8 +10070,8 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     if (!last->applied) ampi_describe_overflow(m, info);
     else if (last->update_overflows > 0)
         AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
-            "%s is element %llu of '%s'", (ampi_ull)last->update_overflows, last->saturated
-            ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
+            "%s is element %llu of '%s'", (ampi_ull)last->update_overflows,
+            last->saturated ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
     else if (last->saturated > 0)
         AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
             "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
@@ -10247,8 +10247,9 @@ typedef struct ampi_feed {
 
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
     if (!f->m) return;
-    for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(f->buffers[i], &f->m->desc.allocator);
-    ampi_free(f->order, &f->m->desc.allocator);
+    const amp_allocator* a = &f->m->desc.allocator;
+    for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(f->buffers[i], a);
+    ampi_free(f->order, a);
 }
 
 /* To be closed after a failure too. */
@@ -10631,7 +10632,7 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 }
 
 /* --- sentences and numbers --- */
-/* With the logger of file f: a failure of the system, and what is wrong with the caller's tensors or with the file. */
+/* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is wrong. */
 #define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
 #define AMPI_BAD(code, ...) ampi_fail(f->desc.logger, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_REFUSE_LIST(condition, ...) do { if (condition) return AMPI_BAD(AMP_ERR_ARGUMENT, __VA_ARGS__); } while (0)

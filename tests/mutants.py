@@ -79,6 +79,7 @@ TABLE = [
     ("gemm hostile", "if (ampi_series_meets_itself(c, s->c_stride, s->batch))", "if (ampi_series_meets_itself(c, s->c_stride, 2))"),
     ("hostile", "d + t * pitch < width[0];", "d + t * pitch <= width[0];"),
     ("hostile", "if (d + t * pitch <= -width[1]) t +=", "if (d + t * pitch < -width[1]) t +="),
+    ("hostile", "if (pitch != 1 && pitch != step) return 0;", ""),
     ("hostile", "w->data == o->data\n                            && ampi_dtype(w->dtype) == ampi_dtype(o->dtype);", "w->data == o->data;"),
     ("openmp", "own.workspace_size = step;", ";"),
     ("hostile", "i < count && i * stride < reach; i++", "i < count && i * stride + 1 < reach; i++"),
