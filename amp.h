@@ -8064,8 +8064,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     size_t n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
-        float *w = w_tile, *g = g_tile;
-        if (p->master) w = p->master + i;
+        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
         n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
         if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
@@ -8250,7 +8249,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     amp_optimizer_info report;
     int unscaled = 1;
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
-    const float factor = s && !unscaled ? s->state.inverse : 1.0f;
+    const float factor = unscaled ? 1.0f : s->state.inverse;
     AMPI_CLEAR(report);
     report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
@@ -8302,7 +8301,7 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     for (const amp_param* p = o->params; p < o->params + o->count; p++)
-        if (p->grad && p->count) memset(p->grad, 0, p->count * ampi_type_size(p->grad_dtype));
+        if (p->grad) memset(p->grad, 0, p->count * ampi_type_size(p->grad_dtype));
     return AMP_OK;
 }
 
