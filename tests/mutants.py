@@ -240,9 +240,10 @@ TABLE = [
      "while (row + r > ampi_part_start(f->rows, first + 1)) first++;"),
     ("ops", "z, sum, f->smoothing - 1.0f,", "z, sum, -1.0f,"),
     ("ops", "(double)f->d - (double)max[r]) : 0.0f;", "(double)f->d) : 0.0f;"),
-    ("ops", "table[i] = (uint16_t)i;", "table[i] = (uint16_t)(i & 0xfbff);"),
+    ("ops", "bits[l] = (uint16_t)((size_t)i + l);", "bits[l] = (uint16_t)(((size_t)i + l) & 0xfbff);"),
+    ("ops", "one[l] = 1.0f;", "one[l] = 1.5f;"),
     ("ops", "kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor", "factor"),
-    ("ops", "table[((const uint16_t*)x)[i]]", "table[((const uint16_t*)x)[i] & 0x7fff]"),
+    ("ops", "v[l] = table[bits[l]];", "v[l] = table[bits[l] & 0x7fff];"),
     ("ops", "return (float)(scale * (double)weight / (double)n);", "return (float)(scale * (double)weight);"),
     ("ops", "labels[i] < 0 || (size_t)labels[i] >= classes", "labels[i] < 0 || (size_t)labels[i] > classes"),
     # --- policy
