@@ -7032,21 +7032,12 @@ AMPI_NAMES(amp_level_name, amp_level, "O0\0O1\0O2\0O3\0")
 AMPI_NAMES(amp_reason_name, amp_reason, "level list\0white list\0black list\0"
     "set by hand\0keep_batchnorm_fp32\0region\0pinned\0")
 
-typedef struct ampi_style_row {
-    unsigned levels;
-    int cast_back;
-    amp_scaler_preset o1_scaler, o2_scaler;
-} ampi_style_row;
-
-AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
-    static const ampi_style_row rows[] = {
+static const struct { unsigned levels; int cast_back; amp_scaler_preset o1_scaler, o2_scaler; } ampi_styles[] = {
 #define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
-        { levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
-        AMP_STYLE_LIST(AMPI_X)
+    { levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
+    AMP_STYLE_LIST(AMPI_X)
 #undef AMPI_X
-    };
-    return (unsigned)style < AMP_STYLE_COUNT ? &rows[style] : NULL;
-}
+};
 
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
@@ -7066,7 +7057,7 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
 
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
     AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
-    AMPI_REFUSE_POLICY(!ampi_style(style), "style %d does not exist", (int)style);
+    AMPI_REFUSE_POLICY((unsigned)style >= AMP_STYLE_COUNT, "style %d does not exist", (int)style);
     return AMP_OK;
 }
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
@@ -7079,7 +7070,7 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
     AMPI_REFUSE_POLICY(d->low_dtype && ampi_type_size(d->low_dtype) != 2, "low_dtype must be f16 or bf16, not %s",
         amp_dtype_name(d->low_dtype));
-    AMPI_REFUSE_POLICY(!(ampi_style(d->style)->levels >> d->level & 1u), "the style %s has no %s",
+    AMPI_REFUSE_POLICY(!(ampi_styles[d->style].levels >> d->level & 1u), "the style %s has no %s",
         amp_style_name(d->style), level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
         "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
@@ -7118,7 +7109,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.level = d.level;
     out.low_dtype = d.low_dtype ? d.low_dtype : AMP_F16;
     out.style = d.style;
-    out.cast_back = d.level == AMP_O1 && ampi_style(d.style)->cast_back;
+    out.cast_back = d.level == AMP_O1 && ampi_styles[d.style].cast_back;
     out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
     for (int i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i), AMP_REASON_LEVEL);
@@ -7204,22 +7195,13 @@ AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, 
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
-typedef struct ampi_scaler_row {
-    int kind, late;
-    float init;
-    amp_scaler_rule rule;
-} ampi_scaler_row;
-
-AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
-    static const ampi_scaler_row rows[] = {
+static const struct ampi_scaler_row { int kind, late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
-        { AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
-          AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
-        AMP_SCALER_PRESET_LIST(AMPI_X)
+    { AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
+      AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
+    AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
-    };
-    return (unsigned)p < AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
-}
+};
 
 /* A scale whose inverse is a finite float: finite and above 2^-128 (a subnormal). */
 #define AMPI_SMALLEST_SCALE 0x00200000u
@@ -7248,8 +7230,9 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
-AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d, const ampi_scaler_row* row) {
+AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     amp_scaler_rule* r = &x->rule;
+    const struct ampi_scaler_row* row = &ampi_scaler_presets[d->preset];
     const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
     AMPI_CLEAR(*x);
     x->rule = row->rule;
@@ -7310,12 +7293,12 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     AMPI_CLEAR(d);
     if (desc) d = *desc;
     const amp_logger* logger = d.logger;
-    const ampi_scaler_row* row = ampi_scaler_preset(d.preset);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
-    AMPI_REFUSE_DESC(!row, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
-    ampi_scaler_fill(&x, &d, row);
+    AMPI_REFUSE_DESC((unsigned)d.preset >= AMP_SCALER_PRESET_COUNT, "scaler: preset %d is not an amp_scaler_preset",
+        (int)d.preset);
+    ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
-    if (row->kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
+    if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
     x.state.exact_scale = x.state.scale;
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
@@ -9412,13 +9395,14 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
 /* A level's scaler, when the user gives none: dynamic where half gradients can underflow, else scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
-    const ampi_style_row* style = ampi_style(m->policy.style);
+    const amp_style style = m->policy.style;
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     AMPI_CLEAR(d);
     for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
         dynamic |= n->layer.compute_dtype == AMP_F16;
-    d.preset = !dynamic ? AMP_SCALER_STATIC : level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
+    d.preset = !dynamic ? AMP_SCALER_STATIC
+        : level == AMP_O2 ? ampi_styles[style].o2_scaler : ampi_styles[style].o1_scaler;
     if (!dynamic) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
     d.logger = &m->op_logger;
@@ -9707,9 +9691,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
                 in->features, e));
             return m->pass.correct ? ampi_count_correct(m, n) : AMP_OK;
-        case AMP_OP_MSE: return f->mse_forward(x, xt, n->target, AMP_F32, loss, rows * in->features, e);
-        case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_forward(x, xt, n->target, AMP_F32, loss, rows * in->features, e);
+        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x, xt, n->target, AMP_F32, loss,
+                rows * in->features, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -9785,9 +9769,9 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)n->target, n->smoothing, scale, weight,
                 dx, xt, rows, in->features, e);
-        case AMP_OP_MSE: return f->mse_backward(saved, st, n->target, AMP_F32, scale, weight, dx, xt, count, e);
-        case AMP_OP_BCE_WITH_LOGITS:
-            return f->bce_with_logits_backward(saved, st, n->target, AMP_F32, scale, weight, dx, xt, count, e);
+        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved, st, n->target, AMP_F32,
+                scale, weight, dx, xt, count, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
