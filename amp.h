@@ -2064,22 +2064,20 @@ AMPI_FN amp_isa ampi_simd(void) {
 
 #if AMPI_AMX
 static int ampi_amx_cache;
-/* Is there a matrix unit (AMX-BF16, AMX-TILE, and AVX512-BF16)? */
-AMPI_FN int ampi_amx_found(void) {
-    return ampi_has_pairs() && ampi_system_saves(0x60000u) && ampi_cpu_has(7, 0, AMPI_EDX, 1u << 22 | 1u << 24);
-}
-/* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18), see its
+/* Linux grants the matrix unit once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18), see its
    Documentation/arch/x86/xstate.rst. */
 AMPI_FN int ampi_amx_granted(void) {
     long result = 158;  /* SYS_arch_prctl */
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return result == 0;
 }
-/* Is there one, or with `ask` may it be used? Cached: 1 no, 2 found, 3 granted. */
+/* Is there a matrix unit (AMX-BF16, AMX-TILE), or with `ask` may it be used? Cached: 1 no, 2 found, 3 granted. */
 AMPI_FN int ampi_amx(int ask) {
+    const unsigned bf16_tile = 1u << 22 | 1u << 24;
     int known = AMPI_LOAD_RELAXED(&ampi_amx_cache), before = known;
     if (ampi_simd() != AMP_ISA_AVX512) return 0;
-    if (known == 0) known = ampi_amx_found() ? 2 : 1;
+    if (known == 0)
+        known = ampi_has_pairs() && ampi_system_saves(0x60000u) && ampi_cpu_has(7, 0, AMPI_EDX, bf16_tile) ? 2 : 1;
     if (known == 2 && ask) known = ampi_amx_granted() ? 3 : 1;
     if (known != before) AMPI_STORE_RELAXED(&ampi_amx_cache, known);
     return known > 1;
@@ -7824,13 +7822,6 @@ AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     return odd ? ampi_mul64(y, sum) : sum;
 }
 
-/* (1 + cos(pi * part / whole)) / 2 = cos(pi/2 * part/whole)^2, relatively exact down to the end. */
-AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
-    const int late = part > whole - part;
-    const double c = ampi_quarter_series((double)(late ? whole - part : part) / (double)whole, late);
-    return ampi_mul64(c, c);
-}
-
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
@@ -7841,7 +7832,10 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
     if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
-    return last + ampi_mul64(above, ampi_cosine_factor(after, whole));
+    /* (1 + cos(pi * after / whole)) / 2 = cos(pi/2 * after/whole)^2, relatively exact down to the end. */
+    const int late = after > whole - after;
+    const double c = ampi_quarter_series((double)(late ? whole - after : after) / (double)whole, late);
+    return last + ampi_mul64(above, ampi_mul64(c, c));
 }
 
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
@@ -8734,6 +8728,7 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     return n;
 }
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
+AMPI_FN amp_dtype ampi_stored(const ampi_node* n) { return n->layer.storage_dtype; }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 #define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
 
@@ -9112,7 +9107,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     ampi_each(n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
-        if (ampi_is(n, FLATTEN)) *t = n->inputs[0]->layer.storage_dtype;
+        if (ampi_is(n, FLATTEN)) *t = ampi_stored(n->inputs[0]);
         else if (*t == AMP_F32 && n->wanted) *t = n->wanted;
     }
 }
@@ -9120,7 +9115,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 /* The cast of `source` to dtype: an old one, or a new node before `user`. NULL without memory. */
 AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
     for (ampi_node* n = source; n != user; n = n->next)
-        if (n->layer.op == AMPI_OP_CAST && n->reads[0] == source && n->layer.storage_dtype == dtype) return n;
+        if (n->layer.op == AMPI_OP_CAST && n->reads[0] == source && ampi_stored(n) == dtype) return n;
     ampi_node* cast = ampi_draft(m, AMPI_OP_CAST, source);
     cast->reads[0] = source;
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
@@ -9144,7 +9139,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->users = n->on_loss_path = n->layer.casts = 0;
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
-            if (!ampi_is(n, FLATTEN) && wanted != AMP_F32 && wanted != source->layer.storage_dtype)
+            if (!ampi_is(n, FLATTEN) && wanted != AMP_F32 && wanted != ampi_stored(source))
                 source = ampi_cast_of(m, source, wanted, n);
             if (!source) return AMP_ERR_MEMORY;
             n->reads[j] = source;
@@ -9159,7 +9154,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 /* May n's gradient, or even output, have the memory of its input, which no other node reads? */
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
-    if (n->row->shares < what || in->users != 1 || in->layer.storage_dtype != n->layer.storage_dtype) return 0;
+    if (n->row->shares < what || in->users != 1 || ampi_stored(in) != ampi_stored(n)) return 0;
     return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && in->row->reads != AMPI_READS_OUTPUT);
 }
 
@@ -9189,7 +9184,7 @@ AMPI_FN void ampi_lease_use(ampi_lease* l, int time, size_t bytes) {
     l->bytes = bytes;
 }
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
-    return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
+    return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(ampi_stored(n)));
 }
 
 /* Finds each lease's size and time of use. Values that share memory have one size. */
@@ -9634,7 +9629,7 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
-    const amp_dtype t = logits->layer.storage_dtype;
+    const amp_dtype t = ampi_stored(logits);
     int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
     size_t n;
     for (size_t i = 0; i < m->pass.rows; i += n) {
@@ -9658,7 +9653,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const ampi_node *in = n->reads[0], *second = n->reads[1];
     if (!in || ampi_is(n, FLATTEN)) return AMP_OK;
     const void *x = in->data, *w = ampi_weights(m, n, n->weight), *b = ampi_weights(m, n, n->bias);
-    const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
+    const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
     const size_t rows = m->pass.rows, count = rows * n->features;
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
@@ -9682,10 +9677,10 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->activation_forward(ampi_activation_of(n), x, xt, y, yt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
-        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, second->layer.storage_dtype, y, yt, count, e);
+        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, ampi_stored(second), y, yt, count, e);
         case AMP_OP_CONCAT:
             AMPI_TRY(f->concat_forward(x, xt, in->features, y, yt, n->features, 0, rows, e));
-            return f->concat_forward(second->data, second->layer.storage_dtype, second->features, y, yt, n->features,
+            return f->concat_forward(second->data, ampi_stored(second), second->features, y, yt, n->features,
                 in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
@@ -9713,7 +9708,7 @@ AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradien
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad : n->data,
-        n->layer.storage_dtype, m->pass.rows * n->features);
+        ampi_stored(n), m->pass.rows * n->features);
 }
 /* May a pass for the losses leave n out: a head that only predictions use? */
 AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->pass.observed; }
@@ -9738,7 +9733,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const ampi_node* in = n->reads[j];
     if (!dx && n->weight == AMPI_NONE) return AMP_OK;
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
-    const amp_dtype xt = in->layer.storage_dtype, yt = n->layer.storage_dtype, wt = n->layer.param_dtype;
+    const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
     const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype(m->desc.grad_dtype);
     const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n, n->weight);
     const size_t rows = m->pass.rows, count = rows * in->features;
@@ -9783,7 +9778,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
         AMPI_TRY(ampi_observe(m, n, 1));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
-            const amp_dtype t = x->layer.storage_dtype;
+            const amp_dtype t = ampi_stored(x);
             void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx));
             if (dx && dx != x->grad)
@@ -9848,7 +9843,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     for (int i = 0; i < m->input_count; i++) {
         const ampi_node* n = m->inputs[i];
-        const amp_dtype t = n->layer.storage_dtype, from = b->input_dtype;
+        const amp_dtype t = ampi_stored(n), from = b->input_dtype;
         const size_t count = m->pass.rows * n->features;
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;
@@ -9943,7 +9938,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
-        const size_t bad = ampi_first_bad(m, n->data, n->layer.storage_dtype, count, &what);
+        const size_t bad = ampi_first_bad(m, n->data, ampi_stored(n), count, &what);
         if (bad == count) continue;
         AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does "
             "not help", what, n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, (ampi_ull)bad);
@@ -10210,7 +10205,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, out, AMP_F32, last->data, last->layer.storage_dtype, m->pass.rows * last->features);
+        : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last), m->pass.rows * last->features);
     fesetenv(&floats);
     return r;
 }

@@ -410,7 +410,7 @@ TABLE = [
     ("model", "level == AMP_O2 ? ampi_styles[style].o2_scaler :", ""),
     ("model", "*t = first == second ? first : AMP_F32;", "*t = second;"),
     ("model", "n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;", "n->wanted = t;"),
-    ("model", "n->reads[0] == source && n->layer.storage_dtype == dtype) return n;", "0) return n;"),
+    ("model", "n->reads[0] == source && ampi_stored(n) == dtype) return n;", "0) return n;"),
     ("model", "if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;", "if (ampi_is_norm(n)) return 1.0f;"),
     ("model", "return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));", "return u * sqrtf(6.0f / (float)n->fan_in);"),
     ("model", "ampi_initial_weight(n, index == n->bias, seed, at + i);", "ampi_initial_weight(n, index == n->bias, seed, i);"),
