@@ -1788,17 +1788,22 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Do two arrays share a byte, one of them written? *a and *b are then such two, by address. Each meets each. */
+/* Do two arrays share a byte, one of them written? *a and *b are then such two, by address. Each meets each but for one
+   that lies outside the span of all before it. */
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
-    for (size_t i = 1; i < count; i++) {
+    uint64_t low = UINT64_MAX, high = 0;
+    for (size_t i = 0; i < count; i++) {
         const ampi_array y = at(list, i);
-        for (size_t k = 0; k < i && y.from < y.to; k++) {
+        if (y.from == y.to) continue;
+        for (size_t k = 0; k < i && y.from < high && y.to > low; k++) {
             const ampi_array x = at(list, k);
             if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written)) continue;
             *a = x.from <= y.from ? k : i;
             *b = x.from <= y.from ? i : k;
             return 1;
         }
+        low = y.from < low ? y.from : low;
+        high = y.to > high ? y.to : high;
     }
     return 0;
 }
