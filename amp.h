@@ -648,8 +648,8 @@ typedef AMPI_ENUM(amp_scaler_limit) {
    _DIV: an overflow divides by growth instead of multiplying. init 0: must be given. interval 0: the scale never moves.
    late: clean steps added to the interval. start: the tracker at first and after overflows. Growth is 2; backoff 0:
    1/growth. min, max 0: none. skips: overflows allowed in a row, 0 = any number. */
-#define AMPI_FLT_MIN 1.17549435e-38f
-#define AMPI_FLT_MAX 3.402823466e38f
+#define AMPI_FLT_MIN 1.17549435082228751e-38f
+#define AMPI_FLT_MAX 3.40282346638528860e38f
 #define AMP_SCALER_PRESET_LIST(X) \
     X(PYTORCH, "pytorch", MIXED, 65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
