@@ -1788,8 +1788,8 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Do two arrays share a byte, one of them written? *a and *b are then such two, by address. Each meets each but for one
-   that lies outside the span of all before it. */
+/* Do two arrays share a byte, one of them written? *a and *b are then such two, the lower first. An array outside the
+   span of all before it is compared with none. */
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
     uint64_t low = UINT64_MAX, high = 0;
     for (size_t i = 0; i < count; i++) {
@@ -2292,9 +2292,9 @@ typedef struct ampi_side {
 typedef struct ampi_unfold {
     ampi_side h, w;
     size_t pixels, taps;            /* of the grid of one image; kernel positions in use */
-    size_t channels, plane, image;  /* elements from one channel, one image to the next */
+    size_t channels, plane, image;  /* count; elements from one channel, one image to the next */
     size_t elements;                /* of the whole source, from data on */
-    int    in_place;                /* the micro-kernel reads windows or, if the grid is theirs, padded planes */
+    int    in_place;                /* B is not packed: windows, or padded planes whose grid this is */
 } ampi_unfold;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -2394,10 +2394,10 @@ typedef struct ampi_product {
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
 /* Windows: an image for a weight gradient, read in place. For kc pixels, row by row, each column of the padded image
-   becomes the `edge` values that all kernel rows and channels meet there. So a pixel meets neighbours, its window:
+   becomes the `high` values that all kernel rows and channels meet there. So a pixel meets neighbours, its window:
    kernel column by column, in these by kernel rows, in these by channels. known: values that the row above met too.
    Scratch memory: where windows begin (kc); from `line` on 16 rows, `ld` floats apart; from `first` on windows. */
-typedef struct ampi_windows { size_t edge, known, ld, line, first, floats; } ampi_windows;
+typedef struct ampi_windows { size_t high, known, ld, line, first, floats; } ampi_windows;
 /* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
    (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums
    of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: of 16 runs, for packing;
@@ -2596,12 +2596,12 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
 AMPI_FN ampi_windows ampi_windows_of(const ampi_unfold* g, size_t kc) {
     const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
     ampi_windows d;
-    d.edge = g->h.taps * g->channels;
-    d.known = g->h.step == 1 && g->h.next == 1 ? d.edge - g->channels : 0;
+    d.high = g->h.taps * g->channels;
+    d.known = g->h.step == 1 && g->h.next == 1 ? d.high - g->channels : 0;
     d.ld = ampi_round_up(ampi_min_size(g->w.count, kc) * step + g->w.span, AMPI_LANES) + AMPI_PAD;
     d.line = kc;
     d.first = d.line + AMPI_LANES * d.ld;
-    d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.edge + 4 * AMPI_LANES;
+    d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.high + 4 * AMPI_LANES;
     return d;
 }
 /* The row of the unfolded image at place i of a window. */
@@ -3005,8 +3005,8 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 /* --- the micro-kernel --- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
-   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] in a padded copy. In both
-   b and sums the second vector of columns is `next` floats behind the first. */
+   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] of planes or windows. In
+   both b and sums the second vector of columns is `next` floats behind the first. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
@@ -3041,7 +3041,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
-/* Any number of rows: micro-tiles one below the other, whole ones first. */
+/* Any number of rows: micro-tiles one below the other, whole ones first but in a last mr + 2. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
     size_t i, here;
     for (i = 0; i < rows; i += here) {
@@ -3051,7 +3051,7 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         u.sums += i * u.ld;
         here = left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         if (left >= AMPI_K(mr)) here = AMPI_K(mr);
-        if (left == AMPI_K(mr) + 2) here = AMPI_K(mr) > 8 ? 8 : 4;  /* two rows alone wait for their sums */
+        if (left == AMPI_K(mr) + 2) here = AMPI_K(mr) > 8 ? 8 : 4;  /* sums of two rows do not hide an fma */
         if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
@@ -3108,7 +3108,7 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
     else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
 }
-/* Every `step`-th of the elements from src on. */
+/* `count` elements, `step` apart, in FP32. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t, size_t step,
         size_t count) {
     float floats[4 * AMPI_LANES];
@@ -3119,7 +3119,7 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src
         for (l = 0; l < here; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(src, t, l * step);
     }
 }
-/* Pixels of row y of the source plane from element `plane` on; zeros outside. */
+/* Pixels `row` of row y of the source plane that begins at element `plane`; zeros outside. */
 AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_unfold* g = &v->image;
@@ -3139,7 +3139,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     }
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
-/* Places [from, from + count) of a padded plane, phase (h, w) of a channel; zeros behind the last image. */
+/* Places [from, from + count) of a channel's padded planes of phase (h, w), image by image; behind the last, zeros. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
         size_t count) {
     const ampi_unfold* g = &v->image;
@@ -3205,44 +3205,44 @@ AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v,
             AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
 }
-/* The windows of pixels [k0, k0 + k). Known values are copied in whole vectors: what lies behind is written next, from
-   planes' rows, of which sixteen at a time are transposed. */
+/* The windows of pixels [k0, k0 + k). Known values are copied from the row above, in whole vectors. Values of source
+   rows, sixteen transposed together, then overwrite what the copies spilled. */
 AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, const ampi_operand* v, size_t k0,
         size_t k) {
     const ampi_unfold* g = &v->image;
-    const size_t edge = d->edge, ld = d->ld, step = (size_t)g->w.step;
+    const size_t high = d->high, ld = d->ld, step = (size_t)g->w.step;
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float block[AMPI_LANES][AMPI_LANES], *const line = scratch + d->line, *to = scratch + d->first;
     size_t p, i, x, e, here, wide, places = 0;
-    for (p = 0; p < k; p += wide, to += places * edge) {
+    for (p = 0; p < k; p += wide, to += places * high) {
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
         const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
         const int64_t left = (int64_t)(pixel % g->w.count) * g->w.step + g->w.low;
         const size_t known = p >= g->w.count && pixel >= g->w.count ? d->known : 0;
-        const float* above = to - places * edge + g->channels;
+        const float* above = to - places * high + g->channels;
         ampi_row_pixels row;
         wide = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
         places = (wide - 1) * step + g->w.span + 1;
         row = ampi_row_pixels_of(g->w.size, left, 1, places);
-        for (i = 0; i < wide; i++) at[p + i] = (uint32_t)((size_t)(to - scratch) - d->first + i * step * edge);
+        for (i = 0; i < wide; i++) at[p + i] = (uint32_t)((size_t)(to - scratch) - d->first + i * step * high);
         for (x = 0; x < places; x++)
             for (e = 0; e < known; e += AMPI_LANES)
-                AMPI_K(store)(to + x * edge + e, AMPI_K(load)(above + x * edge + e));
-        for (e = known; e < edge; e += here) {
-            here = ampi_min_size(edge - e, AMPI_LANES);
+                AMPI_K(store)(to + x * high + e, AMPI_K(load)(above + x * high + e));
+        for (e = known; e < high; e += here) {
+            here = ampi_min_size(high - e, AMPI_LANES);
             for (i = 0; i < here; i++)
                 AMPI_K(source_row)(line + i * ld, v, image + (e + i) % g->channels * g->plane,
                     y + (int64_t)((e + i) / g->channels) * g->h.next, &row);
             for (i = 0; here < AMPI_LANES && i < here; i++)
-                for (x = 0; x < places; x++) to[x * edge + e + i] = line[i * ld + x];
+                for (x = 0; x < places; x++) to[x * high + e + i] = line[i * ld + x];
             for (x = 0; here == AMPI_LANES && x < places; x += AMPI_LANES) {
                 AMPI_K(transpose)(block[0], AMPI_LANES, line + x, ld * sizeof *line, AMP_F32);
                 for (i = 0; i < ampi_min_size(places - x, AMPI_LANES); i++)
-                    AMPI_K(store)(to + (x + i) * edge + e, AMPI_K(load)(block[i]));
+                    AMPI_K(store)(to + (x + i) * high + e, AMPI_K(load)(block[i]));
             }
         }
     }
-    AMPI_K(clear)(to, AMPI_K(nr));  /* behind the last window */
+    AMPI_K(clear)(to, AMPI_K(nr));  /* the last panel reads behind the last window */
 }
 /* `count` weights of a channel, by outputs and in these by kernel positions, from number `at` on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
@@ -3450,18 +3450,18 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;  /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
-    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; of columns of B a panel is
-       packed, and used from L1. */
+    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B
+       are packed a panel at a time, for L1. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
-    const int by_rows = few && !s->b.along_k;
-    const size_t wide = by_rows ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
+    const int rows_of_b = few && !s->b.along_k;
+    const size_t wide = rows_of_b ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
     const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
-    float* const sums = by_rows ? b_block : b_block + b->packed + b->line + b->padded;
+    float* const sums = rows_of_b ? b_block : b_block + b->packed + b->line + b->padded;
     const uint32_t* const table = (const uint32_t*)(const void*)(windows ? room.padded : room.line);
     const float* const planes = room.padded + (windows ? b->windows.first : 0);
     ampi_piece pieces[AMPI_K(nc)];
-    ampi_result panels = s->c;  /* whose columns a panel takes: packed, all */
+    ampi_result panels = s->c;  /* columns in panels: all, or rows of pixels */
     ampi_pixel at;
     size_t top, jn, k0, im, j;
     if (!in_place || windows) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
@@ -3475,7 +3475,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                 if (windows) AMPI_K(read_windows)(room.padded, &b->windows, &s->b, k0, kc);
                 else if (in_place)
                     AMPI_K(pad_rows)(room.padded, (uint32_t*)(void*)room.line, &s->b, k0, kc, j0 + jn, nc);
-                else if (!by_rows) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
+                else if (!rows_of_b) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
 #ifdef AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
                     AMPI_K(pair_rows)(b_block + j * deep, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
@@ -3493,9 +3493,9 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
                     u.sums = tile;
-                    if (by_rows) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
+                    if (rows_of_b) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
                     /* Panels of one or two vectors, in place from pixels on. */
-                    for (at = ampi_pixel_of(&panels, j0 + jn); !by_rows && at.column < end;) {
+                    for (at = ampi_pixel_of(&panels, j0 + jn); !rows_of_b && at.column < end;) {
                         j = at.column - j0 - jn;
                         ampi_pixel_move(&at, &panels, AMPI_LANES);
                         u.next = at.column - j0 - jn - j;
@@ -4284,10 +4284,10 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n. Each cut halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally deep,
-   in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets), unless
-   planes are read in place; 16 lines; a padded copy, if at most twice that block; the sums, with 16 rows behind for the
-   matrix unit. */
+/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally
+   deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets),
+   unless B is read in place; 16 runs; a padded copy or windows, if at most twice that block; sums, with 16 rows behind
+   for the matrix unit, and a vector. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
@@ -4845,7 +4845,7 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
     v->s.b = ampi_image_x(c, &t->x, 0);
     y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
-    y->next_row = (size_t)c->out_w; /* for ampi_read_planes */
+    y->next_row = (size_t)c->out_w; /* for ampi_set_planes */
     y->image = (size_t)c->s.out_channels * c->out_pixels;
     y->bias = t->b.data; y->bias_dtype = ampi_dtype(t->b.dtype);
     y->bias_per_row = 1;
@@ -4945,14 +4945,15 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
-/* Channels whose weight gradient is computed together: as many as a macro-tile has columns for. */
-AMPI_FN size_t ampi_dw_channels(const ampi_unfold* g) {
+/* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or one. */
+AMPI_FN size_t ampi_window_channels(const ampi_unfold* g) {
     const size_t most = ampi_kernels_now()->nc / g->taps, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
     const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
 }
-/* The weight gradient of `channels` channels from number `first` on, with columns in the order of windows. */
-AMPI_FN void ampi_read_windows(ampi_convolution* v, size_t first, size_t channels) {
+/* The weight gradient of `channels` channels from `first` on, in the order of windows: C's images are kernel columns,
+   their rows kernel rows. */
+AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
     ampi_operand_advance(&v->s.b, first * g->plane);
@@ -4965,7 +4966,7 @@ AMPI_FN void ampi_read_windows(ampi_convolution* v, size_t first, size_t channel
 }
 /* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
    places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
-AMPI_FN void ampi_read_planes(ampi_convolution* v) {
+AMPI_FN void ampi_set_planes(ampi_convolution* v) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
     const uint64_t part = (uint64_t)g->h.padded * g->w.padded;
@@ -5014,12 +5015,12 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     });
     return 1;
 }
-/* y, dw or one phase of dx. Weights that would be gathered often are first laid out, where there is room. */
+/* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is room. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
     const size_t weights = ampi_wide_weights(v);
     ampi_convolution wide = *v;
     amp_exec rest;
-    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_dw_channels(&v->s.b.image) : all;
+    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_window_channels(&v->s.b.image) : all;
     size_t group, first;
     if (ampi_depthwise_run(v, exec)) return;
     memset(&rest, 0, sizeof rest);
@@ -5029,12 +5030,12 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
         rest.workspace = ampi_align64(exec->workspace) + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
-    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_read_planes(&wide);
+    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_set_planes(&wide);
     for (first = 0; first < all; first += channels)
         for (group = 0; group < v->groups; group++) {
             ampi_convolution part = wide;
             ampi_product s;
-            if (v->s.b.along_k) ampi_read_windows(&part, first, ampi_min_size(all - first, channels));
+            if (v->s.b.along_k) ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
             s = ampi_group_of(&part, group);
             ampi_gemm_run(&s, &rest);
         }
@@ -5080,8 +5081,8 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
     size_t floats = ampi_max_size(ampi_gemm_floats(&v->s), d.shares * d.floats);
-    if (v->s.b.along_k) ampi_read_windows(&in_place, 0, ampi_dw_channels(&v->s.b.image));
-    else ampi_read_planes(&in_place);
+    if (v->s.b.along_k) ampi_set_windows(&in_place, 0, ampi_window_channels(&v->s.b.image));
+    else ampi_set_planes(&in_place);
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_wide_weights(v) + floats;
 }
