@@ -3392,29 +3392,37 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i, size_t m,
     const amp_dtype t = c->dtype;
     const size_t size = ampi_type_size(t), step = c->column;
     const AMPI_V16 alpha = AMPI_K(set1)(c->alpha), beta = AMPI_K(set1)(c->beta);
-    const int bias_of_columns = c->bias && !c->bias_per_row, bias_of_rows = c->bias && c->bias_per_row;
-    AMPI_V16 bias = AMPI_K(set1)(-0.0f);
+    const int adds = c->beta != 0.0f, bias_of_rows = c->bias && c->bias_per_row;
+    const int plain = step == 1 && !adds && (!c->bias || bias_of_rows);
+    AMPI_V16 bias = AMPI_K(set1)(-0.0f), x;
     float lanes[AMPI_LANES] = { 0 };
     size_t p, at, l;
     for (; m > 0; m--, i++, sums += ld) {
         if (bias_of_rows) bias = AMPI_K(set1)(ampi_element_f32(c->bias, c->bias_dtype, i));
-        for (p = 0; p < count; p++)
-            for (at = 0; at < pieces[p].count; at += AMPI_LANES) {
-                const size_t here = ampi_min_size(pieces[p].count - at, AMPI_LANES), column = pieces[p].from + at;
-                char* to = (char*)c->data + (i * c->row + pieces[p].at + at * step) * size;
-                AMPI_V16 x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + column));
-                if (c->beta != 0.0f) {
+        for (p = 0; p < count; p++) {
+            const size_t from = pieces[p].from, n = pieces[p].count;
+            char* const row = (char*)c->data + (i * c->row + pieces[p].at) * size;
+            for (at = 0; at < n && plain; at += AMPI_LANES) {
+                x = AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + from + at)), bias);
+                AMPI_K(store_any)(row + at * size, t, AMPI_K(quiet)(x, 0), n - at);
+            }
+            for (; at < n; at += AMPI_LANES) {
+                const size_t here = ampi_min_size(n - at, AMPI_LANES);
+                char* const to = row + at * step * size;
+                x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + from + at));
+                if (adds) {
                     for (l = 0; l < here; l++) lanes[l] = ampi_element_f32(to, t, l * step);
                     x = AMPI_K(fma)(0, beta, AMPI_K(load)(lanes), x);
                 }
-                if (bias_of_columns)
-                    bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + column), c->bias_dtype, here);
+                if (c->bias && !bias_of_rows)
+                    bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + from + at), c->bias_dtype, here);
                 x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
                 if (step == 1) { AMPI_K(store_any)(to, t, x, here); continue; }
                 AMPI_K(store_typed)(lanes, t, x);
                 if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
                 else for (l = 0; l < here; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
             }
+        }
     }
 }
 /* --- the product --- */
