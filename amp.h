@@ -1748,8 +1748,10 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
     int64_t count[2], width[2], pitch = 1, t;
     for (int i = 0; i < 2; i++) {
         const ampi_argument* a = i ? q : p;
-        const int64_t size = (int64_t)ampi_type_size(a->dtype), step = (int64_t)a->ld * size;
+        const int64_t size = (int64_t)ampi_type_size(a->dtype);
+        int64_t step;
         if (a->rows == 0 || a->cols == 0 || a->ld > SIZE_MAX / 16 / a->rows) return 0;  /* there is no such memory */
+        step = (int64_t)a->ld * size;
         count[i] = (int64_t)a->rows;
         width[i] = (int64_t)a->cols * size;
         if (step == width[i]) { width[i] *= count[i]; count[i] = 1; }

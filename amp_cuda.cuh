@@ -4206,8 +4206,9 @@ AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, 
     return 1;
 }
 
-/* Each input pixel gathers from the windows that cover it: no two threads write to one place. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_backward(ampi_cuda_pool q) {
+/* Each input pixel gathers from the windows that cover it: no two threads write to one place. For more than four blocks
+   at a time registers would be spilled. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 4) ampi_k_pool_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
     const size_t n = p.planes * (size_t)p.h * (size_t)p.w, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
