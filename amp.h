@@ -5933,7 +5933,7 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
     table = (float*)(void*)ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(1, for (i = 0; i < values; i += AMPI_TILE) {
         float v[AMPI_TILE], one[AMPI_TILE];
-        uint16_t bits[AMPI_TILE];
+        uint16_t* const bits = (uint16_t*)(void*)(table + i);
         size_t l;
         for (l = 0; l < AMPI_TILE; l++) one[l] = 1.0f;
         for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)((size_t)i + l);
@@ -8257,7 +8257,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     amp_optimizer_info report;
     int unscaled = 1;
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
-    const float factor = unscaled ? 1.0f : s->state.inverse;
+    const float factor = s && !unscaled ? s->state.inverse : 1.0f;
     AMPI_CLEAR(report);
     report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
