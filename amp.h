@@ -8072,9 +8072,10 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     size_t n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
-        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
+        float *w = w_tile, *g = g_tile;
         n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-        if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
+        if (p->master) w = p->master + i;
+        else ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
         else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
         over.base = i;
