@@ -783,7 +783,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check what you wrote since. */
+/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check again after a change. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to its tensor's type, once per window, before the step; at most
    AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
@@ -3089,7 +3089,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
     }
 }
 #endif
-/* Any number of rows, one or two vectors of columns; form: that of the product. */
+/* Any number of rows, one or two vectors of columns; form: that of the product. Apart, as registers are scarce. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
@@ -3460,8 +3460,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
     const int kept = s->k > b->kc;  /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
-    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B
-       are packed a panel at a time, for L1. */
+    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel
+       at a time, for L1. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
     const int rows_of_b = few && !s->b.along_k;
     const size_t wide = rows_of_b ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
@@ -4961,8 +4961,8 @@ AMPI_FN size_t ampi_window_channels(const ampi_unfold* g) {
     const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
 }
-/* The weight gradient of `channels` channels from `first` on, in the order of windows: C's images are kernel columns,
-   their rows kernel rows. */
+/* The weight gradient of `channels` channels from `first` on, in the order of windows, read in place or packed: C's
+   images are kernel columns, their rows kernel rows. */
 AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels) {
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
@@ -5922,7 +5922,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const amp_exec* exec) {
     enum { values = 65536 };
     const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
-    const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];
+    const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     float* table;
     int64_t i;
     if (!slow || op == AMPI_SLOPE + (int)AMP_RELU || ampi_type_size(x->dtype) != 2 || n < 4 * values
