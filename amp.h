@@ -1920,6 +1920,20 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9))
   #define AMPI_X86 1
   #include <immintrin.h>
+  #if defined(_MSC_VER)  /* clang-cl leaves out what the command line does not allow */
+    #include <smmintrin.h>
+    #include <avxintrin.h>
+    #include <avx2intrin.h>
+    #include <f16cintrin.h>
+    #include <fmaintrin.h>
+    #include <avx512fintrin.h>
+    #include <avx512vlintrin.h>
+    #include <avx512bwintrin.h>
+    #include <avx512dqintrin.h>
+    #include <avx512vlbwintrin.h>
+    #include <avx512vldqintrin.h>
+    #include <avx512bf16intrin.h>
+  #endif
   #include <cpuid.h>
   #define AMPI_TARGET(more) __attribute__((target("avx2,fma,f16c" more)))
   #define AMPI_TARGET_AVX2   AMPI_TARGET("")

@@ -226,6 +226,21 @@ mingw() { # to Windows; under Wine, where it is, the program runs too, and files
         (cd $out && wine test.exe) || return 1
     done
 }
+msvc() { # msvc FLAGS...: clang with MSVC's macros, as clang-cl has them, before mingw-w64's headers of libc
+    set -- "$@" -isystem "$(echo '#include <stdio.h>' | x86_64-w64-mingw32-gcc -E - | sed -n 's/^# 1 "\(.*\)\/stdio.h".*/\1/p' | head -n 1)"
+    { echo '#include <_mingw.h>'
+      for m in NORETURN DEPRECATED; do printf '#undef __MINGW_ATTRIB_%s\n#define __MINGW_ATTRIB_%s\n' $m $m; done
+      printf '#include <%s.h>\n' stdlib stdio string stdint math float process io; echo '#undef __attribute__'; } > $out/msvc.h
+    for part in bits impl; do # its own headers of vectors leave out what the command line does not allow
+        clang --target=x86_64-pc-windows-msvc -fms-compatibility-version=19.38 -include $out/msvc.h "$@" -std=c99 -O1 \
+            -mno-stack-arg-probe -c tests/$part.c -o $out/$part.obj || return 1
+    done
+    echo 'int _fltused = 1;' > $out/fltused.c
+    x86_64-w64-mingw32-gcc $out/bits.obj $out/impl.obj $out/fltused.c -o $out/msvc.exe || return 1
+    have wine || return 0
+    cc -std=c99 -O1 tests/bits.c build/impl.o -o $out/bits -lm && $out/bits | grep hash > $out/here || return 1
+    WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/msvc.exe | tr -d '\r' | grep hash | cmp - $out/here
+}
 # What windows.h defines, and amp.h may stand behind.
 windows="-Dnear= -Dfar= -Dsmall=char -Dhyper=long -Dinterface=struct -DIN= -DOUT= -DOPTIONAL= -DERROR=0 -Dpascal= -Dcdecl="
 wrapped() { # wrapped COMPILER: the include stands in an extern "C" of the host
@@ -260,6 +275,10 @@ if have x86_64-w64-mingw32-gcc; then
     step "mingw-w64 -std=gnu17" parse x86_64-w64-mingw32-gcc -std=gnu17
     step "mingw-w64, behind windows.h" parse x86_64-w64-mingw32-gcc -std=c99 -include windows.h
 else skip "no mingw-w64 compiler"; fi
+if have x86_64-w64-mingw32-gcc && have clang; then
+    step "clang as clang-cl" msvc $strict -Wno-pedantic
+    step "clang as MSVC, but for vectors" msvc -U__clang__ -w
+fi
 c_alone() { # files by C's own functions
     $CC -std=c99 -O1 -DAMP_NO_SIMD $strict -U__unix__ tests/impl.c tests/test_checkpoint.c -o $out/c -lm &&
     (cd $out && ./c)
