@@ -1931,7 +1931,6 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     #include <avx512bwintrin.h>
     #include <avx512dqintrin.h>
     #include <avx512vlbwintrin.h>
-    #include <avx512vldqintrin.h>
     #include <avx512bf16intrin.h>
   #endif
   #include <cpuid.h>
@@ -2577,7 +2576,7 @@ AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
     return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: the
-   most that rows meet, with a plane for each phase of h and of w. A plane has n pixels, `gaps` (margins between grid
+   most that rows meet, with a plane for each pair of phases. A plane has n pixels, `gaps` (margins between grid
    rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
@@ -2657,9 +2656,9 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
 /* What a pass says: nr = nv vectors, a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg:
-   is a magnitude above `limit`, both as bits? store_low writes the sixteen of registers q in 16 bits: NaNs are quiet,
-   with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x in doubles, for half as many
-   floats; of bfloat16 for the even or odd ones of as many. */
+   is a magnitude above `limit`, both as bits? store_low writes the sixteen of registers q in 16 bits; NaNs come quiet,
+   with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x, a float for each double of s; of
+   bfloat16, the even or odd ones of twice as many. */
 #if AMPI_X86
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
@@ -2687,7 +2686,7 @@ AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
     return t == AMP_F16 ? _mm256_cvtph_ps(low) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16));
 }
-/* The upper halves, rounded. */
+/* To bfloat16, not packed yet. */
 AMPI_LANES_FN __m256i AMPI_K(round_reg)(__m256 x) {
     const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
@@ -2758,9 +2757,10 @@ AMPI_LANES_FN int AMPI_K(above_reg)(__m512 x, uint32_t limit) {
     return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
 }
 AMPI_LANES_FN __m512d AMPI_K(square_reg)(__m512d s, const void* p, amp_dtype t, int odd) {
-    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    const __m256 all = ampi_load_reg_avx2(p, t == AMP_F16 ? t : AMP_F32);
+    const __m256i pairs = _mm256_castps_si256(all);
     const __m256i one = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)) : _mm256_slli_epi32(pairs, 16);
-    const __m256 x = t == AMP_BF16 ? _mm256_castsi256_ps(one) : ampi_load_reg_avx2(p, t);
+    const __m256 x = t == AMP_BF16 ? _mm256_castsi256_ps(one) : all;
     const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
     return _mm512_fmadd_pd(wide, wide, s);
 }
@@ -3057,7 +3057,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
-/* Any number of rows: micro-tiles one below the other, whole ones first but in a last mr + 2. */
+/* Any number of rows: whole micro-tiles, then smaller ones; a last mr + 2 is split, to leave no two. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
     size_t i, here;
     for (i = 0; i < rows; i += here) {
@@ -3070,7 +3070,7 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         if (left == AMPI_K(mr) + 2) here = AMPI_K(mr) > 8 ? 8 : 4;  /* sums of two rows do not hide an fma */
         if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
-        else if (AMPI_K(mr) > 8 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+        else if (AMPI_K(mr) > 6 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
         else if (AMPI_K(mr) > 4 && here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
         else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
@@ -3198,7 +3198,7 @@ AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t
     AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
 }
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
-   apart; from a padded copy, if room->padded holds it. */
+   apart; of more kernel positions from a padded copy, if room->padded holds it. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
@@ -3736,7 +3736,7 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         dst += AMPI_LANES * ampi_type_size(to);
     }
 }
-/* n elements; factor NULL: 1. All but sizes are constants where speed matters. */
+/* n elements; factor NULL: 1. Types and flags are constants where speed matters. */
 AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         const float* factor, int clean) {
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
@@ -3762,8 +3762,8 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
         n - whole);
 }
-/* *sum += the sum of n squares, exact in double, in 32 lanes that are added in a fixed tree; `tree` sorts the even
-   and odd ones of bfloat16. */
+/* *sum += n squares, each exact in double, in 32 lanes that are added in a fixed tree; in `tree` even and odd ones of
+   bfloat16 alternate. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
     enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / 8 };
     const size_t size = ampi_type_size(t);
@@ -4165,7 +4165,7 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
     return good;
 }
 
-/* Counts magnitudes above `last`, as inf up to infinity's bits, in elements [i, end); base: the index of data[0]. */
+/* Counts magnitudes above `last` in elements [i, end), finite ones as inf; base: the index of data[0]. */
 AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
         ampi_chunk* c) {
     for (; i < end; i++) {
@@ -4331,7 +4331,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
-/* The plan of a product: the largest blocks that `room` floats hold, or else, from two cuts on, the stack. The least
+/* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each its stack. The least
    blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
@@ -5005,7 +5005,7 @@ AMPI_FN void ampi_set_planes(ampi_convolution* v) {
     v->s.n = v->images * c->part;
 }
 /* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks` in all) of one
-   image, or of all images if A is an image (weight gradient). Threads take `shares` of the tasks, 0 for other
+   image, or of all images if A is an image (weight gradient). Threads take them in `shares`, 0 for other
    convolutions, each with `floats` of scratch memory. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
@@ -5110,11 +5110,11 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_wide_weights(v) + floats;
 }
-/* Phases of a side that are looked at: the first have the most pixels. */
+/* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     const ampi_layer none = { AMPI_NO_REF, { NULL, AMP_F16 }, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF,
-                              AMPI_NO_REF, 0 }; /* half w takes most */
+                              AMPI_NO_REF, 0 }; /* a low w takes most */
     ampi_convolution v;
     ampi_conv2d c;
     size_t floats;

@@ -78,6 +78,15 @@ if have nvcc; then step "amp_cuda.cuh with nvcc" env ARCHS="75 90a" sh -c "make 
 
 # --- the tests again, in other builds -----------------------------------------------------------------
 step "address and undefined-behaviour sanitizers" $few make -s test B=build/asan CC="$CC" CFLAGS="$sanitize"
+# What an optimiser would drop is read here.
+sanitize_debug() {
+    export TEST_EVERY=25
+    $CC -std=c99 -O0 ${sanitize#-O1} -c tests/impl.c -o $out/impl.o || return 1
+    for t in scaler conv model train; do
+        $CC -std=c99 -O1 ${sanitize#-O1} tests/test_$t.c $out/impl.o -o $out/$t -lm && $out/$t || return 1
+    done
+}
+step "the sanitizers in a build for debugging" sanitize_debug
 # gcc's do not see where a pointer is formed from NULL or outside of its array.
 pointers() {
     export TEST_EVERY=5
