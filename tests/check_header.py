@@ -33,14 +33,20 @@ for i, line in enumerate(lines, 1):
 passed += 2
 check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
 
-# functions of at most 80 lines, nine in ten of at most 40, half of them of at most 12
-lengths, start = [], None
+# functions of at most 80 lines, nine in ten of at most 40, half of them of at most 12: a head that continues over lines
+# counts as one
+lengths, start, head = [], None, ""
 for i, line in enumerate(lines):
-    if re.match(r"^(?!typedef)[A-Za-z_].*\) \{$", line) or (line == "{" and start is None): start = i
-    if line == "}" and start is not None:
+    if start is None:
+        line = re.sub(r" *(/\*.*?\*/|//.*)$", "", line)
+        head = head + " " + line if head else line if re.match(r"(?!typedef|extern \"C)[A-Za-z_]", line) else ""
+        if re.search(r"\)[ \w]*\{$", head): start = i
+        if start is not None or line[:1] in "#/}" or re.search(r"[;{}]$", line): head = ""
+    elif line == "}":
         lengths.append(i - start + 1)
         check(i - start + 1 <= 80, "line %d: a function of %d lines" % (start + 1, i - start + 1))
         start = None
+check(len(lengths) == lines.count("}"), "%d functions, but %d ends of one" % (len(lengths), lines.count("}")))
 lengths.sort()
 print("%d functions of more than one line, median %d lines, 90 %% at most %d, longest %d"
       % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
