@@ -56,11 +56,10 @@ extern "C" {
 /* ======================================================================================== */
 
 /* Who multiplies matrices. */
-typedef enum amp_cuda_gemm_engine {
+typedef AMPI_ENUM(amp_cuda_gemm_engine) {
     AMP_CUDA_GEMM_AUTO   = 0,   /* own kernels where they are known to be as fast, else cuBLAS if it is there */
     AMP_CUDA_GEMM_OWN    = 1,   /* own Tensor Core kernels */
-    AMP_CUDA_GEMM_CUBLAS = 2,   /* cuBLAS where it offers the types and strides, else own kernels */
-    AMPI_CUDA_GEMM_MAX   = 0x7fffffff
+    AMP_CUDA_GEMM_CUBLAS = 2    /* cuBLAS where it offers the types and strides, else own kernels */
 } amp_cuda_gemm_engine;
 
 typedef struct amp_cuda_desc {
@@ -118,12 +117,11 @@ AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const voi
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* What happens to a sum on its way into C. */
-typedef enum amp_cuda_epilogue {
+typedef AMPI_ENUM(amp_cuda_epilogue) {
     AMP_CUDA_EPILOGUE_NONE      = 0,
     AMP_CUDA_EPILOGUE_RELU      = 1,
     AMP_CUDA_EPILOGUE_GELU      = 2,
-    AMP_CUDA_EPILOGUE_GELU_TANH = 3,
-    AMPI_CUDA_EPILOGUE_MAX      = 0x7fffffff
+    AMP_CUDA_EPILOGUE_GELU_TANH = 3
 } amp_cuda_epilogue;
 
 /* The whole of it: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */

@@ -161,9 +161,15 @@ static inline Bytes run(const Problem& p, const amp_exec* e) {
 
 /* --- the CPU's answer ------------------------------------------------------------------------ */
 
+/* A switch over an enumeration of the interface, as a user writes it: with a case for each value, and no default. */
 static inline amp_activation activation_of(amp_cuda_epilogue f) {
-    if (f == AMP_CUDA_EPILOGUE_GELU) return AMP_GELU;
-    return f == AMP_CUDA_EPILOGUE_GELU_TANH ? AMP_GELU_TANH : AMP_RELU;
+    switch (f) {
+        case AMP_CUDA_EPILOGUE_GELU: return AMP_GELU;
+        case AMP_CUDA_EPILOGUE_GELU_TANH: return AMP_GELU_TANH;
+        case AMP_CUDA_EPILOGUE_NONE:
+        case AMP_CUDA_EPILOGUE_RELU: break;
+    }
+    return AMP_RELU;
 }
 
 /* One of the batch, in FP32, not yet rounded to the type of C. */

@@ -324,8 +324,16 @@ static void check_engine(amp_cuda* c, const Spec& s, const char* name) {
     check_values(p, run(p, &e), expected(p), name);
 }
 
+/* As activation_of, the engines' enumeration in a switch. */
+static const char* engine_name(amp_cuda_gemm_engine engine) {
+    switch (engine) {
+        case AMP_CUDA_GEMM_AUTO: return "automatic";
+        case AMP_CUDA_GEMM_OWN: return "own";
+        case AMP_CUDA_GEMM_CUBLAS: return "cuBLAS";
+    }
+    return "?";
+}
 static void test_engines() {
-    static const char* const NAMES[] = { "automatic", "own", "cuBLAS" };
     for (int engine = 0; engine < 3; engine++) {
         amp_cuda_desc d = {};
         amp_cuda* c = nullptr;
@@ -340,7 +348,7 @@ static void test_engines() {
                              .scale(t % 4 ? 1 : -0.5f, t % 2 ? 0.25f : 0)
                              .place(t % 3, t % 2)
                              .of(t % 5 == 1 ? SPECIAL : WHOLE),
-                         NAMES[engine]);
+                         engine_name(d.gemm));
         for (unsigned t = 0; t < 9; t++)
             check_engine(c,
                          Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3])
@@ -723,7 +731,8 @@ static void test_failing_launches() {
     check_failures([&] { return d.backward(7, 0, &e); });
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_types_and_transposes);
     TEST(test_tile_edges);
     TEST(test_large_tiles);
