@@ -711,7 +711,8 @@ static void test_failing_launches() {
     }
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);

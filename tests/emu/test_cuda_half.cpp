@@ -240,7 +240,8 @@ static void test_errors() {
     CHECK(log.count == said && launches() == launched);
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_every_value);
     TEST(test_boundaries);
     TEST(test_sizes);

@@ -239,7 +239,8 @@ static void test_capture() {
     amp_cuda_destroy(c);
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_types_and_transposes);
     TEST(test_tails);
     TEST(test_many_tiles);

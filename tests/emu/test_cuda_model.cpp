@@ -1111,7 +1111,8 @@ static void fail_steps(void (*fail_at)(long), int launches, int graph, int most)
 static void test_failing_launches() { fail_steps(emu_fail_launch_at, 1, 0, 200); }
 static void test_failing_calls() { fail_steps(emu_fail_any_call_at, 0, 1, 300); }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     test_seed = 11;
     make_pictures();
     int count = 0;

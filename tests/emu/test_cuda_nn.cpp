@@ -1761,7 +1761,8 @@ static void test_second_launch() {
     OK(cudaDeviceSynchronize());
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_activation_values);
     TEST(test_activation_types);
     TEST(test_activation_in_place);

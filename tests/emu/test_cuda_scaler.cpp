@@ -913,7 +913,8 @@ static void test_failures() {
 #endif
 }
 
-int main() {
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { TEST_SKIP("no GPU"); TEST_END(); }
     TEST(test_clean_check);

@@ -870,7 +870,10 @@ static void test_misuse() {
 #endif
 }
 
-int main() {
+static void test_all_is_freed() { CHECK(emu_live_bytes() == 0 && emu_live_objects() == 0); }
+
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
     TEST(test_indices);
     TEST(test_barriers);
     TEST(test_votes);
@@ -891,6 +894,6 @@ int main() {
     TEST(test_counts_and_failures);
     TEST(test_cublas);
     TEST(test_misuse);
-    CHECK(emu_live_bytes() == 0 && emu_live_objects() == 0);
+    TEST(test_all_is_freed);
     TEST_END();
 }
