@@ -1,7 +1,7 @@
 """check_header.py HEADER [README CC]: what a reader of the header relies on.
 Each tag of the table of contents exists once and in that order; each public prototype has a comment above it or beside
-it, or belongs to a group that has one; only ASCII; lines and functions are not too long; every C block of the README
-compiles, and its program prints what stands there."""
+it, or belongs to a group that has one; only ASCII; lines, functions and the sentences of the interface are not too long;
+every C block of the README compiles, and its program prints what stands there."""
 import re, subprocess, sys, os, tempfile
 
 header = sys.argv[1]
@@ -51,6 +51,30 @@ lengths.sort()
 print("%d functions of more than one line, median %d lines, 90 %% at most %d, longest %d"
       % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
 check(lengths[len(lengths) // 2] <= 12 and lengths[int(len(lengths) * 0.9)] <= 40, "functions have grown")
+
+# sentences of the interface: at most 25 words. They end at . ? ! : ; before a space, and where a row of a table or code
+# begins; code in backquotes is one word, signs are none, and a list of names (commas at every third word) may be long.
+CODE, ROW = re.compile(r" {6}.*(\);|<<<|^ *#)"), re.compile(r" {5,}\S.*\S  +\S")
+def long_sentences(text, most=25): # [(line, words, sentence)]
+    found = []
+    for comment in re.finditer(r"/\*.*?\*/", text, re.S):
+        words, at = [], text.count("\n", 0, comment.start())
+        for line in comment.group().split("\n") + [""]:
+            at += 1
+            if CODE.match(line): line = ""
+            line = re.sub("`.*?`", lambda code: code.group().replace(" ", "\0"), line)
+            for word in ["."] * (not line.strip() or bool(ROW.match(line))) + line.split(" "):
+                words += [(word, at)] * bool(re.search(r"\w", word))
+                if not re.search(r"[.?!:;][)\"']?$", word) or word == "e.g.": continue
+                if len(words) > most and 3 * sum(w.endswith(",") for w, _ in words) <= len(words):
+                    found.append((words[0][1], len(words), " ".join(w for w, _ in words).replace("\0", " ")))
+                words = []
+    return found
+tries = ["word " * 26, "One.\n   Two %s." % ("word\n " * 25), "`%s`." % ("code " * 26), "word " * 25 + "."]
+check([len(long_sentences("/* %s */" % s)) for s in tries] == [1, 1, 0, 0], "long sentences are not found, or short ones are")
+sentences = long_sentences(text[:text.index(">>impl ")])
+for found in sentences: print("line %d: a sentence of %d words: %s" % found)
+if sentences: print("warning: %d sentences of the interface have more than 25 words" % len(sentences))
 
 # each public prototype has a comment: directly above, at the end of its line, or above the group it stands in
 interface = text[:text.index(">>impl ")].split("\n")
