@@ -263,8 +263,8 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 /* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
 
-/* NEAREST: ties to even. STOCHASTIC: away from zero if 32 random bits are below the first 32 bits of the fraction cut
-   off; above the largest finite value the next one is infinity. */
+/* NEAREST: ties to even. STOCHASTIC: away from zero with a probability of the fraction cut off (its first 32
+   bits); above the largest finite value the next one is infinity. */
 typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 1 } amp_rounding;
 
 typedef struct amp_convert_desc {
@@ -289,8 +289,8 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
    type: F32, F16 or BF16. A gradient output may be NULL, not wanted (x of amp_concat_backward aside). A result may not
    overlap an operand or another result; where they "may be the same", they have one type and one address. */
 
-/* What `accumulate` of a backward function adds to instead of overwriting it, or-ed: the parameters' gradients (dw, db,
-   dgamma, dbeta), or dx. A value without _INPUT, except 0, is _PARAMS. Sums are FP32, rounded once. */
+/* `accumulate` of a backward function: 0 overwrites all gradients, _PARAMS adds to the parameters' (dw, db, dgamma,
+   dbeta), _INPUT to dx, their sum to all. Another number counts as _PARAMS. Sums are FP32, rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
@@ -685,7 +685,7 @@ typedef struct amp_scaler_desc {
     float init_scale;          /* finite, > 2^-128, so that 1/scale is finite */
     double growth_factor;      /* finite, > 1 */
     double backoff_factor;     /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
-    /* Clean steps before growth, >= 1, AMP_ZERO = never; Flax and NNabla take one more, AMP_ZERO = every step. */
+    /* Clean steps before growth, >= 1; AMP_ZERO = never. Flax and NNabla add one: AMP_ZERO = every step. */
     int   growth_interval;
     float min_scale;           /* floor, <= init_scale; AMP_ZERO = none */
     float max_scale;           /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
@@ -778,9 +778,9 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A scale
    without a finite inverse raises it, too. To let one overflow stop several optimizers, check all lists before the
    first step. `info`: what this call alone has found, and its norm.
-   AMP_ERR_STATE: before any scale_loss, or where a list shares memory with another that was unscaled or stepped in this
-   window. Check and step take a list made of whole unscaled ones, check any that was stepped. Memory between the
-   tensors counts, too, beyond AMP_SCALER_MAX_SPANS pieces in a window.
+   AMP_ERR_STATE: before any scale_loss, or for memory of a list that was unscaled or stepped in this window. But lists
+   unscaled one by one may be checked or stepped as one, and stepped lists checked. Beyond AMP_SCALER_MAX_SPANS pieces
+   of memory in a window, gaps between tensors count as theirs.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
 /* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check again after a change. */
@@ -935,12 +935,12 @@ typedef struct amp_optimizer_info {
    AMP_ERR_STATE: twice in a window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check, then skip, or unscale, clip and update in one pass. The step trusts amp_scaler_check of just this
-   list since the last scale_loss, and knows gradients unscaled in this window (only some: AMP_ERR_STATE). s == NULL:
-   gradients are not scaled. The caller calls amp_scaler_update after the scaler's last optimizer: an overflow in one
-   step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a
-   gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is negative or not finite, or
-   state is nonsense. */
+/* One step: check, then skip, or unscale, clip and update in one pass. Gradients that amp_scaler_check saw as just
+   this list since the last scale_loss are not checked again. Unscaled ones are not unscaled again, if all are (else
+   AMP_ERR_STATE). s == NULL: gradients are not scaled. The caller calls amp_scaler_update after the scaler's last
+   optimizer: an overflow in one step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a
+   window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is
+   negative or not finite, or state is nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base rate, finite and >= 0, which the schedule multiplies (the logger hears where the factor stays 0). A
@@ -954,8 +954,8 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 typedef struct amp_model amp_model;
 typedef struct amp_backend amp_backend;
 
-/* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. Its model takes it, and so does each with
-   the same layers up to it; others refuse. */
+/* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. Models with other
+   layers up to there refuse it. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first waits for the sum of
@@ -1180,9 +1180,8 @@ typedef struct amp_step_info {
    out of range, an invalid rate, one value per channel for a batch norm not frozen, a refusal of another rank's batch),
    AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_COMM.
    A step is skipped if a gradient or a micro-batch's loss is not finite. The scale stays where a loss, or a layer's
-   output in the last micro-batch, is not finite; an asynchronous backend looks at outputs only with info, after the
-   scale has moved. The logger hears (AMP_OK) once of each layer where inf or NaN begin. A skipped step changes only
-   scaler and counters.
+   output in the last micro-batch, is not finite. A GPU looks at outputs only with info, after the scale has moved. The
+   logger hears (AMP_OK) once of each layer where inf or NaN begin. A skipped step changes only scaler and counters.
    A bad batch or rate is found first: earlier micro-batches stay. A later failure undoes the step's micro-batches too.
    On an asynchronous backend a call without info (and without max_replays) waits for other ranks only; an error shows
    at the next call that waits. All ranks give info, or none. */
@@ -1600,20 +1599,22 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_COMPILE_WELL
 #endif
 
+/* Loops over fewer elements stay on one thread. */
+#define AMPI_PARALLEL_MIN 65536u
 /* Loops run over chunks of a fixed size, so bits do not depend on the number of threads. PARALLEL_FOR has its `for`,
-   over an int64_t, twice, since a region costs 240 ns even where its `if` is false. PARALLEL_TURNS: threads share
-   `work`; the rest they do in turn, in the loop's order. */
+   over an int64_t, twice, since a region costs time even where its `if` is false. PARALLEL_ORDERED: threads
+   share `work`; the rest they do in the loop's order. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #define AMPI_PRAGMA(x) _Pragma(#x)
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
         if (condition) { AMPI_PRAGMA(omp parallel for schedule(static)) __VA_ARGS__; } else { __VA_ARGS__; } } while (0)
-  #define AMPI_PARALLEL_TURNS(condition, head, work, ...) do { \
+  #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) do { \
         if (condition) { AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered) \
             head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } } \
         } else { head { work; __VA_ARGS__; } } } while (0)
 #else
   #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
-  #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
+  #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
 
 /* With strict -std=, gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
@@ -1948,12 +1949,12 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_AVX512 0
 #endif
-#if AMPI_AVX512 && (defined(__clang__) || __GNUC__ >= 10)
+#if AMPI_AVX512 && defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 10)
   #define AMPI_PAIRS 1
 #else
   #define AMPI_PAIRS 0
 #endif
-#if AMPI_AVX512 && defined(__x86_64__) && defined(__linux__) \
+#if AMPI_PAIRS && defined(__linux__) \
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
 #else
@@ -2270,7 +2271,7 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     #error "define AMP_SELF to the name of this file: its implementation includes itself"
   #endif
 #endif
-/* `how` of fma: products are exact, see the one in plain C; words of two bfloat16; 0: neither. */
+/* `how` of fma: products are exact, see the one in plain C; pairs of bfloat16; 0: neither. */
 enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN_(a, b) ampi_##a##_##b
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
@@ -2294,7 +2295,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 /* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source pixel i * step +
    first + j * next; beyond the source's `size` pixels lie margins of zeros. */
 typedef struct ampi_side {
-    size_t count, taps;           /* grid pixels; kernel positions in use */
+    size_t count, kernel;         /* grid pixels; kernel positions in use */
     int    first, next, step, size;
     int    low;                   /* the least of first + j * next */
     size_t span;                  /* from there to the greatest */
@@ -2306,7 +2307,7 @@ typedef struct ampi_side {
    same kernel positions; the source is dy. */
 typedef struct ampi_unfold {
     ampi_side h, w;
-    size_t pixels, taps;            /* of the grid of one image; kernel positions in use */
+    size_t pixels, area;            /* of the grid of one image; kernel positions in use */
     size_t channels, plane, image;  /* count; elements from one channel, one image to the next */
     size_t elements;                /* of the whole source, from data on */
     int    in_place;                /* B is not packed: windows, or padded planes whose grid this is */
@@ -2334,17 +2335,17 @@ AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_
     return r;
 }
 
-/* An operand op(X) of a product, as runs of neighbours in memory. If along_k, k changes along a run, a row of op(A) or
-   column of op(B). Else a run has one k: a column of op(A) or row of op(B). */
+/* An operand op(X) of a product, as rows of neighbours in memory. If along_k, k changes along a row: a row of op(A) or
+   column of op(B). Else a row has one k: a column of op(A) or row of op(B). */
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
     int         along_k, is_image;
-    size_t      ld;     /* a matrix: elements from one run to the next */
-    ampi_unfold image;  /* if is_image, run r is row r of this */
-    /* taps > 0: weights of an input gradient. Run c is, output by output, those of channel c at the kernel positions in
+    size_t      ld;     /* a matrix: elements from one row to the next */
+    ampi_unfold image;  /* if is_image, its rows are the operand's */
+    /* area > 0: weights of an input gradient. Row c is, output by output, those of channel c at the kernel positions in
        use. next_h, next_w, output: elements between kernel rows, kernel columns, outputs. */
-    size_t      taps, taps_w, next_h, next_w, output;
+    size_t      area, kernel_w, next_h, next_w, output;
 } ampi_operand;
 
 /* Where the result goes: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
@@ -2411,20 +2412,20 @@ enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 /* Windows: an image for a weight gradient, read in place. For kc pixels, row by row, each column of the padded image
    becomes the `high` values that all kernel rows and channels meet there. So a pixel meets neighbours, its window:
    kernel column by column, in these by kernel rows, in these by channels. known: values that the row above met too.
-   Scratch memory: where windows begin (kc); from `line` on 16 rows, `ld` floats apart; from `first` on windows. */
-typedef struct ampi_windows { size_t high, known, ld, line, first, floats; } ampi_windows;
+   Scratch memory: where windows begin (kc); from `rows` on 16 rows, `ld` floats apart; from `first` on windows. */
+typedef struct ampi_windows { size_t high, known, ld, rows, first, floats; } ampi_windows;
 /* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
    (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums
-   of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; line: of 16 runs, for packing;
+   of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; rows: of 16 rows, for packing;
    padded: of an image's padded copy or windows, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
-    size_t mc, nc, kc, tall, packed, line, padded, floats;
+    size_t mc, nc, kc, tall, packed, rows, padded, floats;
     ampi_windows windows;
 } ampi_plan;
-/* Scratch memory for packing: 16 runs (line), and a padded copy of `floats` floats. */
-typedef struct ampi_pack_room { float *line, *padded; size_t floats; } ampi_pack_room;
+/* Scratch memory for packing: 16 rows, and a padded copy of `floats` floats. */
+typedef struct ampi_pack_room { float *rows, *padded; size_t floats; } ampi_pack_room;
 
 /* --- updates of one weight --- */
 
@@ -2517,7 +2518,7 @@ typedef struct ampi_kernels {
     void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
         float* scratch);
     void (*depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images, float* scratch);
-    void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at, size_t count,
+    void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows, size_t at, size_t count,
         const ampi_pack_room* room);
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
@@ -2555,12 +2556,12 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
    position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
    its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
    or image are one, as far as both are zeros. before: places of the front margin; end: the first behind the pixels. */
-AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, int step, int size) {
+AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next, int step, int size) {
     ampi_side s;
     size_t before, end;
-    s.count = count; s.taps = taps;
+    s.count = count; s.kernel = kernel;
     s.first = first; s.next = next; s.step = step; s.size = size;
-    s.span = taps > 1 ? (taps - 1) * (size_t)(next < 0 ? -next : next) : 0;
+    s.span = kernel > 1 ? (kernel - 1) * (size_t)(next < 0 ? -next : next) : 0;
     s.low = next < 0 ? first - (int)s.span : first;
     s.phases = ampi_min_size((size_t)step, s.span + 1);
     s.over = s.span / (size_t)step;
@@ -2573,13 +2574,13 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t taps, int first, int next, i
 }
 /* Is each source pixel read once, in order? */
 AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
-    return s->taps == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
+    return s->kernel == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
 /* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: the
    most that rows meet, with a plane for each pair of phases. A plane has n pixels, `gaps` (margins between grid
    rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
 AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
-    const size_t channels = ampi_min_size(g->channels, (rows + g->taps - 2) / g->taps + 1);
+    const size_t channels = ampi_min_size(g->channels, (rows + g->area - 2) / g->area + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
     const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
                         + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
@@ -2595,55 +2596,55 @@ AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
 /* at[i]: where row first + i of the unfolded image begins in a padded copy whose planes are `step` floats apart. */
 AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, size_t rows, uint32_t* at) {
     const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
-    size_t i, plane = 0, h = first % g->taps / g->w.taps, w = first % g->w.taps;
-    for (i = 0; i < ampi_min_size(rows, g->taps); i++) {
+    size_t i, plane = 0, h = first % g->area / g->w.kernel, w = first % g->w.kernel;
+    for (i = 0; i < ampi_min_size(rows, g->area); i++) {
         const uint32_t y = (uint32_t)(g->h.first + (int)h * g->h.next - g->h.low);
         const uint32_t x = (uint32_t)(g->w.first + (int)w * g->w.next - g->w.low);
         at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded + x / sw);
-        if (++w < g->w.taps) continue;
+        if (++w < g->w.kernel) continue;
         w = 0;
-        if (++h < g->h.taps) continue;
+        if (++h < g->h.kernel) continue;
         h = 0;
         plane = g->h.phases;
     }
-    for (; i < rows; i++) at[i] = at[i - g->taps] + (uint32_t)(g->h.phases * g->w.phases * step);
+    for (; i < rows; i++) at[i] = at[i - g->area] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
 AMPI_FN ampi_windows ampi_windows_of(const ampi_unfold* g, size_t kc) {
     const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
     ampi_windows d;
-    d.high = g->h.taps * g->channels;
+    d.high = g->h.kernel * g->channels;
     d.known = g->h.step == 1 && g->h.next == 1 ? d.high - g->channels : 0;
     d.ld = ampi_round_up(ampi_min_size(g->w.count, kc) * step + g->w.span, AMPI_LANES) + AMPI_PAD;
-    d.line = kc;
-    d.first = d.line + AMPI_LANES * d.ld;
+    d.rows = kc;
+    d.first = d.rows + AMPI_LANES * d.ld;
     d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.high + 4 * AMPI_LANES;
     return d;
 }
 /* The row of the unfolded image at place i of a window. */
 AMPI_FN size_t ampi_window_row(const ampi_unfold* g, size_t i) {
-    return i % g->channels * g->taps + i / g->channels % g->h.taps * g->w.taps + i / g->channels / g->h.taps;
+    return i % g->channels * g->area + i / g->channels % g->h.kernel * g->w.kernel + i / g->channels / g->h.kernel;
 }
 /* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
-   row's pixels in the stage; weights or their sums; pixels of y or dy; the stage, an image with zero margins. rows,
-   pitch: rows of the stage, floats from one to the next; weights, pixels, stage: where these begin, in floats. Each has
+   row's pixels in the padded image; weights or their sums; pixels of y or dy; that image, with zero margins. rows,
+   pitch: its rows, floats from one to the next; weights, pixels, padded: where these begin, in floats. Each has
    room behind it for whole vectors. */
-typedef struct ampi_channels { size_t rows, pitch, weights, pixels, stage, floats; } ampi_channels;
+typedef struct ampi_channels { size_t rows, pitch, weights, pixels, padded, floats; } ampi_channels;
 AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
-    const size_t taps = ampi_round_up(g->taps, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
+    const size_t area = ampi_round_up(g->area, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
     d.pitch = ((g->w.count - 1) * (size_t)g->w.step + g->w.span + 1) * AMPI_LANES;
-    d.weights = ampi_round_up(g->taps + g->w.count, AMPI_LANES);
-    d.pixels = d.weights + taps * AMPI_LANES;
-    d.stage = d.pixels + pixels * AMPI_LANES;
-    d.floats = d.stage + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
+    d.weights = ampi_round_up(g->area + g->w.count, AMPI_LANES);
+    d.pixels = d.weights + area * AMPI_LANES;
+    d.padded = d.pixels + pixels * AMPI_LANES;
+    d.floats = d.padded + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
-/* Offsets in the stage: kernel positions, then a row's pixels. */
+/* Offsets in the padded image: kernel positions, then a row's pixels. */
 AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
-    for (h = 0; h < g->h.taps; h++)
-        for (w = 0; w < g->w.taps; w++)
+    for (h = 0; h < g->h.kernel; h++)
+        for (w = 0; w < g->w.kernel; w++)
             *at++ = (uint32_t)((size_t)(g->h.first + (int)h * g->h.next - g->h.low) * d->pitch
                 + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
     for (w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
@@ -2768,14 +2769,14 @@ AMPI_LANES_FN __m512 AMPI_K(widen_reg)(__m256i low, amp_dtype t) {
     if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, low);
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, low), 16));
 }
-/* To bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the odd ones of 32 words. */
+/* To bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the upper halves. */
 AMPI_LANES_FN __m256i AMPI_K(narrow_reg)(__m512 x, amp_dtype t) {
     const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1), carry = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, carry, 0x15);
     const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011, 0xf000d000b0009,
         0x7000500030001);
-    const __m512i words = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
-    return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, words, 0);
+    const __m512i halves = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
+    return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, halves, 0);
 }
 AMPI_LANES_FN __m512 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     return t == AMP_F32 ? _mm512_loadu_ps(p) : AMPI_K(widen_reg)(_mm256_loadu_si256((const __m256i*)p), t);
@@ -2969,14 +2970,14 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 }
 #endif
 #ifdef AMPI_PASS_PAIRS
-/* Words of two vectors of bfloat16, widened to FP32; `even` goes into the high halves. */
+/* Pairs of two vectors of bfloat16, widened to FP32; `even` goes into the high halves. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
     const __m512i low = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_castps_si512(odd), 16);
     AMPI_V16 x;
     x.q[0] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even), low));
     return x;
 }
-/* Sixteen words, as `pair` makes them, of 32 neighbouring bfloat16 widened to FP32. */
+/* Sixteen pairs, as `pair` makes them, of 32 neighbouring bfloat16 widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
@@ -3030,7 +3031,7 @@ typedef struct AMPI_K(micro_args) {
     float* sums; size_t ld, next;
     int first, exact;
 } AMPI_K(micro_args);
-/* A micro-tile. rows, vectors, pairs (a and b hold words of two) are constants where it is called. */
+/* A micro-tile. rows, vectors, pairs (a and b hold pairs of bfloat16) are constants where it is called. */
 AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
     AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
     const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many registers */
@@ -3039,19 +3040,18 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
     size_t p;
     int i, j;
-    AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step;
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + next * (size_t)j);
     for (p = 0; p < k; p++) {
         const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
+        AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step + p * k_step;
         AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + next * (size_t)j);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
                 acc[i][j] = AMPI_K(fma)(pairs ? AMPI_OF_PAIRS : exact, y, x[j], acc[i][j]);
         }
-        AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] += k_step;
     }
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
@@ -3077,9 +3077,9 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
     }
 }
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words of A with 16 words of 16 columns
+/* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 pairs of A with 16 pairs of 16 columns
    of B. Its order (Intel SDM): products of low halves in one chain of fma from +0, those of high halves in another; the
-   two are added, then to the old sum. Rows and words are padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
+   two are added, then to the old sum. Rows and pairs are padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_K(micro_args)* u) {
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
     size_t i, p;
@@ -3117,7 +3117,7 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, c
     else AMPI_K(micro_rows)(rows, 1, 0, u);
 }
 
-/* --- runs of operands --- */
+/* --- rows of operands --- */
 
 /* Zeros, most often one vector: gcc calls memset for a loop. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
@@ -3129,10 +3129,11 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src
         size_t count) {
     float floats[4 * AMPI_LANES];
     size_t i, l;
-    for (i = 0; i < count; i += AMPI_LANES, src += AMPI_LANES * step * ampi_type_size(t)) {
+    for (i = 0; i < count; i += AMPI_LANES) {
         const size_t here = ampi_min_size(count - i, AMPI_LANES);
-        if (step <= 4) AMPI_K(widen)(floats, src, t, (here - 1) * step + 1);
-        for (l = 0; l < here; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(src, t, l * step);
+        const char* from = src + i * step * ampi_type_size(t);
+        if (step <= 4) AMPI_K(widen)(floats, from, t, (here - 1) * step + 1);
+        for (l = 0; l < here; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
     }
 }
 /* Pixels `row` of row y of the source plane that begins at element `plane`; zeros outside. */
@@ -3184,25 +3185,25 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;  /* odd: planes share no cache sets */
     size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
-    for (channel = first / g->taps; channel <= (first + rows - 1) / g->taps; channel++)
+    for (channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
         for (h = 0; h < g->h.phases; h++)
             for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, places);
 }
 /* Columns [column, column + count) of a row of an unfolded image, all in one row of the grid. */
 AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
     const ampi_unfold* g = &v->image;
-    const size_t pixel = column % g->pixels, tap = row % g->taps;
-    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)(tap / g->w.taps) * g->h.next;
-    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)(tap % g->w.taps) * g->w.next;
+    const size_t pixel = column % g->pixels, at = row % g->area;
+    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)(at / g->w.kernel) * g->h.next;
+    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)(at % g->w.kernel) * g->w.next;
     const ampi_row_pixels pixels = ampi_row_pixels_of(g->w.size, x, g->w.step, count);
-    AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->taps * g->plane, y, &pixels);
+    AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->area * g->plane, y, &pixels);
 }
 /* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
    apart; of more kernel positions from a padded copy, if room->padded holds it. */
 AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_unfold* g = &v->image;
-    const int copied = g->taps > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
+    const int copied = g->area > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
     const size_t from = ampi_padded_place(g, column), pitch = g->w.padded;
     uint32_t at[AMPI_KC];
     size_t i, r, y, j, high, wide;
@@ -3228,7 +3229,7 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, 
     const ampi_unfold* g = &v->image;
     const size_t high = d->high, ld = d->ld, step = (size_t)g->w.step;
     uint32_t* const at = (uint32_t*)(void*)scratch;
-    float block[AMPI_LANES][AMPI_LANES], *const line = scratch + d->line, *to = scratch + d->first;
+    float block[AMPI_LANES][AMPI_LANES], *const rows = scratch + d->rows, *to = scratch + d->first;
     size_t p, i, x, e, here, wide, places = 0;
     for (p = 0; p < k; p += wide, to += places * high) {
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
@@ -3247,12 +3248,12 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, 
         for (e = known; e < high; e += here) {
             here = ampi_min_size(high - e, AMPI_LANES);
             for (i = 0; i < here; i++)
-                AMPI_K(source_row)(line + i * ld, v, image + (e + i) % g->channels * g->plane,
+                AMPI_K(source_row)(rows + i * ld, v, image + (e + i) % g->channels * g->plane,
                     y + (int64_t)((e + i) / g->channels) * g->h.next, &row);
             for (i = 0; here < AMPI_LANES && i < here; i++)
-                for (x = 0; x < places; x++) to[x * high + e + i] = line[i * ld + x];
+                for (x = 0; x < places; x++) to[x * high + e + i] = rows[i * ld + x];
             for (x = 0; here == AMPI_LANES && x < places; x += AMPI_LANES) {
-                AMPI_K(transpose)(block[0], AMPI_LANES, line + x, ld * sizeof *line, AMP_F32);
+                AMPI_K(transpose)(block[0], AMPI_LANES, rows + x, ld * sizeof *rows, AMP_F32);
                 for (i = 0; i < ampi_min_size(places - x, AMPI_LANES); i++)
                     AMPI_K(store)(to + (x + i) * high + e, AMPI_K(load)(block[i]));
             }
@@ -3262,28 +3263,28 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, 
 }
 /* `count` weights of a channel, by outputs and in these by kernel positions, from number `at` on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
-    const size_t high = v->taps / v->taps_w, reach = (high - 1) * v->next_h + (v->taps_w - 1) * v->next_w + 1;
-    size_t from = at / v->taps * v->output + channel * v->ld;
-    size_t h = at % v->taps / v->taps_w, w = at % v->taps_w, i = 0;
+    const size_t high = v->area / v->kernel_w, reach = (high - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
+    size_t from = at / v->area * v->output + channel * v->ld;
+    size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
     for (; i < count; h = 0, from += v->output) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        if (h + w == 0 && reach == v->taps) {  /* all positions, which are neighbours */
+        if (h + w == 0 && reach == v->area) {  /* all positions, which are neighbours */
             AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
             continue;
         }
         for (; h < high && i < count; h++, w = 0)
-            for (; w < v->taps_w && i < count; w++)
+            for (; w < v->kernel_w && i < count; w++)
                 dst[i++] = ampi_element_f32(kernel, v->dtype, h * v->next_h + w * v->next_w);
     }
 }
-/* In FP32: elements [at, at + count) of runs [first, first + runs), `ld` floats apart. */
-AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t runs, size_t at,
+/* In FP32: elements [at, at + count) of rows [first, first + rows), `ld` floats apart. */
+AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows, size_t at,
         size_t count, const ampi_pack_room* room) {
     size_t r;
-    if (v->is_image) { AMPI_K(unfold)(dst, ld, v, first, runs, at, count, room); return; }
-    for (r = first; r < first + runs; r++, dst += ld)
-        if (v->taps) AMPI_K(kernel_row)(dst, v, r, at, count);
+    if (v->is_image) { AMPI_K(unfold)(dst, ld, v, first, rows, at, count, room); return; }
+    for (r = first; r < first + rows; r++, dst += ld)
+        if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
         else AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
 }
 
@@ -3325,7 +3326,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     const ampi_unfold* g = &b->image;
     const int plain = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
     const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
-    const size_t step = plain ? g->plane : b->ld;  /* from one run to the next */
+    const size_t step = plain ? g->plane : b->ld;  /* from one row to the next */
     size_t j, p, i, here;
     if (k == 0) return;  /* B may be NULL then */
     for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
@@ -3333,8 +3334,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         here = ampi_min_size(n - j, AMPI_LANES);
         if (b->is_image && !plain) {
             for (i = 0; i < here; i++)
-                AMPI_K(unfold)(room->line + i * ld, ld, b, ampi_window_row(g, j0 + j + i), 1, k0, k, room);
-            AMPI_K(lanes_in)(to, AMPI_K(nr), room->line, ld * sizeof(float), AMP_F32, here, k, k);
+                AMPI_K(unfold)(room->rows + i * ld, ld, b, ampi_window_row(g, j0 + j + i), 1, k0, k, room);
+            AMPI_K(lanes_in)(to, AMPI_K(nr), room->rows, ld * sizeof(float), AMP_F32, here, k, k);
             continue;
         }
         for (p = 0; p < k; p += i) {  /* image by image */
@@ -3345,10 +3346,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         }
     }
     for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
-        here = AMPI_LANES - (b->image.taps < AMPI_LANES ? AMPI_LANES % b->image.taps : 0);
-        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.taps, here));  /* whole small channels */
-        AMPI_K(unfold)(room->line, ld, b, k0 + p, here, j0, n, room);
-        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->line + i * ld, AMP_F32, n, 0);
+        here = AMPI_LANES - (b->image.area < AMPI_LANES ? AMPI_LANES % b->image.area : 0);
+        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.area, here));  /* whole small channels */
+        AMPI_K(unfold)(room->rows, ld, b, k0 + p, here, j0, n, room);
+        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->rows + i * ld, AMP_F32, n, 0);
     }
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
@@ -3358,43 +3359,43 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
    else in `to`, whose rows share no cache sets. */
 AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
         size_t k0, int once, const ampi_pack_room* room) {
-    const size_t run0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
-    const size_t runs = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
-    const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->taps;
+    const size_t row0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
+    const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
+    const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->area;
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
-    u->a = in_place && u->k > 0 ? (const float*)a->data + run0 * ld + at : to;
+    u->a = in_place && u->k > 0 ? (const float*)a->data + row0 * ld + at : to;
     u->row_step = a->along_k ? ld : 1;
     u->k_step = a->along_k ? 1 : ld;
-    if (!in_place) AMPI_K(rows)(to, ld, a, run0, runs, at, length, room);
+    if (!in_place) AMPI_K(rows)(to, ld, a, row0, rows, at, length, room);
 }
 #ifdef AMPI_PASS_PAIRS
-/* Packed rows become words in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of words. */
+/* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of pairs. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
-    const size_t words = ampi_round_up((k + 1) / 2, AMPI_LANES);
+    const size_t pairs = ampi_round_up((k + 1) / 2, AMPI_LANES);
     size_t p, i;
-    for (p = k; p < 2 * words; p++) AMPI_K(clear)(x + p * ld, width);
-    for (p = 0; p < words; p++, x += ld)
+    for (p = k; p < 2 * pairs; p++) AMPI_K(clear)(x + p * ld, width);
+    for (p = 0; p < pairs; p++, x += ld)
         for (i = 0; i < width; i += AMPI_LANES)
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
-/* A packed panel of m rows of A as words: along k in place, else by pair_rows, then transposed for the matrix unit. */
+/* A packed panel of m rows of A as pairs: along k in place, else by pair_rows, then transposed for the matrix unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
-    const size_t k = u->k, words = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
+    const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
     size_t p, i;
-    u->k = words;
+    u->k = pairs;
     if (u->k_step == 1)
         for (i = 0; i < m; i++, x += u->row_step) {
-            memset(x + k, 0, (2 * words - k) * sizeof *x);
-            for (p = 0; p < words; p += AMPI_LANES) AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
+            memset(x + k, 0, (2 * pairs - k) * sizeof *x);
+            for (p = 0; p < pairs; p += AMPI_LANES) AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
         }
     else AMPI_K(pair_rows)(x, ld, m, k);
     if (u->k_step == 1 || form != AMPI_AMX_PAIRS) return;
-    u->k_step = 1; u->row_step = words + AMPI_PAD;
-    u->a = x + words * ld;
+    u->k_step = 1; u->row_step = pairs + AMPI_PAD;
+    u->a = x + pairs * ld;
     for (i = 0; i < m; i += AMPI_LANES)
-        for (p = 0; p < words; p += AMPI_LANES)
-            AMPI_K(transpose)(x + words * ld + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x,
+        for (p = 0; p < pairs; p += AMPI_LANES)
+            AMPI_K(transpose)(x + pairs * ld + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x,
                 AMP_F32);
 }
 #endif
@@ -3471,7 +3472,7 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
         float* scratch) {
     float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
-    const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->line, b->padded };
+    const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->rows, b->padded };
     const int kept = s->k > b->kc;  /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
     /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel
@@ -3481,8 +3482,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const size_t wide = rows_of_b ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
     const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
-    float* const sums = rows_of_b ? b_block : b_block + b->packed + b->line + b->padded;
-    const uint32_t* const table = (const uint32_t*)(const void*)(windows ? room.padded : room.line);
+    float* const sums = rows_of_b ? b_block : b_block + b->packed + b->rows + b->padded;
+    const uint32_t* const table = (const uint32_t*)(const void*)(windows ? room.padded : room.rows);
     const float* const planes = room.padded + (windows ? b->windows.first : 0);
     ampi_piece pieces[AMPI_K(nc)];
     ampi_result panels = s->c;  /* columns in panels: all, or rows of pixels */
@@ -3498,7 +3499,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                 const size_t kc = ampi_min_size(s->k - k0, b->kc);
                 if (windows) AMPI_K(read_windows)(room.padded, &b->windows, &s->b, k0, kc);
                 else if (in_place)
-                    AMPI_K(pad_rows)(room.padded, (uint32_t*)(void*)room.line, &s->b, k0, kc, j0 + jn, nc);
+                    AMPI_K(pad_rows)(room.padded, (uint32_t*)(void*)room.rows, &s->b, k0, kc, j0 + jn, nc);
                 else if (!rows_of_b) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
 #ifdef AMPI_PASS_PAIRS
                 for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
@@ -3549,22 +3550,22 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 
 /* --- depthwise convolution --- */
 
-/* The stage (see ampi_channels): up to 16 planes of an image from element `plane` on. */
-AMPI_KERNEL_FN void AMPI_K(stage_channels)(float* stage, const ampi_operand* v, const ampi_channels* d, size_t plane,
+/* The padded image (see ampi_channels): up to 16 planes of an image from element `plane` on. */
+AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v, const ampi_channels* d, size_t plane,
         size_t channels) {
     const ampi_unfold* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
     size_t i;
-    for (i = 0; i < d->rows; i++, stage += d->pitch) {
+    for (i = 0; i < d->rows; i++, padded += d->pitch) {
         const int64_t y = (int64_t)i + g->h.low;
         const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
-        if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(stage, d->pitch); continue; }
-        AMPI_K(clear)(stage, left);
-        AMPI_K(lanes_in)(stage + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype,
+        if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(padded, d->pitch); continue; }
+        AMPI_K(clear)(padded, left);
+        AMPI_K(lanes_in)(padded + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype,
             channels, row.inside, g->elements - (from + (channels - 1) * g->plane));
-        AMPI_K(clear)(stage + end, d->pitch - end);
+        AMPI_K(clear)(padded + end, d->pitch - end);
     }
 }
 /* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel. `count`
@@ -3607,27 +3608,27 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    const size_t results = dw ? g->taps : g->pixels;
-    uint32_t *const taps_at = (uint32_t*)(void*)scratch, *const pixels_at = taps_at + g->taps;
-    float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const stage = scratch + d.stage;
+    const size_t results = dw ? g->area : g->pixels;
+    uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
+    float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const padded = scratch + d.padded;
     float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];    /* a last vector may pass a row */
     ampi_piece pieces[AMPI_LANES];
     size_t n, y, i;
-    ampi_channels_table(g, &d, taps_at);
+    ampi_channels_table(g, &d, kernel_at);
     AMPI_K(clear)(block[AMPI_LANES], AMPI_LANES);
-    if (dw) AMPI_K(clear)(w, g->taps * AMPI_LANES);
-    else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->taps, g->taps * sizeof(float), AMP_F32,
-        channels, g->taps, g->taps);
+    if (dw) AMPI_K(clear)(w, g->area * AMPI_LANES);
+    else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area, g->area * sizeof(float), AMP_F32,
+        channels, g->area, g->area);
     for (n = image; n < image + images; n++) {
-        AMPI_K(stage_channels)(stage, &s->b, &d, n * g->image + channel * g->plane, channels);
+        AMPI_K(pad_channels)(padded, &s->b, &d, n * g->image + channel * g->plane, channels);
         if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
                 dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels, dy->pixels);
         for (y = 0; y < g->h.count; y++) {
-            const float* x = stage + y * (size_t)g->h.step * d.pitch;
+            const float* x = padded + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
-            if (dw) AMPI_K(depthwise_row)(g->taps, row, x, taps_at, pixels_at, cols, 0, w);
-            else AMPI_K(depthwise_row)(cols, w, x, pixels_at, taps_at, g->taps, 1, row);
+            if (dw) AMPI_K(depthwise_row)(g->area, row, x, kernel_at, pixels_at, cols, 0, w);
+            else AMPI_K(depthwise_row)(cols, w, x, pixels_at, kernel_at, g->area, 1, row);
         }
         if (dw && n + 1 < image + images) continue;
         for (i = 0; i < results; i += AMPI_LANES) {
@@ -3896,7 +3897,6 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
 #define AMPI_CONVERT_TILE 1024 /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_BLOCK 16384 /* elements in another block: one thread's unit */
-#define AMPI_CONVERT_MIN 32768 /* elements worth more than one thread */
 
 /* One row of a conversion. */
 typedef struct ampi_convert_job {
@@ -3987,7 +3987,7 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     for (i = 0; alone && i < blocks; i++)
         clamped += ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
     if (alone) return clamped;
-    AMPI_PARALLEL_FOR(job->n >= AMPI_CONVERT_MIN, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
+    AMPI_PARALLEL_FOR(job->n >= AMPI_PARALLEL_MIN, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
     return 0;
 }
 
@@ -4310,7 +4310,7 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
 }
 /* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally
    deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets),
-   unless B is read in place; 16 runs; a padded copy or windows, if at most twice that block; sums, with 16 rows behind
+   unless B is read in place; 16 rows; a padded copy or windows, if at most twice that block; sums, with 16 rows behind
    for the matrix unit, and a vector. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
     const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
@@ -4320,7 +4320,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
     p->tall = s->k <= p->kc ? m : ampi_min_size(m, ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc));
-    p->line = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
+    p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
     if (b->image.in_place && b->along_k) {
@@ -4328,7 +4328,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
         p->padded = p->windows.floats <= 2 * p->packed ? p->windows.floats : 0;
     } else if (b->is_image && !b->along_k) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
-    p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->line + p->padded
+    p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->rows + p->padded
                 + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
 /* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each its stack. The least
@@ -4353,12 +4353,12 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
    multiples of 2^(a + b - 268). Is that at least 2^-126, so that no sum is subnormal? */
 AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >= 1 && a + b >= 142; }
 /* The least exponent field in an operand but for zeros, which add nothing; 256 if all are zero. */
-AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t runs, size_t length) {
+AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t rows, size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
     size_t r;
     if (v->is_image) return g->least_exponent(x, v->image.elements);
-    for (r = 0; r < runs; r++) {
+    for (r = 0; r < rows; r++) {
         const unsigned one = g->least_exponent(x + r * v->ld, length);
         if (one < least) least = one;
     }
@@ -4366,9 +4366,9 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
 }
 /* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B packed along n. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
-    const int matrices = !s->a.is_image && !s->b.is_image && !s->a.taps;
+    const int matrices = !s->a.is_image && !s->b.is_image && !s->a.area;
     if (!matrices
-        && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.taps || s->m <= AMPI_PAIRED_ROWS))
+        && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area || s->m <= AMPI_PAIRED_ROWS))
         return AMPI_FP32;
     if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
@@ -4443,7 +4443,7 @@ AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* cal
 #define AMPI_CHECK_MATRICES(logger, call, list) \
     ampi_check_matrices(logger, call, list, sizeof(list) / sizeof((list)[0]))
 
-/* A matrix of runs ld elements apart as an operand. */
+/* A matrix of rows ld elements apart as an operand. */
 AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
     ampi_operand v;
     memset(&v, 0, sizeof v);
@@ -4580,7 +4580,8 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch) : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     int64_t i;
-    AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= 65536, for (i = 0; i < (int64_t)shares; i++) {
+    AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
+                      for (i = 0; i < (int64_t)shares; i++) {
         const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
         size_t k;
@@ -4673,7 +4674,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
 }
 AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
     int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > 131072, /* else threads are not worth their start */
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out >= AMPI_PARALLEL_MIN,
                       for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
 }
 
@@ -4736,7 +4737,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
 typedef struct ampi_conv2d {
     amp_conv2d_shape s;
     int out_h, out_w;
-    size_t cg, og, taps; /* channels and outputs of one group, kernel_h * kernel_w */
+    size_t cg, og, area; /* channels and outputs of one group, kernel_h * kernel_w */
     size_t in_pixels, out_pixels; /* of one plane */
     size_t x_count, w_count, y_count;
 } ampi_conv2d;
@@ -4793,7 +4794,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     if (c->x_count == 0 || c->w_count == 0 || c->y_count == 0)
         return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %s has more elements than memory can hold",
             c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
-    c->taps = (size_t)s->kernel_h * (size_t)s->kernel_w;
+    c->area = (size_t)s->kernel_h * (size_t)s->kernel_w;
     c->in_pixels = (size_t)s->height * (size_t)s->width;
     c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
     return AMP_OK;
@@ -4834,7 +4835,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
     ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
     ampi_unfold* g = &v.image;
     v.is_image = 1;
-    g->pixels = h.count * w.count; g->taps = h.taps * w.taps;
+    g->pixels = h.count * w.count; g->area = h.kernel * w.kernel;
     g->channels = channels / (size_t)c->s.groups;
     g->plane = (size_t)h.size * (size_t)w.size; g->image = channels * g->plane;
     g->elements = (size_t)c->s.n * g->image;
@@ -4863,7 +4864,7 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
 /* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the unfolded x. A row
    of C is an output's planes in turn, each one part. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
-    const size_t k = c->cg * c->taps;
+    const size_t k = c->cg * c->area;
     ampi_result* y = &v->s.c;
     ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
     v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
@@ -4914,16 +4915,16 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
 AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int h, int w) {
     const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
     const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
-    const size_t taps = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
+    const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
     const size_t pixels = ph.pixels * pw.pixels;
     ampi_result* dx = &v->s.c;
     ampi_operand* a = &v->s.a;
-    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * taps);
+    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * area);
     *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype, (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype,
-        c->taps, 1);
-    a->taps = taps; a->taps_w = pw.count;
+        c->area, 1);
+    a->area = area; a->kernel_w = pw.count;
     a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
-    a->output = c->cg * c->taps;
+    a->output = c->cg * c->area;
     v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
         ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
     dx->data = (void*)ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w);
@@ -4932,12 +4933,12 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
     dx->next_row = (size_t)c->s.stride_h * width;
     dx->image = (size_t)c->s.channels * c->in_pixels;
-    v->a_group = c->og * c->cg * c->taps; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
+    v->a_group = c->og * c->cg * c->area; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x. */
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
-    const size_t weights = c->cg * c->taps;
+    const size_t weights = c->cg * c->area;
     ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
         (size_t)c->s.n * c->out_pixels);
     v->s.a = ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
@@ -4950,7 +4951,7 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
 /* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such rows already. */
 AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
-    if (a->is_image || (a->dtype == AMP_F32 && a->taps == 0)) return 0;
+    if (a->is_image || (a->dtype == AMP_F32 && a->area == 0)) return 0;
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
 /* Makes these rows the new A. */
@@ -4971,7 +4972,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
 }
 /* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or one. */
 AMPI_FN size_t ampi_window_channels(const ampi_unfold* g) {
-    const size_t most = ampi_kernels_now()->nc / g->taps, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
+    const size_t most = ampi_kernels_now()->nc / g->area, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
     const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
 }
@@ -4981,12 +4982,12 @@ AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
     ampi_operand_advance(&v->s.b, first * g->plane);
-    c->data = (void*)ampi_at(c->data, c->dtype, first * g->taps);
-    c->column = g->taps; c->next_row = g->w.taps; c->image = 1;
+    c->data = (void*)ampi_at(c->data, c->dtype, first * g->area);
+    c->column = g->area; c->next_row = g->w.kernel; c->image = 1;
     c->cols = c->pitch = g->channels = channels;
-    c->part = c->used = channels * g->h.taps;
-    v->s.n = channels * g->taps;
-    g->in_place = g->taps > 1 && (g->w.next == 1 || g->w.taps == 1);
+    c->part = c->used = channels * g->h.kernel;
+    v->s.n = channels * g->area;
+    g->in_place = g->area > 1 && (g->w.next == 1 || g->w.kernel == 1);
 }
 /* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
    places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
@@ -5049,7 +5050,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     if (ampi_depthwise_run(v, exec)) return;
     memset(&rest, 0, sizeof rest);
     if (exec) rest = *exec;
-    if (v->s.a.taps > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
+    if (v->s.a.area > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         ampi_widen_weights(&wide, ampi_align64(exec->workspace));
         rest.workspace = ampi_align64(exec->workspace) + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
@@ -5169,7 +5170,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
         ampi_convolution_run(&v, exec);
     }
     if (db)
-        AMPI_PARALLEL_FOR(c.y_count > 65536,
+        AMPI_PARALLEL_FOR(c.y_count >= AMPI_PARALLEL_MIN,
                           for (o = 0; o < (int64_t)c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
     return AMP_OK;
 }
@@ -5330,9 +5331,6 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* Operators work in tiles: each widens a tile to floats on the stack (or takes F32 operands in place), runs a kernel
    over it, and narrows it back. Kernels take AMPI_LANES elements at a time; zeros fill tiles up. Sums have AMPI_LANES
    double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. */
-
-/* Loops over fewer elements stay on one thread. */
-#define AMPI_PARALLEL_MIN 65536u
 
 /* --- operands --- */
 
@@ -5601,7 +5599,7 @@ typedef struct ampi_pool_tile {
     size_t plane;                    /* the one in lane 0 */
     int columns;                     /* are columns of a window, or windows of a row, summed first? */
     ampi_rect y;                     /* the windows that are here */
-    float *windows, *pixels, *line;  /* y or dy; x; a row of sums of columns or of windows */
+    float *windows, *pixels, *sums;  /* y or dy; x; a row of sums of columns or of windows */
     int32_t* best;                   /* each window's greatest key */
     uint32_t* at;                    /* its kernel position, row * width of the plane + column */
 } ampi_pool_tile;
@@ -5613,12 +5611,14 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
     const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
     const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
-    const size_t run = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
+    const size_t part = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
     char* x = (char*)(uintptr_t)q->list[arg].data + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
     size_t i;
-    for (i = 0; i < all; i += run, x += w * size)
-        if (arg == AMPI_ARG_Y) k->lanes_out(x, t, h * w * size, tile + i * AMPI_LANES, count, run);
-        else k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, x, h * w * size, t, count, run, run);
+    for (i = 0; i < all; i += part) {
+        char* row = x + i / width * w * size;
+        if (arg == AMPI_ARG_Y) k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
+        else k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, part, part);
+    }
     ampi_kernels_end();
 }
 
@@ -5667,29 +5667,29 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
         }
 }
 /* A task for row `oh` of the windows and its pixels in the rectangle d. With q->columns, SUM adds rows up in
-   q->line, which windows sum after their last row; GIVE adds q->line to each row. */
+   q->sums, which windows sum after their last row; GIVE adds q->sums to each row. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
         task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
-    const ampi_span seen = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-    const int r0 = ampi_max_int(seen.first, d->r0), r1 = ampi_min_int(seen.last, d->r1);
+    const ampi_span span = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    const int r0 = ampi_max_int(span.first, d->r0), r1 = ampi_min_int(span.last, d->r1);
     const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
-    const uint32_t place = (uint32_t)(r0 - seen.first) * (uint32_t)p->w;
-    float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->line : x;
+    const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)p->w;
+    float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->sums : x;
     const int rows = q->columns ? 1 : r1 - r0;
     int r;
     (void)hw;
     if (r0 >= r1) return;
-    if (q->columns && (task == AMPI_POOL_GIVE || r0 == seen.first)) memset(q->line, 0, ld * sizeof(float));
+    if (q->columns && (task == AMPI_POOL_GIVE || r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
     for (r = r0; q->columns && task == AMPI_POOL_SUM && r < r1; r++)
-        ampi_pool_add(q->line, x + (size_t)(r - r0) * ld, ld);
+        ampi_pool_add(q->sums, x + (size_t)(r - r0) * ld, ld);
     if (task == AMPI_POOL_MAX) ampi_pool_windows(AMPI_POOL_MAX, q, row, d, v, rows, place);
     else if (task == AMPI_POOL_SEARCH) ampi_pool_windows(AMPI_POOL_SEARCH, q, row, d, v, rows, place);
     else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_windows(AMPI_POOL_GIVE_MAX, q, row, d, v, rows, place);
     else if (task == AMPI_POOL_GIVE) ampi_pool_windows(AMPI_POOL_GIVE, q, row, d, v, rows, place);
-    else if (!q->columns || r1 == seen.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, v, rows, place);
+    else if (!q->columns || r1 == span.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, v, rows, place);
     for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
-        ampi_pool_add(x + (size_t)(r - r0) * ld, q->line, ld);
+        ampi_pool_add(x + (size_t)(r - r0) * ld, q->sums, ld);
 }
 
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
@@ -5703,7 +5703,7 @@ AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
         }
 }
 
-/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for q->line. */
+/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for q->sums. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     const ampi_pool_plan* p = q->p;
     const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
@@ -5738,10 +5738,10 @@ AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
 }
 
 AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], line[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
-    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, line, NULL,
+    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, sums, NULL,
                          NULL };
     for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
         q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
@@ -5782,13 +5782,13 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
     int done, end, stay = 0;
     q->y.r0 = 0;
     for (d.r0 = 0; d.r0 < p->h; d.r0 += done) {
-        ampi_span seen;
+        ampi_span span;
         d.r1 = ampi_min_int(p->h - d.r0, most) + d.r0;
-        seen = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
+        span = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
         memset(sums + (size_t)stay * width, 0, (size_t)(d.r1 - d.r0 - stay) * width * sizeof *sums);
-        if (tall) q->y.r0 = seen.first;
+        if (tall) q->y.r0 = span.first;
         end = q->y.r0;
-        while (end < seen.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
+        while (end < span.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
         ampi_pool_give_rows(q, end, &d, sums);
         done = d.r1 - d.r0;
         if (end < p->oh) done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
@@ -5798,7 +5798,7 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
         memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
     }
 }
-/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as q.line. */
+/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as q.sums. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
@@ -6592,38 +6592,38 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
-/* Rows of a run. A column's sum adds its runs' sums in order, so threads can share runs. Runs are few, as adding their
-   sums is not shared. */
-AMPI_FN size_t ampi_ln_run_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
-AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
-    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
+/* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts, of which there are few, as
+   adding their sums is not shared. */
+AMPI_FN size_t ampi_ln_part_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
+AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
+    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_part_rows(rows)));
 }
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
 enum { AMPI_LN_WIDE = 16384 };
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
     if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
-    return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
+    return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
-AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
+AMPI_FN void ampi_ln_add_part(double* sums, const double* part, size_t n) {
     size_t i;
-    for (i = 0; i < n; i++) sums[i] += run[i];
+    for (i = 0; i < n; i++) sums[i] += part[i];
 }
-/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take runs in turn. The sums, and places
-   of runs, lie in `room`, or here for a tile at most. Runs are added in turn, so no more are under way than places. */
+/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take parts in order. The sums, and places
+   of parts, lie in `room`, or here for a tile at most. Parts are added in order, so places bound those under way. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
-    const size_t width = 2 * ampi_padded(n), places = ampi_ln_runs_at_once(f->rows, f->d);
-    const int64_t rows = (int64_t)ampi_ln_run_rows(f->rows);
+    const size_t width = 2 * ampi_padded(n), places = ampi_ln_parts_at_once(f->rows, f->d);
+    const int64_t rows = (int64_t)ampi_ln_part_rows(f->rows);
     double* sums = room ? room : own;
     int64_t i;
     size_t k, m;
     memset(sums, 0, width * sizeof *sums);
-    AMPI_PARALLEL_TURNS(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)f->rows; i += rows),
-        AMPI_ALIGNED double own_run[2 * AMPI_TILE];
-        double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
-        memset(run, 0, width * sizeof *run);
-        ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, run, with_dx),
-        ampi_ln_add_run(sums, run, width));
+    AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)f->rows; i += rows),
+        AMPI_ALIGNED double own_part[2 * AMPI_TILE];
+        double* part = room ? room + (1 + (size_t)(i / rows) % places) * width : own_part;
+        memset(part, 0, width * sizeof *part);
+        ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, part, with_dx),
+        ampi_ln_add_part(sums, part, width));
     for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
         ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m, f->add_params);
         ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m, f->add_params);
@@ -8359,7 +8359,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
 AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         int from_host AMPI_MAYBE, const amp_reading* how) {
     float x[AMPI_TILE];
-    size_t run, count;
+    size_t here, count;
     for (size_t i = 0; i < n && to == AMP_I32; i++)
         ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, from, i));
     for (size_t at = 0; at < n && to != AMP_I32; at += count) {
@@ -8369,10 +8369,10 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
         else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);  /* product and difference round apart */
-        for (size_t i = 0; i < count && how->constants; i += run) {
+        for (size_t i = 0; i < count && how->constants; i += here) {
             const float* mean = how->constants + (at + i) / how->pixels % how->channels;
-            run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-            for (size_t k = i; k < i + run; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+            here = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
+            for (size_t k = i; k < i + here; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
         }
         ampi_store_f32(dst, to, at, x, count);
     }
@@ -9988,7 +9988,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min, counted = o->inf_count + o->nan_count > 0;
-    const int spread = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
+    const int several = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
     const double scale = info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
         AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
@@ -10001,7 +10001,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     else
         AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss "
             "scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index, (ampi_ull)o->inf_count,
-            (ampi_ull)o->nan_count, spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", scale,
+            (ampi_ull)o->nan_count, several ? ", nearest to the loss in " : "", several ? o->last_name : "", scale,
             rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
 }
 

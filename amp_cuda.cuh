@@ -2598,7 +2598,7 @@ typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 
 /* Is it a matrix of halves whose rows begin at multiples of 16 bytes? */
 AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
-    return !v->is_image && v->taps == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
+    return !v->is_image && v->area == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
            && stride % 8 == 0;
 }
 
@@ -2606,7 +2606,7 @@ AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
 AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_unfold* g) {
     o->image_stride = g->image;
     o->channel_stride = g->plane;
-    o->kernel_h = (uint32_t)g->h.taps; o->kernel_w = (uint32_t)g->w.taps;
+    o->kernel_h = (uint32_t)g->h.kernel; o->kernel_w = (uint32_t)g->w.kernel;
     o->rows = (uint32_t)g->h.count; o->cols = (uint32_t)g->w.count;
     o->height = (uint32_t)g->h.size; o->width = (uint32_t)g->w.size;
     o->mul_h = g->h.step; o->mul_w = g->w.step;
@@ -2620,10 +2620,10 @@ AMPI_FN void ampi_cuda_set_runs(ampi_cuda_operand* o, const ampi_operand* v, siz
     o->channel_stride = v->ld;
     o->kernel_h = o->kernel_w = 1;
     o->mul_h = 1;
-    o->mul_w = v->taps ? (int)v->next_w : 1;
-    o->rows = o->height = v->taps ? (uint32_t)(v->taps / v->taps_w) : 1;
-    o->cols = v->taps ? (uint32_t)v->taps_w : (uint32_t)ampi_max_size(length, 1);
-    o->width = v->taps ? (uint32_t)v->next_h : o->cols;
+    o->mul_w = v->area ? (int)v->next_w : 1;
+    o->rows = o->height = v->area ? (uint32_t)(v->area / v->kernel_w) : 1;
+    o->cols = v->area ? (uint32_t)v->kernel_w : (uint32_t)ampi_max_size(length, 1);
+    o->width = v->area ? (uint32_t)v->next_h : o->cols;
 }
 /* Of m or n and of k, one is the number of runs, the other their length. */
 AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k, size_t stride) {
@@ -2994,7 +2994,7 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
 
 /* Kernels count runs and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
 AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
-    const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels : ampi_max_size(v->taps, 1);
+    const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels : ampi_max_size(v->area, 1);
     return (v->along_k ? side : k) <= limit && (v->along_k ? k : side) / places <= limit;
 }
 
@@ -3402,7 +3402,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d* c, const amp_exec* e
     const int64_t side = (int64_t)1 << 30;
     const size_t plane = (size_t)1 << 31;
     if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side
-        && c->in_pixels < plane && c->out_pixels < plane && c->taps < plane) return AMP_OK;
+        && c->in_pixels < plane && c->out_pixels < plane && c->area < plane) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
                      "%s: a %dx%d input padded by %dx%d, or its output, is too large", op, c->s.height, c->s.width,
                      c->s.pad_h, c->s.pad_w);
@@ -3692,7 +3692,7 @@ enum { AMPI_CUDA_DIRECT_MAX_OUTS = 16, AMPI_CUDA_DIRECT_MAX_TAPS = 512, AMPI_CUD
 AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int turned = part == AMPI_CONV2D_DX;
-    const uint32_t taps = (uint32_t)c->taps, along = (uint32_t)z->channels * taps;
+    const uint32_t taps = (uint32_t)c->area, along = (uint32_t)z->channels * taps;
     ampi_cuda_direct d;
     memset(&d, 0, sizeof d);
     d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
@@ -3720,9 +3720,9 @@ AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part pa
     const amp_conv2d_shape* z = &c->s;
     const int turned = part == AMPI_CONV2D_DX;
     const size_t outs = turned ? c->cg : c->og, channels = turned ? c->og : c->cg;
-    if (z->groups != 1 || c->taps == 1 || (turned && (z->stride_h != 1 || z->stride_w != 1))) return 0;
+    if (z->groups != 1 || c->area == 1 || (turned && (z->stride_h != 1 || z->stride_w != 1))) return 0;
     if (c->x_count > INT32_MAX || c->y_count > INT32_MAX) return 0;
-    return outs <= AMPI_CUDA_DIRECT_MAX_OUTS && c->taps <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
+    return outs <= AMPI_CUDA_DIRECT_MAX_OUTS && c->area <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
 }
 
 AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride_h != 1 || d->dilation_h != 1; }
