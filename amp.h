@@ -3150,10 +3150,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     dst += row->left;
     if (row->step > 1) AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
     else if (plane + inside + AMPI_LANES > g->elements) AMPI_K(widen)(dst, src, v->dtype, inside);
-    else for (i = 0; i < inside; i += AMPI_LANES, src += AMPI_LANES * size) {
-        AMPI_FETCH(src, g->plane * size);  /* the same row of the next channel */
-        AMPI_K(store)(dst + i, AMPI_K(load_typed)(src, v->dtype));
-    }
+    else for (i = 0; i < inside; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(load_typed)(src + i * size, v->dtype));
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
 /* Places [from, from + count) of a channel's padded planes of phase (h, w), image by image; behind the last, zeros. */
@@ -3308,17 +3305,13 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
         AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
-/* Row p of panels [n / nr][deep][nr] from n neighbours in memory; what lies `ahead` bytes behind is fetched. */
-AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n,
-        size_t ahead) {
+/* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
+AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
-    size_t j, i;
-    for (j = 0; j < n; j += AMPI_K(nr))
-        for (i = 0; i < AMPI_K(nr) && j + i < n; i += AMPI_LANES) {
-            const char* from = (const char*)src + (j + i) * size;
-            AMPI_FETCH(from, ahead);
-            AMPI_K(store)(dst + j * deep + p * AMPI_K(nr) + i, AMPI_K(load_any)(from, t, n - j - i));
-        }
+    size_t j;
+    for (j = 0; j < n; j += AMPI_LANES)
+        AMPI_K(store)(dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + p * AMPI_K(nr) + j % AMPI_K(nr),
+            AMPI_K(load_any)((const char*)src + j * size, t, n - j));
 }
 /* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][deep][nr]; the last vector is filled with 0. */
 AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
@@ -3349,11 +3342,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
         here = AMPI_LANES - (b->image.area < AMPI_LANES ? AMPI_LANES % b->image.area : 0);
         here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.area, here));  /* whole small channels */
         AMPI_K(unfold)(room->rows, ld, b, k0 + p, here, j0, n, room);
-        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->rows + i * ld, AMP_F32, n, 0);
+        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->rows + i * ld, AMP_F32, n);
     }
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
-        AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n,
-            4 * b->ld * size);
+        AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
 }
 /* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats. In place if FP32 and either along k or read `once`;
    else in `to`, whose rows share no cache sets. */
@@ -4049,7 +4041,7 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, NULL);
 }
 
-/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling. */
+/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling, statistics. */
 
 /* Half way from the largest float to 2^128: rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
@@ -4278,6 +4270,74 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
 }
 
 AMPI_COMPILE_QUICKLY
+
+/* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
+static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
+    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };  /* by amp_dtype */
+
+/* Bits of |x| as a double, which holds each type exactly. */
+AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
+
+/* floor(log2|x|) of a finite number that is not zero, from its bits. */
+AMPI_FN int ampi_exponent(uint64_t magnitude) {
+    int e = (int)(magnitude >> 52);
+    if (e > 0) return e - 1023;
+    for (e = -1023; !(magnitude & 0x8000000000000u); e--) magnitude <<= 1;
+    return e;
+}
+
+/* Counts one element. Rounding to the target decides on underflow and overflow. */
+AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype target) {
+    const uint64_t a = ampi_magnitude64(x);
+    if (a == 0) { s->zeros++; return; }
+    if (a > AMPI_INF64) { s->nans++; return; }
+    if (a == AMPI_INF64) { s->infs++; return; }
+    const uint64_t rounded = ampi_magnitude64(
+        target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
+        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (float)x);
+    const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
+    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
+    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
+    if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
+    if (rounded == 0) s->would_underflow++;
+    else if (rounded == AMPI_INF64) s->would_overflow++;
+    else if (ampi_exponent(rounded) < ampi_ranges[target].min_exponent) s->would_be_subnormal++;
+    s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
+    if (s->largest == 0.0f || f > s->largest) s->largest = f;
+    if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
+}
+
+/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) this is at most half of the target's largest number
+   unless f exceeds that number's fraction, 2 - 2^-fraction. */
+AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
+    const struct ampi_range* range = &ampi_ranges[target];
+    const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
+    const uint64_t largest = ampi_bits64(s->largest);
+    s->suggested_scale = 0.0f;
+    if (s->largest == 0.0f) return;
+    const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
+    s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
+}
+
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
+        int add) {
+    double tile[AMPI_BLOCK];
+    fenv_t floats;
+    if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
+    if (!target) target = AMP_F16;
+    if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
+    if (!add) AMPI_CLEAR(*out);
+    out->count += n;
+    feholdexcept(&floats);
+    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
+        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+        amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
+        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype(dtype), target);
+    }
+    ampi_suggest_scale(out, target);
+    fesetenv(&floats);
+    return AMP_OK;
+}
 
 /* >>impl-gemm  Matrix product, dense layer. */
 
@@ -11550,74 +11610,6 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 AMPI_COMPILE_WELL
 
 /* >>impl-report */
-
-/* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
-static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
-    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };  /* by amp_dtype */
-
-/* Bits of |x| as a double, which holds each type exactly. */
-AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
-
-/* floor(log2|x|) of a finite number that is not zero, from its bits. */
-AMPI_FN int ampi_exponent(uint64_t magnitude) {
-    int e = (int)(magnitude >> 52);
-    if (e > 0) return e - 1023;
-    for (e = -1023; !(magnitude & 0x8000000000000u); e--) magnitude <<= 1;
-    return e;
-}
-
-/* Counts one element. Rounding to the target decides on underflow and overflow. */
-AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype target) {
-    const uint64_t a = ampi_magnitude64(x);
-    if (a == 0) { s->zeros++; return; }
-    if (a > AMPI_INF64) { s->nans++; return; }
-    if (a == AMPI_INF64) { s->infs++; return; }
-    const uint64_t rounded = ampi_magnitude64(
-        target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
-        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (float)x);
-    const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
-    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
-    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
-    if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
-    if (rounded == 0) s->would_underflow++;
-    else if (rounded == AMPI_INF64) s->would_overflow++;
-    else if (ampi_exponent(rounded) < ampi_ranges[target].min_exponent) s->would_be_subnormal++;
-    s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
-    if (s->largest == 0.0f || f > s->largest) s->largest = f;
-    if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
-}
-
-/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) this is at most half of the target's largest number
-   unless f exceeds that number's fraction, 2 - 2^-fraction. */
-AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
-    const struct ampi_range* range = &ampi_ranges[target];
-    const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
-    const uint64_t largest = ampi_bits64(s->largest);
-    s->suggested_scale = 0.0f;
-    if (s->largest == 0.0f) return;
-    const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
-    s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
-}
-
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
-        int add) {
-    double tile[AMPI_BLOCK];
-    fenv_t floats;
-    if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
-    if (!target) target = AMP_F16;
-    if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
-    if (!add) AMPI_CLEAR(*out);
-    out->count += n;
-    feholdexcept(&floats);
-    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
-        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
-        amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
-        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype(dtype), target);
-    }
-    ampi_suggest_scale(out, target);
-    fesetenv(&floats);
-    return AMP_OK;
-}
 
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
     fenv_t floats;
