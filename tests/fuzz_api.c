@@ -4,12 +4,9 @@
    The first byte chooses a part of the library, the rest is read as its arguments: mostly small ones, some absurd.
    What must hold for all: nothing outside a buffer is touched, inputs stay as they are, a refused call has changed
    nothing and has told the logger why in a sentence. */
-#include "../amp.h"
+#include "helpers.h"
 #include "upper.h"
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Says what went wrong and crashes, so that a fuzzer keeps the input. */
 static void give_up(const char* what) {
@@ -68,14 +65,12 @@ static amp_dtype type(void) {
 
 /* --- sentences and memory ------------------------------------------------------------------------ */
 
-static int sentences;
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)user_data;
+static void listen_closely(amp_result code, const char* sentence, void* user_data) {
     if (!sentence || strlen(sentence) < 10 || strchr(sentence, '\n')) give_up("a bad sentence");
     if (amp_result_string(code) == NULL || amp_result_string(code)[0] == 'u') give_up("an unknown result code");
-    sentences += code != AMP_OK;        /* a remark is beside a call that went well */
+    listen(code, sentence, user_data);
 }
-static const amp_logger logger = { listen, NULL };
+static const amp_logger logger = { listen_closely, NULL };
 
 /* Under ASan a block is exactly as large as it is said to be; otherwise it lies between guard bytes. */
 #if defined(__SANITIZE_ADDRESS__)
@@ -123,7 +118,7 @@ static void* operand(size_t count, amp_dtype t, int kind) {
 static void settle(amp_result r) {
     int i;
     if (upper_in_use() == 1) give_up("a call has left vector registers in use");
-    if (r != AMP_OK && sentences == 0) give_up("a refusal without a sentence");
+    if (r != AMP_OK && refusals == 0) give_up("a refusal without a sentence");
     for (i = 0; i < block_count; i++) {
         struct block* b = &blocks[i];
         if ((r != AMP_OK || b->kind == INPUT) && memcmp(b->whole, b->copy, b->n) != 0)
@@ -134,7 +129,7 @@ static void settle(amp_result r) {
         free(b->copy);
     }
     block_count = 0;
-    sentences = 0;
+    refusals = 0;
 }
 
 /* 1 if a call with a tensor of this many elements may be made: it is small, or no memory could hold it, and then it
@@ -322,7 +317,7 @@ static void try_conv(void) {
     if (r != AMP_OK) {
         settle(r);
         if (amp_conv2d_forward(&s, &oh, t[0], &oh, t[1], NULL, t[2], &ow, t[3], &exec) == AMP_OK) give_up("conv2d ran");
-        sentences = 0;
+        refusals = 0;
         return;
     }
     count_in((double)s.n * s.channels * s.height * s.width);
@@ -364,7 +359,7 @@ static void try_pool(void) {
         if (oh != -7 || ow != -7) give_up("a refused shape has an output size");
         settle(r);
         if (amp_pool2d_forward(&s, &oh, x_type, &ow, y_type, &exec) == AMP_OK) give_up("pool2d ran");
-        sentences = 0;
+        refusals = 0;
         return;
     }
     if (oh < 1 || ow < 1) give_up("an output without pixels");
@@ -584,7 +579,7 @@ static void try_scaler_call(amp_scaler* s, amp_tensor* list, amp_tensor* other) 
     unsigned what = below(10);
     int count = byte() >= 250 ? -1 : (int)below(3);
     memcpy(&before, s, sizeof before);
-    sentences = 0;
+    refusals = 0;
     if (what <= 2) (void)amp_scaler_scale_loss(s, number_f());
     else if (what == 3) r = amp_scaler_check(s, byte() >= 250 ? NULL : list, count, &info);
     else if (what == 4) r = amp_scaler_unscale(s, list, count, &info);
@@ -595,7 +590,7 @@ static void try_scaler_call(amp_scaler* s, amp_tensor* list, amp_tensor* other) 
         r = amp_scaler_save(s, state, sizeof state);
         if (r == AMP_OK) { damage(state); r = amp_scaler_load(s, state, byte() >= 250 ? byte() : sizeof state); }
     } else r = amp_scaler_update(s);
-    if (r != AMP_OK && sentences == 0) give_up("the scaler refused without a sentence");
+    if (r != AMP_OK && refusals == 0) give_up("the scaler refused without a sentence");
     check_scaler(&before, s, r, what == 9, what == 8 || what == 7);
     if (amp_scaler_may_step(s) == 1 && s->state.found_inf) give_up("a step in spite of an overflow");
 }
@@ -687,7 +682,7 @@ static void try_optimizer(void) {
     (void)amp_schedule_lr(&d.schedule, number_f(), number(0, 5));
     i = amp_optimizer_moments(&d);
     if (i < -1 || i > 2) give_up("a strange number of moments");
-    sentences = 0;
+    refusals = 0;
     r = amp_optimizer_init(&o, &d, params, count);
     if (r != AMP_OK && memcmp(&o, &old, sizeof o) != 0) give_up("a refused init has changed the optimizer");
     if (r == AMP_OK && i < 0) give_up("a desc that is not valid was accepted");
@@ -698,7 +693,7 @@ static void try_optimizer(void) {
         unsigned what = below(6);
         memcpy(&old, &o, sizeof o);
         memcpy(&s_old, &s, sizeof s);
-        sentences = 0;
+        refusals = 0;
         r = AMP_OK;
         if (what == 0) (void)amp_scaler_scale_loss(&s, 1.0f);
         else if (what == 1) r = amp_optimizer_step(&o, byte() & 1 ? &s : NULL, &info);
@@ -707,7 +702,7 @@ static void try_optimizer(void) {
         else if (what == 4) r = amp_optimizer_zero_grad(&o);
         else r = amp_scaler_update(&s);
         if (r == AMP_OK) continue;
-        if (sentences == 0) give_up("the optimizer refused without a sentence");
+        if (refusals == 0) give_up("the optimizer refused without a sentence");
         if (memcmp(&o, &old, sizeof o) != 0 || memcmp(&s, &s_old, sizeof s) != 0) give_up("a refused call has changed state");
     }
     settle(AMP_OK);
@@ -750,7 +745,7 @@ static void try_policy(void) {
     (void)amp_level_name((amp_level)absurd_int()); (void)amp_reason_name((amp_reason)absurd_int());
     (void)amp_scaler_preset_name((amp_scaler_preset)absurd_int()); (void)amp_outcome_name((amp_outcome)absurd_int());
     (void)amp_result_string((amp_result)absurd_int()); (void)amp_isa_name((amp_isa)absurd_int());
-    sentences = 0;
+    refusals = 0;
 }
 
 static void try_stats(void) {
@@ -759,11 +754,11 @@ static void try_stats(void) {
     size_t n = byte();
     void* x = operand(n, t, INPUT);
     amp_result r;
-    if (amp_stats_collect(s, x, t, n / 2, target, 0) != AMP_OK) { sentences = 1; settle(AMP_ERR_ARGUMENT); return; }
+    if (amp_stats_collect(s, x, t, n / 2, target, 0) != AMP_OK) { refusals = 1; settle(AMP_ERR_ARGUMENT); return; }
     r = amp_stats_collect(s, x, t, n, target, number(0, 2));
     if (r == AMP_OK && s->zeros + s->infs + s->nans > s->count) give_up("statistics that cannot be");
     if (r != AMP_OK && x) give_up("statistics refused what they have taken before");
-    if (r != AMP_OK) { sentences = 1; settle(AMP_OK); return; }
+    if (r != AMP_OK) { refusals = 1; settle(AMP_OK); return; }
     settle(r);
 }
 
@@ -933,7 +928,7 @@ static void run_model(amp_model* m, int max_n) {
         }
         if (!sink) sink = fopen("/dev/null", "wb");
         if (sink && byte() < 64) (void)amp_report_print(m, &b, sink);
-        sentences = 1;
+        refusals = 1;
         settle(AMP_OK);
     }
     if (given != before) give_up("a step has allocated");
@@ -977,14 +972,14 @@ static void try_graph(void) {
         if (v.id) values[value_count++] = v;
     }
     if (byte() < 250) (void)add_loss(m);
-    sentences = 0;
+    refusals = 0;
     r = amp_model_finalize(m);
     if (r != AMP_OK && (amp_model_error(m)[0] == 0 || amp_train_step(m, NULL, NULL) == AMP_OK)) give_up("a broken graph runs");
     if (r == AMP_OK && !is_possible(m)) give_up("a layer is larger than all memory");
     if (r == AMP_OK && d.batch < 100 && is_small(m)) run_model(m, d.batch);
     amp_model_destroy(m);
     if (given != 0) give_up("the model has kept memory");
-    sentences = 0;
+    refusals = 0;
 }
 
 /* --- the dispatcher ------------------------------------------------------------------------------------------------ */
@@ -998,9 +993,9 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
     input = data;
     left = n;
     filler = 1;
-    sentences = too_large = 0;
+    refusals = too_large = 0;
     parts[below(sizeof parts / sizeof parts[0])]();
-    sentences = 1;                         /* a part may leave before its call */
+    refusals = 1;                         /* a part may leave before its call */
     settle(AMP_OK);
     return 0;
 }

@@ -2,31 +2,6 @@
    loaded. Always a clean error with a sentence, no leak, and an object that can still be used or destroyed. */
 #include "helpers.h"
 
-/* --- an allocator that fails once, and keeps books ------------------------------------------ */
-
-static long fail_at, asked, living, wrong_frees;
-static void* blocks[4096];
-static void* failing_alloc(size_t n, void* user) {
-    int i;
-    (void)user;
-    if (++asked == fail_at) return NULL;
-    for (i = 0; i < 4096 && blocks[i]; i++) {}
-    if (i == 4096) return NULL;
-    blocks[i] = malloc(n);
-    if (blocks[i]) { living++; memset(blocks[i], 0xa5, n); }      /* no luck with memory that happens to be zero */
-    return blocks[i];
-}
-static void failing_free(void* p, void* user) {
-    int i;
-    (void)user;
-    for (i = 0; i < 4096 && blocks[i] != p; i++) {}
-    if (i == 4096) { wrong_frees++; return; }
-    blocks[i] = NULL;
-    living--;
-    free(p);
-}
-static void fail_from(long k) { fail_at = k; asked = 0; }
-
 static void* user_mark;      /* the allocator's user_data must come back */
 static void* marked_alloc(size_t n, void* user) { CHECK(user == &user_mark); return failing_alloc(n, NULL); }
 static void marked_free(void* p, void* user) { CHECK(user == &user_mark); failing_free(p, NULL); }
@@ -102,33 +77,33 @@ static void test_build(void) {
         uint64_t want;
         long k, total, finalize_failures = 0, build_failures = 0;
         int i, casts;
-        fail_from(0);
+        fail_at_call(0);
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         build(m);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-        total = asked;
+        total = alloc_calls;
         CHECK(amp_model_memory(m, &memory) == AMP_OK);
         CHECK_MSG(amp_model_layer_count(m) == 32, "%d", amp_model_layer_count(m));
         for (i = casts = 0; i < 32; i++) casts += amp_model_layer(m, i)->casts;
         CHECK((casts > 0) == (level == 1));
         want = hash_of(m);
         CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
-        CHECK(asked == total && hash_of(m) != want);
+        CHECK(alloc_calls == total && hash_of(m) != want);
         want = hash_of(m);
         amp_model_destroy(m);
-        CHECK(living == 0);
+        CHECK(alloc_live == 0);
         for (k = 1; k <= total; k++) {
             amp_result r;
             long before;
             heard_count = 0; heard[0] = 0;
-            fail_from(k);
+            fail_at_call(k);
             r = amp_model_create(&m, &d);
             if (r != AMP_OK) {
-                CHECK(r == AMP_ERR_MEMORY && m == NULL && heard_count == 1 && living == 0);
+                CHECK(r == AMP_ERR_MEMORY && m == NULL && heard_count == 1 && alloc_live == 0);
                 continue;
             }
             build(m);
-            before = asked;
+            before = alloc_calls;
             r = amp_model_finalize(m);
             CHECK_MSG(r == AMP_ERR_MEMORY, "allocation %ld: %s", k, amp_result_string(r));
             CHECK_MSG(heard_count == 1 && strstr(heard, "memory") && strcmp(heard, amp_model_error(m)) == 0,
@@ -146,23 +121,23 @@ static void test_build(void) {
                 CHECK(amp_model_finalize(m) == AMP_ERR_MEMORY);       /* the graph is not whole */
             }
             amp_model_destroy(m);
-            CHECK_MSG(living == 0, "allocation %ld: %ld blocks are left", k, living);
+            CHECK_MSG(alloc_live == 0, "allocation %ld: %ld blocks are left", k, alloc_live);
         }
         CHECK(finalize_failures >= 9 && build_failures >= 1);     /* a block for each kind of memory */
     }
-    CHECK(wrong_frees == 0);
+    CHECK(alloc_wrong_frees == 0);
 }
 
 /* A create that is refused for another reason gives its memory back, too. */
 static void test_refused_create(void) {
     amp_model_desc d = desc_of(AMP_O1);
     amp_model* m = NULL;
-    fail_from(0);
+    fail_at_call(0);
     d.precision.master_weights = 1;
-    CHECK(amp_model_create(&m, &d) == AMP_ERR_POLICY && m == NULL && living == 0);
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_POLICY && m == NULL && alloc_live == 0);
     d = desc_of(AMP_O1);
     d.accumulate = -1;
-    CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && m == NULL && living == 0);
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && m == NULL && alloc_live == 0);
 }
 
 /* --- files ------------------------------------------------------------------------------------- */
@@ -187,34 +162,34 @@ static void test_file(void) {
     memcpy(in, t, sizeof in);
     in[0].tensor.data = in_a; in[1].tensor.data = in_b;
     text.key = "key"; text.value = "value";
-    fail_from(0);
-    CHECK(amp_file_save(path, t, 2, &text, 1, &d) == AMP_OK && living == 0);
-    total = asked;
+    fail_at_call(0);
+    CHECK(amp_file_save(path, t, 2, &text, 1, &d) == AMP_OK && alloc_live == 0);
+    total = alloc_calls;
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
+        fail_at_call(k); heard_count = 0;
         a[0] = 100.0f;                              /* must not get into the file */
         CHECK(amp_file_save(path, t, 2, &text, 1, &d) == AMP_ERR_MEMORY);
-        CHECK(heard_count == 1 && heard[0] && living == 0);
+        CHECK(heard_count == 1 && heard[0] && alloc_live == 0);
     }
-    fail_from(0);
-    CHECK(amp_file_load(path, in, 2, &d) == AMP_OK && in_a[0] == 1.0f && in_b[2] == 9.0f && living == 0);
-    total = asked;
+    fail_at_call(0);
+    CHECK(amp_file_load(path, in, 2, &d) == AMP_OK && in_a[0] == 1.0f && in_b[2] == 9.0f && alloc_live == 0);
+    total = alloc_calls;
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
+        fail_at_call(k); heard_count = 0;
         in_a[0] = in_b[0] = -1.0f;
         CHECK(amp_file_load(path, in, 2, &d) == AMP_ERR_MEMORY);
-        CHECK(heard_count == 1 && heard[0] && living == 0 && in_a[0] == -1.0f && in_b[0] == -1.0f);
+        CHECK(heard_count == 1 && heard[0] && alloc_live == 0 && in_a[0] == -1.0f && in_b[0] == -1.0f);
     }
-    fail_from(0);
-    CHECK(amp_file_text_of(path, "key", out, sizeof out, &d) == AMP_OK && strcmp(out, "value") == 0 && living == 0);
-    total = asked;
+    fail_at_call(0);
+    CHECK(amp_file_text_of(path, "key", out, sizeof out, &d) == AMP_OK && strcmp(out, "value") == 0 && alloc_live == 0);
+    total = alloc_calls;
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
+        fail_at_call(k); heard_count = 0;
         strcpy(out, "before");
         CHECK(amp_file_text_of(path, "key", out, sizeof out, &d) == AMP_ERR_MEMORY);
-        CHECK(heard_count == 1 && living == 0 && strcmp(out, "before") == 0);
+        CHECK(heard_count == 1 && alloc_live == 0 && strcmp(out, "before") == 0);
     }
-    CHECK(remove(path) == 0 && wrong_frees == 0);
+    CHECK(remove(path) == 0 && alloc_wrong_frees == 0);
 }
 
 static void test_checkpoint(void) {
@@ -224,48 +199,48 @@ static void test_checkpoint(void) {
     long k, total, base;
     uint64_t saved, other;
     amp_step_info info;
-    fail_from(0);
+    fail_at_call(0);
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     build(m);
     CHECK(amp_model_finalize(m) == AMP_OK && amp_train_step(m, &b, NULL) == AMP_OK);
     saved = hash_of(m);
-    base = living;
-    fail_from(0);
+    base = alloc_live;
+    fail_at_call(0);
     CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", amp_model_error(m));
-    total = asked;
-    CHECK(total > 0 && living == base);
+    total = alloc_calls;
+    CHECK(total > 0 && alloc_live == base);
     CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
     other = hash_of(m);
     CHECK(other != saved);
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
+        fail_at_call(k); heard_count = 0;
         CHECK(amp_checkpoint_save(m, path) == AMP_ERR_MEMORY);
-        CHECK(heard_count == 1 && heard[0] && living == base && hash_of(m) == other);
+        CHECK(heard_count == 1 && heard[0] && alloc_live == base && hash_of(m) == other);
     }
     /* The file is still the first one; every failing load leaves the model alone. */
-    fail_from(0);
+    fail_at_call(0);
     CHECK(amp_model_create(&fresh, &d) == AMP_OK);
     build(fresh);
     CHECK(amp_model_finalize(fresh) == AMP_OK);
-    base = living;
+    base = alloc_live;
     other = hash_of(fresh);
-    fail_from(0);
+    fail_at_call(0);
     CHECK_MSG(amp_checkpoint_load(m, path) == AMP_OK, "%s", amp_model_error(m));
-    total = asked;
-    CHECK(hash_of(m) == saved && living == base);
+    total = alloc_calls;
+    CHECK(hash_of(m) == saved && alloc_live == base);
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
+        fail_at_call(k); heard_count = 0;
         CHECK(amp_checkpoint_load(fresh, path) == AMP_ERR_MEMORY);
-        CHECK(heard_count == 1 && heard[0] && living == base && hash_of(fresh) == other);
+        CHECK(heard_count == 1 && heard[0] && alloc_live == base && hash_of(fresh) == other);
     }
-    fail_from(0);
+    fail_at_call(0);
     CHECK(amp_checkpoint_load(fresh, path) == AMP_OK && hash_of(fresh) == saved);
     CHECK(amp_train_step(fresh, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
     CHECK(amp_train_step(m, &b, NULL) == AMP_OK && amp_model_optimizer(m)->state.step == info.step);
     CHECK(hash_of(fresh) == hash_of(m));
     amp_model_destroy(m);
     amp_model_destroy(fresh);
-    CHECK(living == 0 && wrong_frees == 0);
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
     CHECK(remove(path) == 0);
 }
 
@@ -275,23 +250,23 @@ static void test_report(void) {
     amp_batch b = full_batch();
     amp_model* m = NULL;
     long k, total, base;
-    fail_from(0);
+    fail_at_call(0);
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     build(m);
     CHECK(amp_model_finalize(m) == AMP_OK);
-    base = living;
-    fail_from(0);
+    base = alloc_live;
+    fail_at_call(0);
     CHECK_MSG(amp_report_svg(m, &b, path) == AMP_OK && remove(path) == 0, "%s", amp_model_error(m));
-    total = asked;
-    CHECK(total >= 2 && living == base);
+    total = alloc_calls;
+    CHECK(total >= 2 && alloc_live == base);
     for (k = 1; k <= total; k++) {
-        fail_from(k); heard_count = 0;
-        CHECK(amp_report_svg(m, &b, path) == AMP_ERR_MEMORY && heard_count == 1 && living == base);
+        fail_at_call(k); heard_count = 0;
+        CHECK(amp_report_svg(m, &b, path) == AMP_ERR_MEMORY && heard_count == 1 && alloc_live == base);
         CHECK_MSG(strstr(heard, "no memory for"), "%s", heard);
         CHECK(remove(path) != 0);
     }
     amp_model_destroy(m);
-    CHECK(living == 0 && wrong_frees == 0);
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
 }
 
 /* A model without parameters has nothing to checkpoint, and says so or does it, but does not crash. */
@@ -299,7 +274,7 @@ static void test_checkpoint_of_nothing(void) {
     amp_model_desc d = desc_of(AMP_O0);
     amp_model* m = NULL;
     amp_result r;
-    fail_from(0);
+    fail_at_call(0);
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     amp_softmax(m, amp_input(m, 3, 1, 1));
     CHECK(amp_model_finalize(m) == AMP_OK);
@@ -307,7 +282,7 @@ static void test_checkpoint_of_nothing(void) {
     CHECK(r == AMP_OK || r == AMP_ERR_STATE);
     if (r == AMP_OK) { CHECK(amp_checkpoint_load(m, path) == AMP_OK); CHECK(remove(path) == 0); }
     amp_model_destroy(m);
-    CHECK(living == 0);
+    CHECK(alloc_live == 0);
 }
 
 /* A processor whose large blocks are only numbers. */

@@ -2,17 +2,6 @@
 #include "helpers.h"
 #include <math.h>
 
-/* Counts, and fails from the `failing`-th on (0 = never). */
-static int blocks, allocations, failing;
-static void* counted_alloc(size_t size, void* user_data) {
-    (void)user_data;
-    if (failing && allocations + 1 >= failing) return NULL;
-    allocations++;
-    blocks++;
-    return malloc(size);
-}
-static void counted_free(void* p, void* user_data) { (void)user_data; blocks--; free(p); }
-
 /* --- data: 6x6 pictures of four kinds, by the bright quarter ------------------------------------ */
 
 enum { SIDE = 6, PIXELS = SIDE * SIDE, SAMPLES = 50, CLASSES = 4, BATCH = 8, BATCHES = (SAMPLES + BATCH - 1) / BATCH };
@@ -85,8 +74,8 @@ static amp_model_desc desc_of(amp_level level) {
     d.optimizer.kind = AMP_ADAM;
     d.optimizer.lr = 0.01f;
     d.logger.log = listen;
-    d.allocator.alloc = counted_alloc;
-    d.allocator.free = counted_free;
+    d.allocator.alloc = failing_alloc;
+    d.allocator.free = failing_free;
     d.seed = 3;
     return d;
 }
@@ -214,7 +203,7 @@ static void test_as_by_hand(void) {
         amp_model_destroy(a);
         amp_model_destroy(b);
     }
-    CHECK(blocks == 0);
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
 }
 
 /* Arrays of bytes, labels of each type, and a source that brings the same all end in the same bits; it learns, too. */
@@ -427,7 +416,7 @@ static void test_errors(void) {
     amp_fit_info info;
     amp_eval_info told;
     amp_model* raw = NULL;
-    int k, before;
+    long k, before;
     CHECK(amp_fit(NULL, &data, &f, NULL) == AMP_ERR_ARGUMENT && amp_evaluate_data(NULL, &data, &told) == AMP_ERR_ARGUMENT);
     REFUSED(amp_fit(m, NULL, &f, NULL), AMP_ERR_ARGUMENT, "data is NULL");
     REFUSED(amp_evaluate_data(m, &data, NULL), AMP_ERR_ARGUMENT, "info is NULL");
@@ -458,20 +447,21 @@ static void test_errors(void) {
     /* Memory that runs out, at each of the allocations; none is made in a step. */
     f = fit_of(1);
     data = arrays();
+    alloc_fails_on = 1;
     for (k = 1; k <= 3; k++) {
-        before = blocks;
-        failing = allocations + k;
+        before = alloc_live;
+        fail_at_call(k);
         REFUSED(amp_fit(m, &data, &f, NULL), AMP_ERR_MEMORY, "out of memory");
-        failing = 0;
-        CHECK(blocks == before);
+        fail_at_call(0);
+        CHECK(alloc_live == before);
     }
-    before = allocations;
-    CHECK(amp_fit(m, &data, NULL, NULL) == AMP_OK && allocations == before + 3);
+    alloc_fails_on = 0;
+    CHECK(amp_fit(m, &data, NULL, NULL) == AMP_OK && alloc_calls == 3);
     amp_model_destroy(m);
     CHECK(amp_model_create(&raw, &d) == AMP_OK);
     REFUSED(amp_fit(raw, &data, &f, NULL), AMP_ERR_STATE, "not finalized");
     amp_model_destroy(raw);
-    CHECK(blocks == 0);
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
 }
 static void test_micro_errors(void) {
     amp_model_desc d = desc_of(AMP_O0);

@@ -1,12 +1,9 @@
 /* test_half.c - the room `half`: conversions one by one and in bulk, on every instruction set. The reference
    is a table of all 16-bit values and exact comparisons in double with the midpoint of two neighbours. */
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include <fenv.h>
 #include <math.h>
 
-static uint32_t bits32(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
-static float float32(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 static uint64_t bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 static double float64(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
 
@@ -69,7 +66,7 @@ static double value_of_float(uint32_t mag) {
 }
 /* The bits of a float that has this value >= 0; a processor told to flush subnormals must not spoil them. */
 static uint32_t bits_of_value(double x) {
-    return x < ldexp(1, -126) ? (uint32_t)ldexp(x, 149) : bits32((float)x);
+    return x < ldexp(1, -126) ? (uint32_t)ldexp(x, 149) : to_bits((float)x);
 }
 static uint16_t reference_float(const format* t, uint32_t u) {
     double x;
@@ -125,7 +122,7 @@ static void check_all_16(const format* t) {
         a.bits = b.bits = (uint16_t)h;
         f = t->dtype == AMP_F16 ? amp_half_to_float(a) : amp_bfloat16_to_float(b);
         d = t->dtype == AMP_F16 ? amp_half_to_double(a) : amp_bfloat16_to_double(b);
-        CHECK_MSG(bits32(f) == want, "%04x gave %08x, wanted %08x", h, bits32(f), want);
+        CHECK_MSG(to_bits(f) == want, "%04x gave %08x, wanted %08x", h, to_bits(f), want);
         if (mag < t->inf)
             CHECK_MSG(bits64(d) == bits64(h & 0x8000 ? -t->value[mag] : t->value[mag]), "%04x", h);
         CHECK(from_float(t, f) == (is_nan ? h | quiet : h));
@@ -163,8 +160,8 @@ static void test_known_values(void) {
     CHECK(amp_bfloat16_from_float(3.4028235e38f).bits == 0x7f80);
     CHECK(amp_bfloat16_from_double(1.0 + ldexp(1, -8) + ldexp(1, -40)).bits == 0x3f81);
     CHECK(AMP_HALF_MAX == amp_half_to_float(amp_half_from_float(1e4f * 6.55f)));
-    CHECK(bits32(AMP_HALF_MIN) == bits32((float)half_format.value[0x400]));
-    CHECK(bits32(AMP_HALF_TRUE_MIN) == bits32((float)half_format.value[1]));
+    CHECK(to_bits(AMP_HALF_MIN) == to_bits((float)half_format.value[0x400]));
+    CHECK(to_bits(AMP_HALF_TRUE_MIN) == to_bits((float)half_format.value[1]));
 }
 
 /* --- floats --------------------------------------------------------------------------------- */
@@ -280,7 +277,7 @@ static void test_widen_bulk(void) {
             amp_half a;
             amp_bfloat16 b;
             a.bits = b.bits = (uint16_t)h;
-            bad += bits32(out[h]) != reference_widen(t, h);
+            bad += to_bits(out[h]) != reference_widen(t, h);
             bad += bits64(wide[h]) != bits64(k ? amp_bfloat16_to_double(b) : amp_half_to_double(a));
         }
         CHECK_MSG(bad == 0, "%ld wrong from %s", bad, amp_dtype_name(t->dtype));
@@ -377,9 +374,9 @@ static void test_double_and_float(void) {
         amp_convert(back, AMP_F64, out, AMP_F32, BATCH);
         amp_convert(same, AMP_F32, back, AMP_F64, BATCH);
         for (i = 0; i < BATCH; i++) {
-            uint32_t u = bits32(out[i]), mag = u & 0x7fffffffu;
+            uint32_t u = to_bits(out[i]), mag = u & 0x7fffffffu;
             double value = mag < 0x7f800000u ? value_of_float(mag) : 0;
-            bad += u != reference_double_to_float(in[i]) || bits32(same[i]) != u;
+            bad += u != reference_double_to_float(in[i]) || to_bits(same[i]) != u;
             if (mag < 0x7f800000u) bad += bits64(back[i]) != bits64(u >> 31 ? -value : value);
         }
     }
@@ -388,24 +385,6 @@ static void test_double_and_float(void) {
 
 /* --- bulk: lengths, alignment, in place, all pairs --------------------------------------------- */
 
-static const amp_dtype types[4] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F64 };
-
-/* Element i of a buffer of type t as a double, through the functions for one value. */
-static double get(const void* p, amp_dtype t, size_t i) {
-    amp_half a;
-    amp_bfloat16 b;
-    a.bits = b.bits = 0;
-    if (t == AMP_F16) { memcpy(&a, (const char*)p + 2 * i, 2); return amp_half_to_double(a); }
-    if (t == AMP_BF16) { memcpy(&b, (const char*)p + 2 * i, 2); return amp_bfloat16_to_double(b); }
-    if (t == AMP_F32) { float f; memcpy(&f, (const char*)p + 4 * i, 4); return f; }
-    { double d; memcpy(&d, (const char*)p + 8 * i, 8); return d; }
-}
-static void put(void* p, amp_dtype t, size_t i, double d) {
-    if (t == AMP_F16) { amp_half a = amp_half_from_double(d); memcpy((char*)p + 2 * i, &a, 2); }
-    if (t == AMP_BF16) { amp_bfloat16 b = amp_bfloat16_from_double(d); memcpy((char*)p + 2 * i, &b, 2); }
-    if (t == AMP_F32) { float f = (float)d; memcpy((char*)p + 4 * i, &f, 4); }
-    if (t == AMP_F64) memcpy((char*)p + 8 * i, &d, 8);
-}
 /* Finite test values: zeros, and in every other run of 32 also some outside half's normal range. */
 static double some_value(void) {
     static int calls;
@@ -423,17 +402,17 @@ static void test_lengths_and_guards(void) {
     long bad = 0;
     for (s = 0; s < 4; s++) for (d = 0; d < 4; d++)
         for (n = 0; n <= 70; n++) for (offset = 0; offset < 4; offset++) {
-            size_t src_size = amp_dtype_size(types[s]), dst_size = amp_dtype_size(types[d]);
+            size_t src_size = amp_dtype_size(TYPES[s]), dst_size = amp_dtype_size(TYPES[d]);
             char* src = (char*)src_store + offset * src_size;
             char* dst = (char*)dst_store + GUARD + (3 - offset) * dst_size;
             char* want = (char*)want_store + (dst - (char*)dst_store);
             memset(dst_store, 0xa5, sizeof dst_store);
             memset(want_store, 0xa5, sizeof want_store);
             for (i = 0; i < n; i++) {
-                put(src, types[s], i, some_value());
-                put(want, types[d], i, get(src, types[s], i));
+                put_value(src, TYPES[s], i, some_value());
+                put_value(want, TYPES[d], i, value_at(src, TYPES[s], i));
             }
-            bad += amp_convert(dst, types[d], src, types[s], n) != AMP_OK;
+            bad += amp_convert(dst, TYPES[d], src, TYPES[s], n) != AMP_OK;
             bad += memcmp(dst_store, want_store, sizeof dst_store) != 0;
         }
     CHECK_MSG(bad == 0, "%ld wrong", bad);
@@ -447,20 +426,20 @@ static void test_in_place(void) {
     for (s = 0; s < 4; s++) for (d = 0; d < 4; d++) for (with_desc = 0; with_desc < 2; with_desc++)
         for (k = 0; k < sizeof lengths / sizeof *lengths; k++) {
             size_t n = lengths[k];
-            size_t dst_bytes = n * amp_dtype_size(types[d]), src_bytes = n * amp_dtype_size(types[s]);
+            size_t dst_bytes = n * amp_dtype_size(TYPES[d]), src_bytes = n * amp_dtype_size(TYPES[s]);
             size_t used = dst_bytes > src_bytes ? dst_bytes : src_bytes;
             amp_convert_desc desc;
             const amp_convert_desc* options = with_desc ? &desc : NULL;
             int clean = 1;
             memset(&desc, 0, sizeof desc);
             desc.saturate = 1;
-            for (i = 0; i < n; i++) put(source, types[s], i, some_value());
+            for (i = 0; i < n; i++) put_value(source, TYPES[s], i, some_value());
             memset(buffer, 0x5a, sizeof buffer);
             memcpy(buffer, source, src_bytes);
-            CHECK(amp_convert_with(want, types[d], source, types[s], n, options) == AMP_OK);
-            CHECK(amp_convert_with(buffer, types[d], buffer, types[s], n, options) == AMP_OK);
-            CHECK_MSG(memcmp(buffer, want, dst_bytes) == 0, "%s to %s, %u elements", amp_dtype_name(types[s]),
-                      amp_dtype_name(types[d]), (unsigned)n);
+            CHECK(amp_convert_with(want, TYPES[d], source, TYPES[s], n, options) == AMP_OK);
+            CHECK(amp_convert_with(buffer, TYPES[d], buffer, TYPES[s], n, options) == AMP_OK);
+            CHECK_MSG(memcmp(buffer, want, dst_bytes) == 0, "%s to %s, %u elements", amp_dtype_name(TYPES[s]),
+                      amp_dtype_name(TYPES[d]), (unsigned)n);
             for (i = used; i < sizeof buffer; i++) clean &= ((const unsigned char*)buffer)[i] == 0x5a;
             CHECK_MSG(clean, "wrote behind %u elements", (unsigned)n);
         }
@@ -496,7 +475,7 @@ static void test_larger_than_cache(void) {
         size_t src_size = amp_dtype_size(pairs[k][0]), dst_size = amp_dtype_size(pairs[k][1]);
         char* first = dst + LEAD * dst_size;
         long bad = 0;
-        for (i = 0; i < PIECE; i++) put(piece, pairs[k][0], i, some_value());
+        for (i = 0; i < PIECE; i++) put_value(piece, pairs[k][0], i, some_value());
         for (i = 0; i < N; i += m) {
             m = N - i < PIECE ? N - i : PIECE;
             memcpy(src + i * src_size, piece, m * src_size);
@@ -646,7 +625,7 @@ static void test_saturate(void) {
     CHECK((bits64(wide[7]) & 0x7fffffffffffffffu) == 0x7ff8000000000000u);
     /* same type, and in place */
     CHECK(amp_convert_with(f, AMP_F32, f, AMP_F32, 12, &desc) == AMP_OK);
-    CHECK(bits32(f[5]) == 0x7f7fffffu && bits32(f[6]) == 0xff7fffffu && bits32(f[9]) == 0x7f7fffffu);
+    CHECK(to_bits(f[5]) == 0x7f7fffffu && to_bits(f[6]) == 0xff7fffffu && to_bits(f[9]) == 0x7f7fffffu);
     CHECK(count == 113);
     /* doubles, straight to half; without the counter */
     desc.saturated = NULL;
@@ -728,7 +707,7 @@ static void test_stochastic_rule(void) {
             uint32_t e = k ? test_random() % 256 : 90 + test_random() % 60;
             uint32_t u = (uint32_t)(i & 1) << 31 | e << 23 | (test_random() & 0x7fffffu);
             uint32_t mag = u & 0x7fffffffu;
-            double x = mag < 0x7f800000u ? value_of_float(mag) : (double)float32(mag);
+            double x = mag < 0x7f800000u ? value_of_float(mag) : (double)from_bits(mag);
             memcpy(&f[i], &u, 4);
             in[i] = i & 1 ? -x : x;
             if (source) in[i] *= 1 + 1e-12 * (double)(test_random() % 1000);
@@ -736,7 +715,7 @@ static void test_stochastic_rule(void) {
         if (source) CHECK(amp_convert_with(out, t->dtype, in, AMP_F64, BATCH, &desc) == AMP_OK);
         else CHECK(amp_convert_with(out, t->dtype, f, AMP_F32, BATCH, &desc) == AMP_OK);
         for (i = 0; i < BATCH; i++) {
-            uint32_t random = amp_random_bits(desc.seed, desc.offset + (uint64_t)i), u = bits32(f[i]);
+            uint32_t random = amp_random_bits(desc.seed, desc.offset + (uint64_t)i), u = to_bits(f[i]);
             uint16_t want = reference_stochastic(t, in[i], random);
             if (!source && (u & 0x7fffffffu) > 0x7f800000u) want = reference_float(t, u);
             if (out[i] != want && bad++ == 0)
@@ -808,7 +787,7 @@ static void test_stochastic_share(void) {
     check_share(AMP_F16, 65512.0f, 0.25, 0x7bff, 0x7c00);                  /* a quarter of the way to 65536 */
     check_share(AMP_F16, 70000.0f, 0, 0x7c00, 0x7c01);                     /* beyond the grid: infinity */
     check_share(AMP_BF16, 1.0f + 0.75f / 128, 0.75, 0x3f80, 0x3f81);
-    check_share(AMP_BF16, -float32(0x00012000u), 0.125, 0x8001, 0x8002);         /* a subnormal float */
+    check_share(AMP_BF16, -from_bits(0x00012000u), 0.125, 0x8001, 0x8002);         /* a subnormal float */
 }
 
 /* Values that the target has stay what they are, for any random word; saturation comes after rounding. */
@@ -842,20 +821,12 @@ static void test_stochastic_exact(void) {
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
-static amp_result last_code;
-static char last_sentence[512];
-static int* log_tag;
-static void record(amp_result code, const char* sentence, void* user_data) {
-    last_code = code;
-    log_tag = (int*)user_data;
-    strncpy(last_sentence, sentence, sizeof last_sentence - 1);
-}
 static void expect_refusal(amp_result got, amp_result want, const char* words) {
-    CHECK_MSG(got == want && last_code == want, "code %d, wanted %d", (int)got, (int)want);
-    CHECK_MSG(strstr(last_sentence, words) != NULL, "\"%s\" does not say \"%s\"", last_sentence, words);
-    CHECK(strstr(last_sentence, "amp_convert") != NULL);
-    last_code = AMP_OK;
-    last_sentence[0] = 0;
+    CHECK_MSG(got == want && heard_code == want, "code %d, wanted %d", (int)got, (int)want);
+    CHECK_MSG(strstr(heard, words) != NULL, "\"%s\" does not say \"%s\"", heard, words);
+    CHECK(strstr(heard, "amp_convert") != NULL);
+    heard_code = AMP_OK;
+    heard[0] = 0;
 }
 static void test_errors(void) {
     float f[8];
@@ -863,7 +834,7 @@ static void test_errors(void) {
     int tag = 0;
     amp_logger logger;
     amp_convert_desc desc;
-    logger.log = record;
+    logger.log = listen;
     logger.user_data = &tag;
     memset(f, 0, sizeof f);
     memset(h, 0x11, sizeof h);
@@ -881,10 +852,10 @@ static void test_errors(void) {
     expect_refusal(amp_convert_with(h, AMP_F16, f, AMP_F32, 8, &desc), AMP_ERR_DESC, "rounding 2");
     desc.rounding = AMP_ROUND_STOCHASTIC;
     expect_refusal(amp_convert_with(f + 4, AMP_F32, h, AMP_F16, 4, &desc), AMP_ERR_DESC, "f32");
-    CHECK(log_tag == &tag);
+    CHECK(heard_user_data == &tag);
     CHECK(memcmp(h, untouched, sizeof h) == 0);
     /* without a logger: silent; nothing to do: fine; 0 is AMP_F32 */
-    CHECK(amp_convert(NULL, AMP_F16, f, AMP_F32, 8) == AMP_ERR_ARGUMENT && last_code == AMP_OK);
+    CHECK(amp_convert(NULL, AMP_F16, f, AMP_F32, 8) == AMP_ERR_ARGUMENT && heard_code == AMP_OK);
     CHECK(amp_convert(h, (amp_dtype)-3, f, AMP_F32, 8) == AMP_ERR_DTYPE);
     CHECK(amp_convert(NULL, AMP_F16, NULL, AMP_F32, 0) == AMP_OK);
     f[0] = 1.5f;
@@ -924,7 +895,7 @@ static void test_rows(void) {
     size_t saturated, hits, from, to, i, k, a, b;
     for (i = 0; i < ROWS * SRC_LD; i++) values[i] = ldexp((double)test_uniform(), (int)(i % 40) - 20);
     for (k = 0; k < 2 * 16; k++) {
-        const amp_dtype st = types[k % 4], dt = types[k / 4 % 4];
+        const amp_dtype st = TYPES[k % 4], dt = TYPES[k / 4 % 4];
         from = amp_dtype_size(st); to = amp_dtype_size(dt);
         memset(&d, 0, sizeof d);
         d.rounding = k < 16 && to == 2 ? AMP_ROUND_STOCHASTIC : AMP_ROUND_NEAREST;

@@ -12,8 +12,7 @@
 #else
   #define HAVE_FORK 0
 #endif
-#include "../amp.h"
-#include "test.h"
+#include "helpers.h"
 #include "upper.h"
 #include <fenv.h>
 #include <limits.h>
@@ -27,15 +26,6 @@
 
 /* --- refusals ------------------------------------------------------------------------------------ */
 
-static int sentences;
-static char last[512];
-static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)user_data;
-    if (code != AMP_OK && strlen(sentence) >= 10 && !strchr(sentence, '\n')) sentences++;
-    snprintf(last, sizeof last, "%s", sentence);
-}
-static const amp_logger logger = { listen, NULL };
-
 /* Everything that calls get to read and write; a refused one must leave it as it is. */
 static unsigned char memory[32768], copy[32768];
 static float* const F = (float*)(void*)memory;
@@ -45,9 +35,9 @@ static void prepare(void) {
     memset(memory, 0x3e, sizeof memory);
     memcpy(copy, memory, sizeof memory);
     memset(&quiet, 0, sizeof quiet);
-    quiet.logger = &logger;
-    sentences = 0;
-    last[0] = 0;
+    quiet.logger = &LISTENER;
+    refusals = 0;
+    heard[0] = 0;
 }
 #define REFUSED(code, what, call)                                                                          \
     do {                                                                                                   \
@@ -55,7 +45,7 @@ static void prepare(void) {
         prepare();                                                                                         \
         result_ = (call);                                                                                  \
         CHECK_MSG(result_ != AMP_OK && ((code) == AMP_OK || result_ == (code)), "%s: %d", what, (int)result_); \
-        CHECK_MSG(sentences == 1, "%s: %d sentences, '%s'", what, sentences, last);                        \
+        CHECK_MSG(refusals == 1, "%s: %d sentences, '%s'", what, refusals, heard);                        \
         CHECK_MSG(memcmp(memory, copy, sizeof memory) == 0, "%s has changed something", what);            \
     } while (0)
 #define ANY AMP_OK
@@ -72,7 +62,6 @@ typedef struct bad { const char* name; size_t offset; char kind; double value; }
 #define NOT64(type, field) { #type "." #field " = nan", offsetof(type, field), 'N', 0 }, \
                            { #type "." #field " = inf", offsetof(type, field), 'P', 0 }, \
                            { #type "." #field " = -inf", offsetof(type, field), 'M', 0 }
-#define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
 static void put(void* desc, const bad* b) {
     unsigned char* p = (unsigned char*)desc + b->offset;
@@ -96,7 +85,7 @@ static void convert_desc_fields(void) {
     for (i = 0; i < COUNT(list); i++) {
         amp_convert_desc d;
         memset(&d, 0, sizeof d);
-        d.logger = &logger;
+        d.logger = &LISTENER;
         put(&d, &list[i]);
         REFUSED(AMP_ERR_DESC, list[i].name, amp_convert_with(F, AMP_F16, F + 100, AMP_F32, 10, &d));
     }
@@ -231,7 +220,7 @@ static void policy_fields(void) {
         amp_policy_desc d;
         memset(&d, 0, sizeof d);
         d.level = AMP_O2;
-        d.logger = &logger;
+        d.logger = &LISTENER;
         put(&d, &list[i]);
         REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
         if (list[i].offset != offsetof(amp_policy_desc, style) || list[i].value == 4) continue;
@@ -263,7 +252,7 @@ static void scaler_fields(void) {
     for (i = 0; i < COUNT(list); i++) {
         amp_scaler_desc d;
         memset(&d, 0, sizeof d);
-        d.logger = &logger;
+        d.logger = &LISTENER;
         put(&d, &list[i]);
         REFUSED(AMP_ERR_DESC, list[i].name, amp_scaler_init((amp_scaler*)(void*)memory, &d));
     }
@@ -308,7 +297,7 @@ static void optimizer_fields(void) {
         amp_param p = param();
         memset(&d, 0, sizeof d);
         memset(&g, 0, sizeof g);
-        d.logger = &logger;
+        d.logger = &LISTENER;
         if (i >= COUNT(list) + COUNT(params)) { d.groups = &g; d.group_count = 1; put(&g, b); }
         else put(i < COUNT(list) ? (void*)&d : (void*)&p, b);
         REFUSED(ANY, b->name, amp_optimizer_init(o, &d, &p, 1));
@@ -320,18 +309,17 @@ static amp_model_desc model_desc(void) {
     amp_model_desc d;
     memset(&d, 0, sizeof d);
     d.batch = 4;
-    d.logger = logger;
+    d.logger = LISTENER;
     return d;
 }
 static amp_result no_reduce(void* data, amp_dtype t, size_t n, void* stream, void* user_data) {
     (void)data; (void)t; (void)n; (void)stream; (void)user_data;
     return AMP_OK;
 }
-static void* plain_alloc(size_t n, void* user_data) { (void)user_data; return malloc(n); }
 
 /* Create, a graph of one input, one layer and one loss, and finalize: which of them refuses is open. */
 static amp_result whole_model(const amp_model_desc* d) {
-    amp_model* m = (amp_model*)&sentences;
+    amp_model* m = (amp_model*)&refusals;
     amp_result r = amp_model_create(&m, d);
     amp_value x;
     if (r != AMP_OK) {
@@ -341,7 +329,7 @@ static amp_result whole_model(const amp_model_desc* d) {
     x = amp_linear(m, amp_input(m, 3, 1, 1), 2);
     amp_mse(m, x, NULL);
     r = amp_model_finalize(m);
-    CHECK(r == AMP_OK || strcmp(amp_model_error(m), last) == 0);
+    CHECK(r == AMP_OK || strcmp(amp_model_error(m), heard) == 0);
     amp_model_destroy(m);
     return r;
 }
@@ -375,7 +363,7 @@ static void model_fields(void) {
         REFUSED(AMP_ERR_DESC, "comm", whole_model(&d));
     }
     d = model_desc();
-    d.allocator.alloc = plain_alloc;
+    d.allocator.alloc = failing_alloc;
     REFUSED(AMP_ERR_DESC, "half an allocator", whole_model(&d));
     d = model_desc();
     d.accumulate = d.max_replays = 2;
@@ -441,7 +429,7 @@ static void layer_fields(void) {
         { LOSS, { "smoothing = nan", offsetof(amp_loss_desc, smoothing), 'n', 0 } }
     };
     int i;
-    for (i = 0; i < 5; i++) { prepare(); CHECK_MSG(with_layer(i, NULL) == AMP_OK, "%s", last); }
+    for (i = 0; i < 5; i++) { prepare(); CHECK_MSG(with_layer(i, NULL) == AMP_OK, "%s", heard); }
     for (i = 0; i < COUNT(list); i++) REFUSED(ANY, list[i].b.name, with_layer(list[i].layer, &list[i].b));
 }
 
@@ -567,14 +555,14 @@ static void loggers(void) {
     d.logger = e.logger = &nobody;
     CHECK(amp_scaler_init(&s, &d) == AMP_ERR_DESC && amp_add_forward(NULL, AMP_F32, F, AMP_F32, F, AMP_F32, 1, &e) == AMP_ERR_ARGUMENT);
     d.growth_factor = 0.0f;
-    d.logger = &logger;
+    d.logger = &LISTENER;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
     amp_scaler_scale_loss(&s, 1.0f);
     t.name = name;
     t.count = 1;
     REFUSED(AMP_ERR_ARGUMENT, "a tensor with a name of control characters", amp_scaler_check(&s, &t, 1, NULL));
-    CHECK(strchr(last, 'z') != NULL);
-    for (p = last; *p; p++) CHECK((unsigned char)*p >= 0x20);
+    CHECK(strchr(heard, 'z') != NULL);
+    for (p = heard; *p; p++) CHECK((unsigned char)*p >= 0x20);
 }
 
 /* The last checks that have a logger to talk to. */
@@ -592,7 +580,7 @@ static void missing_parts(void) {
     memset(&od, 0, sizeof od);
     memset(&batch, 0, sizeof batch);
     memset(&fixed, 0, sizeof fixed);
-    od.logger = &logger;
+    od.logger = &LISTENER;
     p = param();
     CHECK(amp_optimizer_init(&o, &od, &p, 1) == AMP_OK && amp_model_create(&m, &d) == AMP_OK);
     REFUSED(AMP_ERR_ARGUMENT, "optimizer unscale", amp_optimizer_unscale(&o, NULL));
@@ -660,9 +648,9 @@ static void damaged_scaler_states(void) {
         prepare();
         s = (amp_scaler*)(void*)memory;
         CHECK(amp_scaler_init(s, NULL) == AMP_OK);
-        s->logger = logger;
+        s->logger = LISTENER;
         memcpy(copy, memory, sizeof copy);
-        CHECK_MSG(amp_scaler_load(s, p, sizeof p) == AMP_ERR_FORMAT && sentences == 1, "%s", list[i].name);
+        CHECK_MSG(amp_scaler_load(s, p, sizeof p) == AMP_ERR_FORMAT && refusals == 1, "%s", list[i].name);
         CHECK_MSG(memcmp(memory, copy, sizeof copy) == 0, "%s has changed something", list[i].name);
     }
 }
@@ -680,7 +668,7 @@ static void huge_lists(void) {
         amp_tensor t;
         amp_param p;
         memset(&sd, 0, sizeof sd); memset(&od, 0, sizeof od); memset(&t, 0, sizeof t); memset(&p, 0, sizeof p);
-        sd.logger = od.logger = &logger;
+        sd.logger = od.logger = &LISTENER;
         CHECK(amp_scaler_init(&s, &sd) == AMP_OK);
         amp_scaler_scale_loss(&s, 1.0f);
         t.data = F; t.count = sizes[i];
@@ -703,7 +691,7 @@ static void huge_sizes(void) {
         size_t n = sizes[i];
         amp_convert_desc d;
         memset(&d, 0, sizeof d);
-        d.logger = &logger;
+        d.logger = &LISTENER;
         REFUSED(AMP_ERR_ARGUMENT, "convert", amp_convert_with(F, AMP_F64, F, AMP_F32, n, &d));
         REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 2, 2, 2), 1, F, T, F,
                                                      T, 0, F, T, &quiet));
@@ -741,12 +729,12 @@ static void overlaps(void) {
     amp_tensor t;
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
-    d.logger = &logger;
+    d.logger = &LISTENER;
     REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted", amp_convert_with(F + 1, AMP_F32, F, AMP_F32, 10, &d));
     REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted back", amp_convert_with(F, AMP_F16, F + 1, AMP_F32, 10, &d));
     REFUSED(AMP_ERR_ARGUMENT, "convert onto its end", amp_convert_with(F + 9, AMP_F64, F, AMP_F32, 10, &d));
     CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
-    s.logger = logger;
+    s.logger = LISTENER;
     memset(&t, 0, sizeof t);
     t.data = F;
     t.count = 5;
@@ -881,7 +869,7 @@ static void overlap_pair(const overlap_case* c, int i, int k) {
         overlap_places(p, i, (size_t)(2048 * (k + 1) + moves[m]));
         if (apart) {
             prepare();
-            CHECK_MSG(c->call(p) == AMP_OK, "%s: %d at %d of %d: %s", c->name, i, m, k, last);
+            CHECK_MSG(c->call(p) == AMP_OK, "%s: %d at %d of %d: %s", c->name, i, m, k, heard);
         } else
             REFUSED(AMP_ERR_ARGUMENT, c->name, c->call(p));
     }
@@ -931,7 +919,7 @@ static void products_over_operands(void) {
         prepare();
         r = amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld), 1.0f, memory + a.at, T,
                      memory + b.at, T, 0.0f, memory + c.at, t, &quiet);
-        CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %dx%dx%d %s", (int)i, (int)m, (int)n, (int)k, last);
+        CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %dx%dx%d %s", (int)i, (int)m, (int)n, (int)k, heard);
         seen[packed(&c)][refused]++;
     }
     CHECK(seen[0][0] > 3000 && seen[0][1] > 3000 && seen[1][0] > 3000 && seen[1][1] > 3000);
@@ -967,7 +955,7 @@ static void batches_over_operands(void) {
         r = amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs), 1.0f,
                      memory + a.at, T, memory + b.at, T, 0.0f, memory + c.at, T, &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %d of %dx%dx%d %s", (int)i, (int)batch, (int)m, (int)n,
-                  (int)k, last);
+                  (int)k, heard);
         seen[refused]++;
     }
     CHECK_MSG(seen[0] > 3000 && seen[1] > 3000, "%d and %d", seen[0], seen[1]);
@@ -1271,7 +1259,7 @@ static void killed_while_saving(void) {
         set_params(m, 0.0f);
         loaded += amp_checkpoint_load(m, path) == AMP_OK && params_agree(m);
     }
-    CHECK_MSG(loaded == 30, "%d of 30 files are whole: %s", loaded, last);
+    CHECK_MSG(loaded == 30, "%d of 30 files are whole: %s", loaded, heard);
     amp_model_destroy(m);
 }
 
@@ -1286,8 +1274,8 @@ static int save_without_room(void) {
         room.rlim_max = RLIM_INFINITY;
         if (setrlimit(RLIMIT_FSIZE, &room) != 0) return 50;
         set_params(m, 99.0f);
-        sentences = 0;
-        refused += amp_checkpoint_save(m, path) == AMP_ERR_IO && sentences == 1 && amp_model_error(m)[0] != 0;
+        refusals = 0;
+        refused += amp_checkpoint_save(m, path) == AMP_ERR_IO && refusals == 1 && amp_model_error(m)[0] != 0;
     }
     return refused == limits ? 0 : 1 + refused;
 }

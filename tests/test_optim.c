@@ -986,7 +986,8 @@ static void window_is_told_to_the_optimizer(void) {
     amp_param p;
     fill_block(&b);
     p = param_of(&b, 5);
-    CHECK(amp_scaler_init(&s, NULL) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
     REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));           /* before any scale_loss */
     REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));
     amp_scaler_scale_loss(&s, 1.0f);
