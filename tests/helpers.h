@@ -72,7 +72,8 @@ static inline void* failing_alloc(size_t n, void* user_data) {
     int i;
     (void)user_data;
     alloc_calls++;
-    if (alloc_calls == alloc_fail_at || (alloc_fails_on && alloc_fail_at > 0 && alloc_calls > alloc_fail_at)) return NULL;
+    if (alloc_calls == alloc_fail_at) return NULL;
+    if (alloc_fails_on && alloc_fail_at > 0 && alloc_calls > alloc_fail_at) return NULL;
     for (i = 0; i < COUNT(alloc_blocks) && alloc_blocks[i]; i++) {}
     if (i == COUNT(alloc_blocks)) return NULL;
     alloc_bytes += n;

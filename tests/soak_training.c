@@ -7,7 +7,7 @@
 #if defined(__linux__) && !defined(_GNU_SOURCE)
   #define _GNU_SOURCE                 /* feenableexcept */
 #endif
-#include "test.h"
+#include "helpers.h"
 #include "../examples/data.h"
 #include <fenv.h>
 #include <math.h>
@@ -24,12 +24,6 @@ enum { BATCH = 32, SIDE = 28, STEPS = 300, HIGH = 40 /* log2 of the first scale 
 static data_set digits, fresh;
 static float pixels[BATCH * SIDE * SIDE];
 static int32_t labels[BATCH];
-
-static long sentences;
-static void count_sentence(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)sentence; (void)user_data;
-    sentences++;
-}
 
 static amp_value pooled(amp_model* m, amp_value x, int channels) {
     amp_conv2d_desc c;
@@ -55,7 +49,7 @@ static amp_model* build(amp_level level, amp_dtype low) {
     d.scaler = &s;
     d.optimizer.kind = AMP_ADAM;
     d.optimizer.lr = 0.002f;
-    d.logger.log = count_sentence;
+    d.logger.log = listen;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
     x = pooled(m, pooled(m, amp_input(m, 1, SIDE, SIDE), 6), 16);
     x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
@@ -186,8 +180,8 @@ static void one_life(int round, const char* path) {
     CHECK(amp_checkpoint_save(m, path) == AMP_OK && amp_checkpoint_load(other, path) == AMP_OK);
     CHECK(amp_train_step(other, &b, NULL) == AMP_OK);
     b.n = 0;
-    sentences = 0;
-    CHECK(amp_train_step(m, &b, NULL) != AMP_OK && sentences == 1);
+    heard_count = 0;
+    CHECK(amp_train_step(m, &b, NULL) != AMP_OK && heard_count == 1);
     amp_model_destroy(m);
     amp_model_destroy(other);
 }

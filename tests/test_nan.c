@@ -1,11 +1,8 @@
 /* test_nan.c - every NaN that an operator stores is the quiet NaN 0x7fc00000 rounded to its type, on each instruction
    set, whatever NaNs, infinities and zeros went in; and what goes in as a NaN comes out as one. All of it holds under
    -Ofast too, except that the other bits are the same on each instruction set. */
-#include "../amp.h"
-#include "test.h"
-#include <stdint.h>
+#include "helpers.h"
 
-static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
 static const char* isa_name = "";
 static uint64_t first[8192];              /* hashes of the results on the first instruction set */
 static size_t cases, first_cases;
@@ -293,7 +290,7 @@ static void all_operators(void) {
     for (kind = 1; kind <= 3; kind++)
         for (a = 0; a < 3; a++) {
             for (b = 0; b < 3; b++) {
-                const amp_dtype t = types[a], o = types[b];
+                const amp_dtype t = TYPES[a], o = TYPES[b];
                 elements(t, o, kind);
                 rows_of(t, o, kind, 3, 700);
                 rows_of(t, o, kind, 70, 10);
@@ -317,15 +314,14 @@ static void all_operators(void) {
                 convolution(t, o, kind, 8, 1);
                 convolution(t, o, kind, 8, 8);
             }
-            if (a > 0) tables(types[a], kind);
+            if (a > 0) tables(TYPES[a], kind);
         }
 }
 static void test_all_operators(void) {
-    static const amp_isa sets[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512, AMP_ISA_AVX512_BF16 };
-    size_t i;
-    for (i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        if (amp_cpu_force_isa(sets[i]) != AMP_OK) continue;
-        isa_name = amp_isa_name(sets[i]);
+    int i;
+    for (i = 0; i < COUNT(ISAS); i++) {
+        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
+        isa_name = amp_isa_name(ISAS[i]);
         cases = 0;
         numbers = 0;
         all_operators();
