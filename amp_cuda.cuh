@@ -69,7 +69,7 @@ typedef struct amp_cuda_desc {
     const amp_logger* logger;      /* NULL = silent */
 } amp_cuda_desc;
 
-/* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned staging memory. A
+/* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned buffers. A
    model makes its own; raw calls work without one (own kernels, stream of the exec). Bound to the device that
    is current when it is made, which must be current in its calls too. */
 typedef struct amp_cuda amp_cuda;
@@ -412,7 +412,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
   #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
   #define AMPI_D_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
-  #define AMPI_D_UNROLL4 _Pragma("unroll 4")     /* loads of four turns are under way together */
+  #define AMPI_D_UNROLL4 _Pragma("unroll 4")     /* loads of four iterations are under way together */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -458,11 +458,11 @@ AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec) {
 /* --- the context --------------------------------------------------------------------------- */
 
 /* Pinned memory through which data travels; the host may use it again once `done` has passed. */
-typedef struct ampi_cuda_slot {
+typedef struct ampi_cuda_buffer {
     void*       data;
     size_t      bytes;
     cudaEvent_t done;
-} ampi_cuda_slot;
+} ampi_cuda_buffer;
 
 /* A recorded step. graph is NULL while the key was only seen: a first run loads the kernels, which must not
    happen while a graph is captured. */
@@ -471,7 +471,7 @@ typedef struct ampi_cuda_record {
     cudaGraphExec_t graph;
 } ampi_cuda_record;
 
-enum { AMPI_CUDA_SLOTS = 8, AMPI_CUDA_RECORDS = 16, AMPI_CUDA_BLAS_BYTES = 32 << 20 };
+enum { AMPI_CUDA_BUFFERS = 8, AMPI_CUDA_RECORDS = 16, AMPI_CUDA_BLAS_BYTES = 32 << 20 };
 
 struct amp_cuda {
     amp_cuda_desc    desc;
@@ -480,8 +480,8 @@ struct amp_cuda {
     amp_exec         exec;
     int              owns_stream;
     int              trusted;        /* a model's own: nobody else passes pointers */
-    ampi_cuda_slot   slots[AMPI_CUDA_SLOTS];
-    int              next_slot;
+    ampi_cuda_buffer   buffers[AMPI_CUDA_BUFFERS];
+    int              next_buffer;
     ampi_cuda_record records[AMPI_CUDA_RECORDS];
     int              record_count;
     ampi_cuda_record* recording;
@@ -552,8 +552,8 @@ AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
         if (e == cudaSuccess) c->exec.stream = own;
         c->owns_stream = e == cudaSuccess;
     }
-    for (i = 0; i < AMPI_CUDA_SLOTS && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(&c->slots[i].done, cudaEventDisableTiming);
+    for (i = 0; i < AMPI_CUDA_BUFFERS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&c->buffers[i].done, cudaEventDisableTiming);
     if (e != cudaSuccess) return ampi_cuda_check(&c->exec, "amp_cuda_create", e);
     return ampi_cuda_open_blas(c);
 }
@@ -571,9 +571,9 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     if (!c) return;
     cudaStreamSynchronize(ampi_cuda_stream(&c->exec));
     ampi_cuda_drop_records(c);
-    for (i = 0; i < AMPI_CUDA_SLOTS; i++) {
-        if (c->slots[i].data) cudaFreeHost(c->slots[i].data);
-        if (c->slots[i].done) cudaEventDestroy(c->slots[i].done);
+    for (i = 0; i < AMPI_CUDA_BUFFERS; i++) {
+        if (c->buffers[i].data) cudaFreeHost(c->buffers[i].data);
+        if (c->buffers[i].done) cudaEventDestroy(c->buffers[i].done);
     }
     ampi_cuda_close_blas(c);
     if (c->owns_stream) cudaStreamDestroy(ampi_cuda_stream(&c->exec));
@@ -647,28 +647,29 @@ AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, cons
                                                                    ampi_cuda_stream(exec)));
 }
 
-/* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
-   slots the host runs some steps ahead before it has to wait here. (To ask first whether it is done would leave
+/* The next pinned buffer, at least `bytes` large, when the copy that used it last is done. With eight
+   buffers the host runs some steps ahead before it has to wait here. (To ask first whether it is done would leave
    cudaErrorNotReady as the program's last error.) */
-AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
+AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes, ampi_cuda_buffer** out) {
     amp_cuda* c = ampi_cuda_context(exec);
-    ampi_cuda_slot* slot = &c->slots[c->next_slot];
-    cudaError_t e = cudaEventSynchronize(slot->done);
-    c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
-    *out = slot;
-    if (e == cudaSuccess && slot->bytes < bytes) {
-        if (slot->data) cudaFreeHost(slot->data);
-        slot->data = NULL;
-        slot->bytes = 0;
-        e = cudaMallocHost(&slot->data, bytes);
-        if (e == cudaSuccess) slot->bytes = bytes;
+    ampi_cuda_buffer* buffer = &c->buffers[c->next_buffer];
+    cudaError_t e = cudaEventSynchronize(buffer->done);
+    c->next_buffer = (c->next_buffer + 1) % AMPI_CUDA_BUFFERS;
+    *out = buffer;
+    if (e == cudaSuccess && buffer->bytes < bytes) {
+        if (buffer->data) cudaFreeHost(buffer->data);
+        buffer->data = NULL;
+        buffer->bytes = 0;
+        e = cudaMallocHost(&buffer->data, bytes);
+        if (e == cudaSuccess) buffer->bytes = bytes;
     }
-    return ampi_cuda_check(exec, "amp_cuda: staging memory", e);
+    return ampi_cuda_check(exec, "amp_cuda: pinned memory", e);
 }
-AMPI_FN amp_result ampi_cuda_send_slot(const amp_exec* exec, const ampi_cuda_slot* slot, void* dst, size_t bytes) {
+AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer, void* dst,
+                                         size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
-    cudaError_t e = cudaMemcpyAsync(dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess) e = cudaEventRecord(slot->done, stream);
+    cudaError_t e = cudaMemcpyAsync(dst, buffer->data, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaEventRecord(buffer->done, stream);
     return ampi_cuda_check(exec, "amp_cuda: copy to the device", e);
 }
 
@@ -677,21 +678,21 @@ AMPI_FN amp_result ampi_cuda_send_slot(const amp_exec* exec, const ampi_cuda_slo
 AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype,
                                     size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(dst_dtype);
-    ampi_cuda_slot* slot;
+    ampi_cuda_buffer* buffer;
     amp_result r;
     if (n == 0) return AMP_OK;
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r == AMP_OK) r = ampi_cpu_convert(slot->data, dst_dtype, host, host_dtype, n, exec);
-    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
+    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
+    if (r == AMP_OK) r = ampi_cpu_convert(buffer->data, dst_dtype, host, host_dtype, n, exec);
+    return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
 }
 AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
-    ampi_cuda_slot* slot;
+    ampi_cuda_buffer* buffer;
     amp_result r;
     if (bytes == 0) return AMP_OK;
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
     if (r != AMP_OK) return r;
-    memcpy(slot->data, host, bytes);
-    return ampi_cuda_send_slot(exec, slot, dst, bytes);
+    memcpy(buffer->data, host, bytes);
+    return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
 }
 
 /* These two wait. */
@@ -705,12 +706,12 @@ AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
 AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
                                       size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(src_dtype);
-    ampi_cuda_slot* slot;
+    ampi_cuda_buffer* buffer;
     amp_result r;
     if (ampi_dtype(host_dtype) == ampi_dtype(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r == AMP_OK) r = ampi_cuda_copy_out(slot->data, src, bytes, exec);
-    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, slot->data, src_dtype, n, exec) : r;
+    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
+    if (r == AMP_OK) r = ampi_cuda_copy_out(buffer->data, src, bytes, exec);
+    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec) : r;
 }
 
 /* --- launches --------------------------------------------------------------------------- */
@@ -1035,7 +1036,7 @@ AMPI_D void ampi_ptx_take_registers() { asm volatile("setmaxnreg.inc.sync.aligne
 
 /* "Asynchronous Warpgroup Level Matrix Instructions". wgmma: d = a * b, or += with `add`, 64 x N in FP32 with 16 of k,
    by the 128 threads of a warpgroup; a and b are descriptors of matrices in shared memory. TRANS: the matrix lies in
-   rows across k. d may not be touched before ampi_ptx_wgmma_finish. */
+   rows across k. d may not be touched before ampi_ptx_wgmma_wait_all. */
 #define AMPI_REGS_32                                                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -1088,7 +1089,7 @@ template <int N>
 AMPI_D void ampi_ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
 /* Until none is: d is valid. The second line keeps the compiler from reading it earlier. */
 template <int M>
-AMPI_D void ampi_ptx_wgmma_finish(float (&d)[M]) {
+AMPI_D void ampi_ptx_wgmma_wait_all(float (&d)[M]) {
     ampi_ptx_wgmma_wait<0>();
     AMPI_D_UNROLL
     for (int i = 0; i < M; i++) asm volatile("" : "+f"(d[i]) : : "memory");
@@ -1279,7 +1280,7 @@ AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* 
     ampi_cuda_map m = { a, b, y, ampi_dtype(at), ampi_dtype(bt), ampi_dtype(yt), n };
     return m;
 }
-/* This thread's first element, and how far apart its turns are. */
+/* This thread's first element, and the step from one iteration to the next. */
 AMPI_D size_t ampi_d_tile_start() {
     return (size_t)blockIdx.x * AMPI_CUDA_TILE + threadIdx.x * (unsigned)AMPI_CUDA_EIGHT;
 }
@@ -1446,20 +1447,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
     }
 }
 
-/* Data of the host is read there, into the staging memory. */
+/* Data of the host is read there, into a pinned buffer. */
 AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
                                   int from_host, const amp_reading* how, const amp_exec* exec) {
     const ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
     const size_t bytes = n * amp_dtype_size(dst_dtype);
     const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
-    ampi_cuda_slot* slot;
+    ampi_cuda_buffer* buffer;
     amp_result r;
     if (!from_host && dst_dtype == AMP_I32)
         return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0, (int32_t*)dst, src, m.at, n);
     if (!from_host) return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r == AMP_OK) r = ampi_cpu_load(slot->data, dst_dtype, src, src_dtype, n, 1, how, exec);
-    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
+    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
+    if (r == AMP_OK) r = ampi_cpu_load(buffer->data, dst_dtype, src, src_dtype, n, 1, how, exec);
+    return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
 }
 
 /* ======================================================================================== */
@@ -1658,8 +1659,8 @@ AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
     const size_t image = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);     /* a matrix is spared the division */
     size_t pixel = j - image * p.part;
     if (p.apart) {
-        const size_t line = ampi_d_quotient(pixel, p.cols);
-        pixel = line * p.next_row + (pixel - line * p.cols) * p.column;
+        const size_t y = ampi_d_quotient(pixel, p.cols);
+        pixel = y * p.next_row + (pixel - y * p.cols) * p.column;
     }
     return row + image * p.part_stride + pixel;
 }
@@ -1689,7 +1690,7 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
     for (int l = 1; l < 8; l++) v[l] = v[0];
 }
 
-AMPI_D float ampi_d_epilogue(int f, float x) {
+AMPI_D float ampi_d_activation(int f, float x) {
     switch (f) {
         case AMP_CUDA_EPILOGUE_RELU: return ampi_relu(x);
         case AMP_CUDA_EPILOGUE_GELU: return ampi_gelu(1, x);
@@ -1697,18 +1698,19 @@ AMPI_D float ampi_d_epilogue(int f, float x) {
         default: return x;
     }
 }
-/* The eight go round, so that the function is there once. */
-AMPI_D void ampi_d_epilogue8(float (&v)[8], int f) {
+/* The eight values rotate, so that the function's code is there once. */
+AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
     AMPI_ROLLED
-    for (int turn = 0; turn < 8; turn++) {
-        float first = ampi_d_epilogue(f, v[0]);
+    for (int i = 0; i < 8; i++) {
+        float first = ampi_d_activation(f, v[0]);
         for (int l = 0; l < 7; l++) v[l] = v[l + 1];
         v[7] = first;
     }
 }
 
 /* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then fused. */
-AMPI_D void ampi_d_finish8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z, size_t i, float (&v)[8]) {
+AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z, size_t i,
+                                float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
         v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f) : __fmul_rn(p.alpha, ampi_clean_nan(v[l]));
@@ -1720,12 +1722,12 @@ AMPI_D void ampi_d_finish8_at(const ampi_cuda_product& p, const ampi_cuda_place&
         ampi_d_bias8(add, p, z, i, c.j);
         for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], add[l]);
     }
-    if (p.epilogue != AMP_CUDA_EPILOGUE_NONE) ampi_d_epilogue8(v, p.epilogue);
+    if (p.epilogue != AMP_CUDA_EPILOGUE_NONE) ampi_d_activation8(v, p.epilogue);
     for (int l = 0; l < 8; l++) v[l] = ampi_clean_nan(v[l]);
     ampi_d_c_store8(v, p, c);
 }
-AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
-    ampi_d_finish8_at(p, ampi_d_place(p, z, i, j), z, i, v);
+AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
+    ampi_d_epilogue8_at(p, ampi_d_place(p, z, i, j), z, i, v);
 }
 
 /* Eight sums of product z: into C, or as part of a piece. */
@@ -1733,7 +1735,7 @@ AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t pie
                             float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
-        ampi_d_finish8(p, z, i, j, v);
+        ampi_d_epilogue8(p, z, i, j, v);
     } else {
         size_t row = ((piece * p.batch + z) * p.m + i) * p.n;
         ampi_d_store8(p.sums, AMP_F32, row + j, row + p.n, v);
@@ -1755,7 +1757,7 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
     return sum;
 }
 /* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then the first warp
-   finishes the block's 32 eights. */
+   applies the epilogue to the block's 32 eights. */
 enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
@@ -1771,7 +1773,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
     row = ampi_d_quotient(q, eights);
     for (int l = 0; l < 8; l++) v[l] = shared[threadIdx.x * 8 + (unsigned)l];
     const size_t z = ampi_d_quotient(row, p.m);
-    ampi_d_finish8(p, z, row - z * p.m, (q - row * eights) * 8, v);
+    ampi_d_epilogue8(p, z, row - z * p.m, (q - row * eights) * 8, v);
 }
 
 /* --- plain kernel -------------------------------------------------------------------------- */
@@ -1865,14 +1867,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
-/* --- thin products ------------------------------------------------------------------------------ */
+/* --- narrow products ---------------------------------------------------------------------------- */
 
 /* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps threads, neighbours in
    a warp, form an element of C: each takes every so many places of k, ascending; then they are added by halves. */
-enum { AMPI_CUDA_THIN = 16 };
+enum { AMPI_CUDA_NARROW = 16 };
 
 template <int BF16>
-AMPI_D float ampi_d_thin_sum(const ampi_cuda_product& p, size_t i, size_t j, uint32_t lane) {
+AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, uint32_t lane) {
     const size_t a_step = p.a.along_k ? 1 : p.a.channel_stride, b_step = p.b.along_k ? 1 : p.b.channel_stride;
     const size_t row = i * (p.a.along_k ? p.a.channel_stride : 1), column = j * (p.b.along_k ? p.b.channel_stride : 1);
     const uint16_t* a = (const uint16_t*)p.a.data + blockIdx.y * p.a.stride + row;
@@ -1884,36 +1886,36 @@ AMPI_D float ampi_d_thin_sum(const ampi_cuda_product& p, size_t i, size_t j, uin
                        BF16 ? ampi_float((uint32_t)b[q * b_step] << 16) : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
-/* What ampi_d_finish8 does, for one element. */
-AMPI_D void ampi_d_thin_finish(const ampi_cuda_product& p, size_t i, size_t j, float sum) {
+/* What ampi_d_epilogue8 does, for one element. */
+AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t j, float sum) {
     const size_t z = blockIdx.y, at = ampi_d_c_at(p, z * p.c_stride + i * p.ldc, j);
     float v = __fmul_rn(p.alpha, ampi_clean_nan(sum));
     if (p.beta != 0.0f) v = ampi_fma(1, p.beta, ampi_d_load(p.c, p.c_dtype, at), v);
     if (p.bias) v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + (p.bias_per_row ? i : j)));
-    ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_epilogue(p.epilogue, v)));
+    ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
 }
 template <int BF16>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_thin(ampi_cuda_product p) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     const size_t e = ((size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x) / p.steps, i = ampi_d_quotient(e, p.n);
     const uint32_t lane = threadIdx.x % p.steps;
-    float sum = i < p.m ? ampi_d_thin_sum<BF16>(p, i, e - i * p.n, lane) : 0.0f;
+    float sum = i < p.m ? ampi_d_narrow_sum<BF16>(p, i, e - i * p.n, lane) : 0.0f;
     for (uint32_t step = p.steps / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, (int)step);
-    if (i < p.m && lane == 0) ampi_d_thin_finish(p, i, e - i * p.n, sum);
+    if (i < p.m && lane == 0) ampi_d_narrow_epilogue(p, i, e - i * p.n, sum);
 }
 
 /* --- Tensor Core kernel: shared memory ---------------------------------------------------------- */
 
 /* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part, in 16 x 8 of
-   the mma instruction. k goes in steps of 32. A ring of three slots holds the tiles of A and of B that are
-   multiplied and those under way; each is X x 32 halves, in the order in which the operand lies in memory:
+   the mma instruction. k goes in steps of 32. A circular buffer of three stages holds the tiles of A and of B
+   that are multiplied and those under way; each is X x 32 halves, in the order in which the operand lies in memory:
      along k    X rows of 32 halves: chunk c (eight halves, 16 bytes) of row r lies at chunk c ^ (r/2 % 4);
      across k   32 rows of X halves: chunk c of row r lies at chunk c ^ (r % 8).
    ldmatrix reads chunk c of eight rows at a time. Two rows of the first form fill the 32 banks, and r/2 % 4
    takes all four values twice, once in either half; a row of the second form fills the banks once or twice, and
    r % 8 takes all eight values: so the eight chunks lie in different banks, in both forms. Writes take whole
    rows and meet no conflict either. */
-enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_RING = 3, AMPI_CUDA_STRIP = 32, AMPI_CUDA_STRIP_LD = 40 };
+enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_STAGES = 3, AMPI_CUDA_SLICE = 32, AMPI_CUDA_SLICE_LD = 40 };
 
 /* Halves from the start of a tile to chunk `chunk` of row `row`; `width` is X. */
 AMPI_D uint32_t ampi_d_chunk_at(int along_k, uint32_t width, uint32_t row, uint32_t chunk) {
@@ -1945,7 +1947,7 @@ AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lan
 typedef struct ampi_cuda_feed {
     ampi_cuda_walk walk;
     const uint16_t* from;                         /* the first chunk of the next tile; its run and position */
-    uint32_t run, position, at;                   /* at: where the first one goes in a slot, in halves */
+    uint32_t run, position, at;                   /* at: where the first one goes in a stage, in halves */
     uint2 held[8];
 } ampi_cuda_feed;
 
@@ -1967,13 +1969,13 @@ AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, siz
 }
 
 /* A chunk, or zeros. */
-AMPI_D void ampi_d_chunk(uint2* held, uint16_t* slot, const uint16_t* from, int there) {
+AMPI_D void ampi_d_chunk(uint2* held, uint16_t* stage, const uint16_t* from, int there) {
 #if __CUDA_ARCH__ >= 800
     (void)held;
-    if (there) ampi_ptx_cp_async16(slot, from, 16);
-    else *(uint4*)slot = make_uint4(0, 0, 0, 0);
+    if (there) ampi_ptx_cp_async16(stage, from, 16);
+    else *(uint4*)stage = make_uint4(0, 0, 0, 0);
 #else
-    (void)slot;
+    (void)stage;
     const uint4 q = there ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
     held[0] = make_uint2(q.x, q.y);
     held[1] = make_uint2(q.z, q.w);
@@ -1981,36 +1983,36 @@ AMPI_D void ampi_d_chunk(uint2* held, uint16_t* slot, const uint16_t* from, int 
 }
 /* The second chunk lies half a tile below the first, where the swizzle is the same. */
 template <int X>
-AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* stage) {
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
-        ampi_d_chunk(f.held + 2 * u, slot + f.at + u * 16 * X, f.from + u * o.chunk_below,
+        ampi_d_chunk(f.held + 2 * u, stage + f.at + u * 16 * X, f.from + u * o.chunk_below,
                      f.position < o.cols && f.run + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
     else f.run += AMPI_CUDA_DEPTH;
 }
 
-/* Sends the next tile on its way to a slot. */
+/* Sends the next tile on its way to a stage. */
 template <int X, bool PLACES>
-AMPI_D void ampi_d_feed_start(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+AMPI_D void ampi_d_feed_start(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* stage) {
     if (PLACES && !o.chunks) ampi_d_walk_tile(f.held, f.walk, o);
-    else ampi_d_feed_chunks<X>(f, o, slot);
+    else ampi_d_feed_chunks<X>(f, o, stage);
 }
-/* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4, which turns the
+/* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4, which inverts the
    third bit of the swizzle. */
 template <int X, bool PLACES>
-AMPI_D void ampi_d_feed_finish(const ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* stage) {
     if (PLACES && !o.chunks) {
         for (uint32_t u = 0; u < 8; u++)
-            *(uint32_t*)(slot + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X)
+            *(uint32_t*)(stage + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X)
                 = f.held[u].x | f.held[u].y << 16;
         return;
     }
 #if __CUDA_ARCH__ < 800
     for (uint32_t u = 0; u < 2; u++)
-        *(uint4*)(slot + f.at + u * 16 * X) = make_uint4(f.held[2 * u].x, f.held[2 * u].y, f.held[2 * u + 1].x,
-                                                         f.held[2 * u + 1].y);
+        *(uint4*)(stage + f.at + u * 16 * X) = make_uint4(f.held[2 * u].x, f.held[2 * u].y, f.held[2 * u + 1].x,
+                                                          f.held[2 * u + 1].y);
 #endif
 }
 
@@ -2029,14 +2031,14 @@ AMPI_D void ampi_d_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
 #endif
 }
 
-/* One slot: 32 of k for this warp's part of the tile. */
+/* One stage: 32 of k for this warp's part of the tile. */
 template <int X, int A_ALONG_K, int B_ALONG_K, int BF16>
-AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* slot, uint32_t a_at, uint32_t b_at) {
+AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
     for (uint32_t h = 0; h < AMPI_CUDA_DEPTH / 16; h++) {
         uint32_t left[X / 32][4], r[4], right[4][2];
-        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment<X, A_ALONG_K>(left[i], slot, a_at, i, h);
+        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment<X, A_ALONG_K>(left[i], stage, a_at, i, h);
         for (uint32_t j = 0; j < 4; j += 2) {
-            ampi_d_fragment<X, B_ALONG_K>(r, slot, b_at, j / 2, h);
+            ampi_d_fragment<X, B_ALONG_K>(r, stage, b_at, j / 2, h);
             right[j][0] = r[0]; right[j][1] = r[1];
             right[j + 1][0] = r[2]; right[j + 1][1] = r[3];
         }
@@ -2047,44 +2049,44 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* slot,
 /* The forms of the operands are chosen once for 32 of k, here and not as kernels of their own: the choice costs a
    few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
-AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* slot,
+AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* stage,
                                  uint32_t a_at, uint32_t b_at) {
     if (p.a.along_k) {
-        if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, slot, a_at, b_at);
-        else ampi_d_multiply_as<X, 1, 0, BF16>(sum, slot, a_at, b_at);
+        if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, stage, a_at, b_at);
+        else ampi_d_multiply_as<X, 1, 0, BF16>(sum, stage, a_at, b_at);
     } else {
-        if (p.b.along_k) ampi_d_multiply_as<X, 0, 1, BF16>(sum, slot, a_at, b_at);
-        else ampi_d_multiply_as<X, 0, 0, BF16>(sum, slot, a_at, b_at);
+        if (p.b.along_k) ampi_d_multiply_as<X, 0, 1, BF16>(sum, stage, a_at, b_at);
+        else ampi_d_multiply_as<X, 0, 0, BF16>(sum, stage, a_at, b_at);
     }
 }
 template <int X>
-AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* slot,
+AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* stage,
                             uint32_t a_at, uint32_t b_at) {
 #if __CUDA_ARCH__ >= 800
-    if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, slot, a_at, b_at); return; }
+    if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, stage, a_at, b_at); return; }
 #endif
-    ampi_d_multiply_type<X, 0>(sum, p, slot, a_at, b_at);
+    ampi_d_multiply_type<X, 0>(sum, p, stage, a_at, b_at);
 }
 
 /* The warp's sums go through shared memory, 32 rows at a time, so that each lane gets eights of a row. An mma's
    element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move up, so that the code is there
    once. */
 template <int X>
-AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* strip, size_t i,
+AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice, size_t i,
                                size_t j) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
-    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
+    float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
-    for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_STRIP) {
+    for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_SLICE) {
         for (uint32_t q = 0; q < 16; q++)
-            *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_STRIP_LD + q % 4 * 8)
+            *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8)
                 = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2], sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
         for (uint32_t next = 2; next < X / 32; next++)
             for (uint32_t q = 0; q < 16; q++) sum[next - 2][q / 4][q % 4] = sum[next][q / 4][q % 4];
         __syncwarp();
         AMPI_ROLLED
-        for (uint32_t row = lane / 4; row < AMPI_CUDA_STRIP; row += 8) {
-            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
+        for (uint32_t row = lane / 4; row < AMPI_CUDA_SLICE; row += 8) {
+            const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
             const float4 low = from[0], high = from[1];
             float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
             ampi_d_deliver8(p, blockIdx.y, blockIdx.z, i + down + row, j + column, v);
@@ -2094,12 +2096,12 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
 }
 
 /* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile has arrived
-   for all, and the slot of the step before is free. */
+   for all, and the stage of the step before is free. */
 template <int X, bool PLACES>
 static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(uint16_t, shared);
-    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_RING - 1, warp = threadIdx.x / 32;
+    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_STAGES - 1, warp = threadIdx.x / 32;
     const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
     const uint32_t a_at = ampi_d_lane_at(p.a.along_k, X, x, 0), b_at = ampi_d_lane_at(p.b.along_k, X, y, 1) + half;
     ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
@@ -2108,26 +2110,26 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
     ampi_d_feed_begin<X, PLACES>(fa, p.a, blockIdx.y, (size_t)t.row * X, (size_t)t.from * AMPI_CUDA_DEPTH);
     ampi_d_feed_begin<X, PLACES>(fb, p.b, blockIdx.y, (size_t)t.column * X, (size_t)t.from * AMPI_CUDA_DEPTH);
     for (uint32_t s = 0, fill = 0; s < t.steps + ahead; s++) {
-        uint16_t* slot = shared + fill * 2 * half;
-        fill = fill + 1 == AMPI_CUDA_RING ? 0 : fill + 1;      /* there lies step s - ahead */
+        uint16_t* stage = shared + fill * 2 * half;
+        fill = fill + 1 == AMPI_CUDA_STAGES ? 0 : fill + 1;      /* there lies step s - ahead */
         if (s >= ahead) {
-            ampi_ptx_cp_async_wait<AMPI_CUDA_RING - 2>();
+            ampi_ptx_cp_async_wait<AMPI_CUDA_STAGES - 2>();
             __syncthreads();
         }
         if (s < t.steps) {
-            ampi_d_feed_start<X, PLACES>(fa, p.a, slot);
-            ampi_d_feed_start<X, PLACES>(fb, p.b, slot + half);
+            ampi_d_feed_start<X, PLACES>(fa, p.a, stage);
+            ampi_d_feed_start<X, PLACES>(fb, p.b, stage + half);
         }
         ampi_ptx_cp_async_commit();
         if (s >= ahead) ampi_d_multiply<X>(sum, p, shared + fill * 2 * half, a_at, b_at);
         if (s < t.steps) {
-            ampi_d_feed_finish<X, PLACES>(fa, p.a, slot);
-            ampi_d_feed_finish<X, PLACES>(fb, p.b, slot + half);
+            ampi_d_feed_store<X, PLACES>(fa, p.a, stage);
+            ampi_d_feed_store<X, PLACES>(fb, p.b, stage + half);
         }
     }
-    __syncthreads();      /* the last slot has been read */
+    __syncthreads();      /* the last stage has been read */
     t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
-    ampi_d_mma_deliver<X>(p, sum, (float*)shared + warp * AMPI_CUDA_STRIP * AMPI_CUDA_STRIP_LD,
+    ampi_d_mma_deliver<X>(p, sum, (float*)shared + warp * AMPI_CUDA_SLICE * AMPI_CUDA_SLICE_LD,
                           (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
 
@@ -2139,11 +2141,12 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
       no fragments in registers. N = 256 reads B once for 64 rows: shared memory is no longer the limit.
    2. The copy engine (TMA). One thread asks for a box of 64 x 64 halves by its coordinates; the engine finds the
       addresses, swizzles and fills with zeros what lies outside: no address arithmetic, no bounds, no registers.
-   3. A ring with barriers. Each slot has one that says "full" (its bytes have come) and one that says "empty" (its
-      readers are done). A warp of its own feeds the ring as far ahead as it has slots; nobody waits for all.
+   3. A circular buffer with barriers. Each stage has one that says "full" (its bytes have come) and one that says
+      "empty" (its readers are done). A warp of its own fills them as far ahead as there are stages; nobody
+      waits for all.
    4. Registers move. 64 x 256 sums are 128 registers of each thread: the feeding warpgroup gives up its own.
-   5. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: the ring is being filled
-      for the next one while the last one is written.
+   5. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: stages are being
+      filled for the next one while the last one is written.
    6. The copy engine writes. A tile of C goes through a little shared memory of its own, and the block goes on while
       it is under way.
    7. Clusters. Where C has few tiles, up to eight blocks share one: each takes a piece of k, and then they add their
@@ -2151,15 +2154,15 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
       fetch B for each other, which a cluster also offers, were no faster on an H100.)
 
    A block forms 128 x N of C, N = 256, 192, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of
-   k; a slot of the ring holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64
+   k; a stage holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64
    of k for 64 rows or columns: along k the rows in memory go along k (and a tile's boxes, one behind the other, are
    fetched as one), across k the other way; both look the same to all but wgmma, which is told by two flags. The
    128-byte swizzle moves chunk c (16 bytes) of a box's row r to
    chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
-       AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
+       AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_STAGES = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
        AMPI_HOPPER_BARRIERS = 16, AMPI_HOPPER_PIECES = 8,
-       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
+       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
        AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
 #if defined(AMPI_TENSOR_MAPS)
@@ -2175,25 +2178,25 @@ typedef struct ampi_cuda_hopper {
 
 #if defined(AMPI_HOPPER)
 
-/* N columns: bytes of a slot, and slots; 4, 4, 6 or 8. */
+/* N columns: bytes of a stage, and the number of stages; 4, 4, 6 or 8. */
 template <int N> struct ampi_hopper {
-    enum { SLOT = AMPI_HOPPER_BOX * (2 + N / 64), SLOTS = AMPI_HOPPER_RING / SLOT };
+    enum { STAGE_BYTES = AMPI_HOPPER_BOX * (2 + N / 64), STAGES = AMPI_HOPPER_STAGES / STAGE_BYTES };
 };
 
-/* The ring as one warpgroup sees it: the slot it comes to next, and the parity of that slot's next phase. */
-typedef struct ampi_hopper_ring {
-    unsigned char* slots;
+/* The stages as one warpgroup sees them: the one it comes to next, and the parity of that stage's next phase. */
+typedef struct ampi_hopper_pipeline {
+    unsigned char* stages;
     uint64_t *full, *empty;
-    uint32_t slot, parity;
-} ampi_hopper_ring;
+    uint32_t stage, parity;
+} ampi_hopper_pipeline;
 
 /* The same for all lanes of a warp, in a form by which the compiler sees it: descriptors lie in uniform registers. */
 AMPI_D uint32_t ampi_d_warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 
 template <int N>
-AMPI_D void ampi_d_ring_next(ampi_hopper_ring& r) {
-    r.slot++;
-    if (r.slot == ampi_hopper<N>::SLOTS) { r.slot = 0; r.parity ^= 1u; }
+AMPI_D void ampi_d_pipeline_next(ampi_hopper_pipeline& pipe) {
+    pipe.stage++;
+    if (pipe.stage == ampi_hopper<N>::STAGES) { pipe.stage = 0; pipe.parity ^= 1u; }
 }
 
 /* A block's next piece of work: product z of the batch, steps [from, from + steps) of k, for the tile at (i, j). */
@@ -2215,7 +2218,7 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
 
 /* --- Hopper kernel: feeding ------------------------------------------------------------------------- */
 
-/* An operand's tile at row or column x, for one slot: `boxes` times 64 rows or columns. */
+/* An operand's tile at row or column x, for one stage: `boxes` times 64 rows or columns. */
 AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o, unsigned char* to, uint64_t* full,
                                 uint32_t x, uint32_t k, uint32_t z, uint32_t boxes) {
     const int product = o.stride ? (int)z : 0;
@@ -2224,25 +2227,25 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
         ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, (int)(x + 64 * box), (int)k, product);
 }
 template <int N>
-AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_ring& r, const ampi_hopper_tile& t,
+AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe, const ampi_hopper_tile& t,
                                uint32_t step) {
-    unsigned char* slot = r.slots + r.slot * ampi_hopper<N>::SLOT;
-    uint64_t* full = r.full + r.slot;
+    unsigned char* stage = pipe.stages + pipe.stage * ampi_hopper<N>::STAGE_BYTES;
+    uint64_t* full = pipe.full + pipe.stage;
     const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
-    ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT);
-    ampi_d_hopper_fetch(&h.a, h.p.a, slot, full, t.i, k, t.z, 2);
-    ampi_d_hopper_fetch(&h.b, h.p.b, slot + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, N / 64);
+    ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::STAGE_BYTES);
+    ampi_d_hopper_fetch(&h.a, h.p.a, stage, full, t.i, k, t.z, 2);
+    ampi_d_hopper_fetch(&h.b, h.p.b, stage + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, N / 64);
 }
-/* The feeding warp. A slot is empty when its readers have left it. */
+/* The feeding warp. A stage is empty when its readers have left it. */
 template <int N>
-AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_ring r) {
+AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe) {
     for (uint32_t unit = blockIdx.x / h.p.pieces; unit < h.units; unit += gridDim.x / h.p.pieces) {
         const ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
         for (uint32_t step = 0; step < t.steps; step++) {
-            ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);
-            if (ampi_ptx_elect()) ampi_d_hopper_fill<N>(h, r, t, step);
+            ampi_ptx_mbarrier_wait(pipe.empty + pipe.stage, pipe.parity ^ 1u);
+            if (ampi_ptx_elect()) ampi_d_hopper_fill<N>(h, pipe, t, step);
             __syncwarp();
-            ampi_d_ring_next<N>(r);
+            ampi_d_pipeline_next<N>(pipe);
         }
     }
 }
@@ -2260,46 +2263,46 @@ AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
            | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* This warp has left a slot. */
-AMPI_D void ampi_d_hopper_release(const ampi_hopper_ring& r, uint32_t slot) {
-    if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(r.empty + slot);
+/* This warp has left a stage. */
+AMPI_D void ampi_d_hopper_release(const ampi_hopper_pipeline& pipe, uint32_t stage) {
+    if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(pipe.empty + stage);
 }
 
 /* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across k. The Tensor Cores
-   get a step's work while they still do the last one's: only then that slot is given back. */
+   get a step's work while they still do the last one's: only then that stage is given back. */
 template <int N, int TRANS_A, int TRANS_B, int BF16>
-AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_ring& r, uint32_t steps) {
+AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, uint32_t steps) {
     const uint32_t a_step = (TRANS_A ? 16 * 128 : 32) >> 4, b_step = (TRANS_B ? 16 * 128 : 32) >> 4;
-    const uint64_t first_a = ampi_d_descriptor(r.slots + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
-    const uint64_t first_b = ampi_d_descriptor(r.slots + 2 * AMPI_HOPPER_BOX, TRANS_B);
-    uint32_t last = r.slot;
+    const uint64_t first_a = ampi_d_descriptor(pipe.stages + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
+    const uint64_t first_b = ampi_d_descriptor(pipe.stages + 2 * AMPI_HOPPER_BOX, TRANS_B);
+    uint32_t last = pipe.stage;
     for (uint32_t step = 0; step < steps; step++) {
-        const uint64_t a = first_a + r.slot * (ampi_hopper<N>::SLOT >> 4);
-        const uint64_t b = first_b + r.slot * (ampi_hopper<N>::SLOT >> 4);
-        ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);
+        const uint64_t a = first_a + pipe.stage * (ampi_hopper<N>::STAGE_BYTES >> 4);
+        const uint64_t b = first_b + pipe.stage * (ampi_hopper<N>::STAGE_BYTES >> 4);
+        ampi_ptx_mbarrier_wait(pipe.full + pipe.stage, pipe.parity);
         ampi_ptx_wgmma_fence();
         AMPI_D_UNROLL
         for (uint32_t q = 0; q < AMPI_HOPPER_DEPTH / 16; q++)
             ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0 || q > 0);
         ampi_ptx_wgmma_commit();
         ampi_ptx_wgmma_wait<1>();
-        if (step > 0) ampi_d_hopper_release(r, last);
-        last = r.slot;
-        ampi_d_ring_next<N>(r);
+        if (step > 0) ampi_d_hopper_release(pipe, last);
+        last = pipe.stage;
+        ampi_d_pipeline_next<N>(pipe);
     }
-    ampi_ptx_wgmma_finish(sum);
-    ampi_d_hopper_release(r, last);
+    ampi_ptx_wgmma_wait_all(sum);
+    ampi_d_hopper_release(pipe, last);
 }
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
-AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_ring& r,
+AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_pipeline& pipe,
                                    uint32_t steps) {
     if (h.p.a.along_k) {
-        if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, r, steps);
-        else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, r, steps);
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, pipe, steps);
+        else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, pipe, steps);
     } else {
-        if (h.p.b.along_k) ampi_d_hopper_sum<N, 1, 0, BF16>(sum, r, steps);
-        else ampi_d_hopper_sum<N, 1, 1, BF16>(sum, r, steps);
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 1, 0, BF16>(sum, pipe, steps);
+        else ampi_d_hopper_sum<N, 1, 1, BF16>(sum, pipe, steps);
     }
 }
 
@@ -2308,10 +2311,10 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 /* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element e is row
    lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
 
-/* Eight sums of a warp's strip of 32 columns, which begin at column `first` of the tile. */
-AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t, const float* strip, uint32_t row,
+/* Eight sums of a warp's slice of 32 columns, which begin at column `first` of the tile. */
+AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t, const float* slice, uint32_t row,
                                 uint32_t column, uint32_t first) {
-    const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
+    const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
     float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
@@ -2322,31 +2325,31 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
     c.at = c.row + j;
     c.count = p.n - j < 8 ? p.n - j : 8;
     c.whole = 1;
-    ampi_d_finish8_at(p, c, t.z, i, v);
+    ampi_d_epilogue8_at(p, c, t.z, i, v);
 }
 /* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                  float* strip) {
+                                  float* slice) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
-    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
+    float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t across = 0; across < N / 32; across++) {
         AMPI_D_UNROLL
         for (uint32_t q = 0; q < N / 8; q++) {
             if (q / 4 != across) continue;      /* registers have no index at run time */
             *(float2*)(corner + q % 4 * 8) = make_float2(sum[4 * q], sum[4 * q + 1]);
-            *(float2*)(corner + 8 * AMPI_CUDA_STRIP_LD + q % 4 * 8) = make_float2(sum[4 * q + 2], sum[4 * q + 3]);
+            *(float2*)(corner + 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8) = make_float2(sum[4 * q + 2], sum[4 * q + 3]);
         }
         __syncwarp();
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < 16; row += 8)
-            ampi_d_hopper_eight(p, t, strip, row, column, across * 32);
+            ampi_d_hopper_eight(p, t, slice, row, column, across * 32);
         __syncwarp();
     }
 }
 
-/* A tile of which each block of the cluster has a piece. Each lays its sums into the ring, which nobody needs any
+/* A tile of which each block of the cluster has a piece. Each lays its sums into the stages, which nobody needs any
    more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then each takes its share of the groups of
    8 columns, adds the pieces in ascending order, and delivers. */
 AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
@@ -2361,40 +2364,40 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     return v[0];
 }
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-                                         const unsigned char* fours, float* strip, uint32_t first, uint32_t end) {
+                                         const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
-    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
+    float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t group = first; group < end; group += 4) {
         AMPI_ROLLED
         for (uint32_t q = 0; q < 4 && group + q < end; q++) {
             const float4 v = ampi_d_hopper_add(fours + (group + q) * AMPI_HOPPER_GROUP, p.pieces);
             *(float2*)(corner + q * 8) = make_float2(v.x, v.y);
-            *(float2*)(corner + 8 * AMPI_CUDA_STRIP_LD + q * 8) = make_float2(v.z, v.w);
+            *(float2*)(corner + 8 * AMPI_CUDA_SLICE_LD + q * 8) = make_float2(v.z, v.w);
         }
         __syncwarp();
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < 16 && group * 8 + column < end * 8; row += 8)
-            ampi_d_hopper_eight(p, t, strip, row, column, group * 8);
+            ampi_d_hopper_eight(p, t, slice, row, column, group * 8);
         __syncwarp();
     }
 }
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                unsigned char* ring, float* strip) {
+                                unsigned char* exchange, float* slice) {
     const uint32_t rank = blockIdx.x % p.pieces;
-    unsigned char* fours = ring + (threadIdx.x - 128) * 16;
-    ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the ring */
+    unsigned char* fours = exchange + (threadIdx.x - 128) * 16;
+    ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the stages */
     AMPI_D_UNROLL
     for (uint32_t g = 0; g < N / 8; g++)
         *(float4*)(fours + g * AMPI_HOPPER_GROUP)
             = make_float4(sum[4 * g], sum[4 * g + 1], sum[4 * g + 2], sum[4 * g + 3]);
     ampi_ptx_cluster_sync();
-    ampi_d_hopper_deliver_groups(p, t, fours, strip, N / 8 * rank / p.pieces, N / 8 * (rank + 1) / p.pieces);
+    ampi_d_hopper_deliver_groups(p, t, fours, slice, N / 8 * rank / p.pieces, N / 8 * (rank + 1) / p.pieces);
 }
 
-/* What ampi_d_finish8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
-AMPI_D float ampi_d_hopper_finish(const ampi_cuda_product& p, float sum, float bias) {
+/* What ampi_d_epilogue8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
+AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
     if (p.bias) v = __fadd_rn(v, bias);
     return p.epilogue ? ampi_relu(v) : v;
@@ -2408,7 +2411,8 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
     if (!p.bias) return make_float2(0.0f, 0.0f);
     return make_float2(ampi_d_hopper_bias(p, z, at), ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
 }
-/* The two sums of row e%2 and columns 8*block + 2*(lane%4), finished; `block` counts from the bias' first column. */
+/* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from the bias' first
+   column. */
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e, uint32_t block,
                                  const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
@@ -2416,7 +2420,7 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
         y = __shfl_sync(0xffffffffu, bias.y, 4 * block + threadIdx.x % 4);
     }
-    return make_float2(ampi_d_hopper_finish(p, sum[0], x), ampi_d_hopper_finish(p, sum[1], y));
+    return make_float2(ampi_d_hopper_epilogue(p, sum[0], x), ampi_d_hopper_epilogue(p, sum[1], y));
 }
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
@@ -2482,16 +2486,16 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
     for (uint32_t i = 0; i < 8; i++)
         *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) = v[i];
 }
-/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes in turn. The first barrier: the box has been
-   read; the second: it has been written. */
+/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes that alternate. The first barrier: the box has
+   been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                unsigned char* out, uint32_t& turn) {
+                                unsigned char* out, uint32_t& next_box) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
     AMPI_D_UNROLL
-    for (uint32_t q = 0; q < N / width; q++, turn ^= 1u) {
-        unsigned char* box = out + turn * AMPI_HOPPER_BOX;
+    for (uint32_t q = 0; q < N / width; q++, next_box ^= 1u) {
+        unsigned char* box = out + next_box * AMPI_HOPPER_BOX;
         if (!RAW && q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
         ampi_ptx_group_sync(group, 128);
@@ -2507,33 +2511,33 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
 }
 template <int N, int RAW>
 AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                     unsigned char* out, uint32_t& turn) {
-    if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, turn);
-    else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, turn);
-    else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, turn);
+                                     unsigned char* out, uint32_t& next_box) {
+    if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, next_box);
+    else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, next_box);
+    else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, next_box);
 }
 
 /* A multiplying warpgroup: 64 rows of each tile. */
 template <int N>
-AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r, unsigned char* out) {
+AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe, unsigned char* out) {
     const uint32_t half = ampi_d_warpgroup() - 1, warp = threadIdx.x % 128 / 32;
     float sum[N / 2] = {};
-    uint32_t turn = 0;
+    uint32_t next_box = 0;
     out += half * 2 * AMPI_HOPPER_BOX;
     for (uint32_t unit = blockIdx.x / h.p.pieces; unit < h.units; unit += gridDim.x / h.p.pieces) {
         ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
-        if (h.p.bf16) ampi_d_hopper_sum_type<N, 1>(sum, h, r, t.steps);
-        else ampi_d_hopper_sum_type<N, 0>(sum, h, r, t.steps);
+        if (h.p.bf16) ampi_d_hopper_sum_type<N, 1>(sum, h, pipe, t.steps);
+        else ampi_d_hopper_sum_type<N, 0>(sum, h, pipe, t.steps);
         t.i += half * 64;
         if (!h.by_engine) {
             t.i += warp * 16;
-            float* strip = (float*)(out + warp * 4096);
-            if (h.p.pieces > 1) ampi_d_hopper_share<N>(h.p, sum, t, r.slots, strip);
-            else ampi_d_hopper_deliver<N>(h.p, sum, t, strip);
+            float* slice = (float*)(out + warp * 4096);
+            if (h.p.pieces > 1) ampi_d_hopper_share<N>(h.p, sum, t, pipe.stages, slice);
+            else ampi_d_hopper_deliver<N>(h.p, sum, t, slice);
         } else if (h.p.alpha == 1.0f && !h.p.bias && !h.p.epilogue) {
-            ampi_d_hopper_store_type<N, 1>(h, sum, t, out, turn);
+            ampi_d_hopper_store_type<N, 1>(h, sum, t, out, next_box);
         } else {
-            ampi_d_hopper_store_type<N, 0>(h, sum, t, out, turn);
+            ampi_d_hopper_store_type<N, 0>(h, sum, t, out, next_box);
         }
     }
     if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();      /* what is written is there when the kernel ends */
@@ -2541,22 +2545,22 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r,
 
 /* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp. */
 template <int N>
-AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned char* shared) {
-    ampi_hopper_ring r;
-    r.slots = shared;
-    r.full = (uint64_t*)(shared + AMPI_HOPPER_RING + AMPI_HOPPER_OUT);
-    r.empty = r.full + ampi_hopper<N>::SLOTS;
-    r.slot = r.parity = 0;
+AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h, unsigned char* shared) {
+    ampi_hopper_pipeline pipe;
+    pipe.stages = shared;
+    pipe.full = (uint64_t*)(shared + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT);
+    pipe.empty = pipe.full + ampi_hopper<N>::STAGES;
+    pipe.stage = pipe.parity = 0;
     if (threadIdx.x == 0) {
         ampi_ptx_tma_prefetch(&h.a);
         ampi_ptx_tma_prefetch(&h.b);
-        for (uint32_t i = 0; i < ampi_hopper<N>::SLOTS; i++) {
-            ampi_ptx_mbarrier_init(r.full + i, 1);
-            ampi_ptx_mbarrier_init(r.empty + i, 8);
+        for (uint32_t i = 0; i < ampi_hopper<N>::STAGES; i++) {
+            ampi_ptx_mbarrier_init(pipe.full + i, 1);
+            ampi_ptx_mbarrier_init(pipe.empty + i, 8);
         }
         ampi_ptx_mbarrier_publish();
     }
-    return r;
+    return pipe;
 }
 
 #endif
@@ -2570,17 +2574,17 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
 #if defined(AMPI_HOPPER)
     AMPI_SHARED(unsigned char, memory);
     unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);      /* the swizzle's period */
-    const ampi_hopper_ring r = ampi_d_hopper_ring<N>(h, shared);
+    const ampi_hopper_pipeline pipe = ampi_d_hopper_pipeline<N>(h, shared);
     ampi_ptx_grid_wait();
     __syncthreads();
     if (threadIdx.x < 128) {
         ampi_ptx_give_registers<AMPI_HOPPER_FEEDS>();
-        if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, r);
+        if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, pipe);
         __syncwarp();
         if (h.p.pieces > 1) ampi_ptx_cluster_sync();
     } else {
         ampi_ptx_take_registers<AMPI_HOPPER_MULTIPLIES>();
-        ampi_d_hopper_consume<N>(h, r, shared + AMPI_HOPPER_RING);
+        ampi_d_hopper_consume<N>(h, pipe, shared + AMPI_HOPPER_STAGES);
         __syncwarp();
     }
     if (h.p.pieces > 1) ampi_ptx_cluster_sync();
@@ -2847,9 +2851,9 @@ AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op, co
                             AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
-/* A slot holds a tile of A and one of B. */
+/* A stage holds a tile of A and one of B. */
 AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
-    return (size_t)AMPI_CUDA_RING * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
+    return (size_t)AMPI_CUDA_STAGES * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
 }
 AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_mma(p->m, p->n, p->k, p->batch);
@@ -2968,18 +2972,18 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_p
 #endif
 
 /* Few places of k, or few rows or columns and all along k, which threads beside each other then read together. */
-AMPI_FN int ampi_cuda_is_thin(const ampi_cuda_product* p, const ampi_product* s) {
+AMPI_FN int ampi_cuda_is_narrow(const ampi_cuda_product* p, const ampi_product* s) {
     if (s->a.is_image || s->b.is_image || p->k == 0 || p->m * p->n > (size_t)1 << 24) return 0;
-    if (p->k <= AMPI_CUDA_THIN) return 1;
-    return ampi_min_size(p->m, p->n) <= AMPI_CUDA_THIN && p->a.along_k && p->b.along_k
+    if (p->k <= AMPI_CUDA_NARROW) return 1;
+    return ampi_min_size(p->m, p->n) <= AMPI_CUDA_NARROW && p->a.along_k && p->b.along_k
            && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
 }
-AMPI_FN amp_result ampi_cuda_run_thin(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
+AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     size_t blocks;
     p->steps = 1;
-    while (p->steps < 32 && p->k > AMPI_CUDA_THIN * (size_t)p->steps) p->steps *= 2;
+    while (p->steps < 32 && p->k > AMPI_CUDA_NARROW * (size_t)p->steps) p->steps *= 2;
     blocks = ampi_cuda_parts(p->m * p->n * p->steps, AMPI_CUDA_BLOCK);
-    return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_thin<1> : ampi_k_gemm_thin<0>,
+    return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_narrow<1> : ampi_k_gemm_narrow<0>,
                             dim3((unsigned)blocks, (unsigned)p->batch), dim3(AMPI_CUDA_BLOCK), 0, *p);
 }
 
@@ -2988,7 +2992,7 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
                                             ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
-    if (ampi_cuda_is_thin(&p, s)) return ampi_cuda_run_thin(exec, op, &p);
+    if (ampi_cuda_is_narrow(&p, s)) return ampi_cuda_run_narrow(exec, op, &p);
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
@@ -3034,7 +3038,8 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
            && c->row <= limit && batch->count <= limit;
 }
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
-AMPI_FN int ampi_cuda_hopper_finishes(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
+                                          amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
     return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
 }
@@ -3050,7 +3055,7 @@ AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, c
     if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream) return 0;
     if (engine == AMP_CUDA_GEMM_CUBLAS) return 1;
     return work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0)
-           && !ampi_cuda_hopper_finishes(s, batch, epilogue);
+           && !ampi_cuda_hopper_has_epilogue(s, batch, epilogue);
 }
 
 AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
@@ -3168,12 +3173,12 @@ AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const voi
 
 /* --- gradients of biases ---------------------------------------------------------------------------- */
 
-/* db[o] = sum of dy over images n and pixels p of a plane, element (n*outs + o)*pixels + p; a dense layer has
+/* db[o] = sum of dy over images n and pixels p of a plane, element (n*outputs + o)*pixels + p; a dense layer has
    planes of one pixel. Sums are formed in double in an order that depends on sizes alone. */
 typedef struct ampi_cuda_bias_sum {
     const void* dy; amp_dtype dy_dtype;
     void* db; amp_dtype db_dtype;
-    size_t n, outs, pixels;
+    size_t n, outputs, pixels;
     int accumulate;
     size_t count;       /* parts of a channel */
     double* parts;      /* the workspace, or NULL */
@@ -3203,7 +3208,7 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     double sum = 0.0;
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
-        size_t at = q + 32u * u, image = ampi_d_quotient(at, eights), plane = (image * s.outs + o) * s.pixels;
+        size_t at = q + 32u * u, image = ampi_d_quotient(at, eights), plane = (image * s.outputs + o) * s.pixels;
         ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8, image < s.n ? plane + s.pixels : 0);
     }
     AMPI_D_UNROLL
@@ -3251,7 +3256,7 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = row + u * (unsigned)AMPI_CUDA_BIAS_ROWS;
-        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outs + column, at < s.n ? (at + 1) * s.outs : 0);
+        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outputs + column, at < s.n ? (at + 1) * s.outputs : 0);
     }
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
@@ -3263,7 +3268,7 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
 }
 /* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half of the sums, so that
    lane l ends with number l / 4. */
-AMPI_D double ampi_d_fold8(double (&v)[8]) {
+AMPI_D double ampi_d_reduce8(double (&v)[8]) {
     AMPI_D_UNROLL
     for (int half = 4; half > 0; half /= 2) {
         const bool upper = (threadIdx.x & 4u * (unsigned)half) != 0;
@@ -3281,44 +3286,46 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_colum
     const size_t column = first + threadIdx.x % 2 * 8u;
     const unsigned lane = threadIdx.x % 8 * 4 + threadIdx.x / 8;      /* that ends with column threadIdx.x */
     double v[8] = {}, sum = 0.0;
-    for (size_t row = threadIdx.x / 2; column < s.outs && row < s.n; row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)
+    for (size_t row = threadIdx.x / 2; column < s.outputs && row < s.n;
+         row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)
         ampi_d_bias_rows(s, row, column, v);
-    shared[threadIdx.x] = ampi_d_fold8(v);
+    shared[threadIdx.x] = ampi_d_reduce8(v);
     __syncthreads();
-    if (threadIdx.x >= AMPI_CUDA_BIAS_COLUMNS || o >= s.outs) return;
+    if (threadIdx.x >= AMPI_CUDA_BIAS_COLUMNS || o >= s.outputs) return;
     for (unsigned warp = 0; warp < AMPI_CUDA_BIAS_BLOCK / 32; warp++) sum += shared[32 * warp + lane];
     ampi_d_bias_store(s, o, sum);
 }
 
-AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outs, size_t pixels) {
-    size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outs, AMPI_CUDA_BIAS_PARTS);
+AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outputs, size_t pixels) {
+    size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
     return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK), ampi_max_size(most, 1));
 }
 /* Two parts for each warp of one block take less time than a second launch. */
-AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outs, size_t pixels) {
-    size_t count = ampi_cuda_bias_parts(n, outs, pixels);
-    return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outs * sizeof(double) : 0;
+AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outputs, size_t pixels) {
+    size_t count = ampi_cuda_bias_parts(n, outputs, pixels);
+    return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outputs * sizeof(double) : 0;
 }
 AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op, ampi_cuda_bias_sum s) {
-    const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outs, s.pixels);
-    s.count = ampi_cuda_bias_parts(s.n, s.outs, s.pixels);
+    const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outputs, s.pixels);
+    s.count = ampi_cuda_bias_parts(s.n, s.outputs, s.pixels);
     if (bytes) s.parts = (double*)ampi_cuda_scratch(exec, bytes);
     const unsigned blocks = s.parts ? (unsigned)ampi_cuda_parts(s.count, AMPI_CUDA_BIAS_WARPS) : 1u;
     const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK : 32 * AMPI_CUDA_BIAS_WARPS;
-    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outs, blocks), dim3(threads),
+    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outputs, blocks), dim3(threads),
                                     AMPI_CUDA_BIAS_SHARED, s);
     if (r != AMP_OK || !s.parts) return r;
-    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outs), dim3(AMPI_CUDA_BLOCK),
+    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs), dim3(AMPI_CUDA_BLOCK),
                             AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy, amp_dtype dy_dtype,
-                                       void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outs,
+                                       void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outputs,
                                        size_t pixels) {
-    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outs, pixels, accumulate, 0, NULL };
-    if (outs == 0) return AMP_OK;
+    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outputs, pixels, accumulate, 0,
+                             NULL };
+    if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
-    const unsigned blocks = (unsigned)ampi_cuda_parts(outs, AMPI_CUDA_BIAS_COLUMNS);
+    const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
     return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3(blocks), dim3(AMPI_CUDA_BIAS_BLOCK),
                             AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
@@ -3419,17 +3426,17 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_
    is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied too, as they are when it is unfolded.
    A block works on a tile, which is some images or a band of rows of one, and on eight outputs. Shared memory holds
    what the tile sees of x in FP32: element (channel, image, row, column) of `tall` rows of `wide` each. */
-enum { AMPI_CUDA_DIRECT_OUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };      /* elements: all tensors have below 2^31 */
+enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };      /* elements: all tensors have below 2^31 */
 
 typedef struct ampi_cuda_direct {
     const void *x, *w, *bias;                     /* for dw, w is dy */
     void* y;
     amp_dtype dtype, bias_dtype, y_dtype;         /* dtype: of x and w */
-    uint32_t n, channels, outs, height, width, rows, cols, kernel_h, kernel_w;
+    uint32_t n, channels, outputs, height, width, rows, cols, kernel_h, kernel_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
     uint32_t out_step, channel_step;              /* elements of w from one output or channel to the next */
     uint32_t images, band, bands, tiles, tall, wide;
-    uint32_t stage;                               /* channels that are in shared memory together */
+    uint32_t channels_at_once;                    /* in shared memory */
     uint32_t lanes, down;                         /* threads beside each other in a row of x, and how many rows */
     ampi_cuda_digits step;                        /* of a thread: so many rows further */
     ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_runs;      /* pixels of a band, kernel_h / KH */
@@ -3456,8 +3463,8 @@ AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
 }
 /* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down` rows at a time;
    eight of its loads are under way together. */
-AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
-                                uint32_t count) {
+AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
+                               uint32_t count) {
     const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
     const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
     const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
@@ -3494,13 +3501,13 @@ AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t tap, uin
 /* The weights of eight outputs, those of a tap beside each other. A thread brings those of one output. */
 template <int KH>
 AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
-    const uint32_t taps = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTS;
-    const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTS;
+    const uint32_t taps = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTPUTS;
+    const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTPUTS;
     const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
     AMPI_D_UNROLL4
-    for (uint32_t tap = threadIdx.x / AMPI_CUDA_DIRECT_OUTS; tap < taps; tap += below) {
-        uint16_t v = out + o < d.outs ? from[ampi_d_direct_place<KH>(d, tap / KH, tap % KH)] : (uint16_t)0;
-        to[tap * AMPI_CUDA_DIRECT_OUTS + o] = ampi_d_direct_widen(v, d.dtype);
+    for (uint32_t tap = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; tap < taps; tap += below) {
+        uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, tap / KH, tap % KH)] : (uint16_t)0;
+        to[tap * AMPI_CUDA_DIRECT_OUTPUTS + o] = ampi_d_direct_widen(v, d.dtype);
     }
 }
 
@@ -3540,18 +3547,18 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 /* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out, uint32_t pixel,
                                 float (&sum)[8]) {
-    const uint32_t plane = d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
+    const uint32_t plane = d.rows * d.cols, at = (image * d.outputs + out) * plane + pixel;
     ampi_eight r;
     AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
-        if (d.bias && out + o < d.outs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
-        if (d.add && out + o < d.outs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
+        if (d.bias && out + o < d.outputs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
+        if (d.add && out + o < d.outputs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
         sum[o] = ampi_clean_nan(d.relu ? ampi_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
     AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
-        if (out + o >= d.outs) continue;
+        if (out + o >= d.outputs) continue;
         if (d.y_dtype == AMP_F32) ((uint32_t*)d.y)[at + o * plane] = r.w[o];
         else ((uint16_t*)d.y)[at + o * plane] = (uint16_t)(r.w[o / 2] >> (16 * (o & 1)));
     }
@@ -3563,21 +3570,21 @@ template <int P, int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
-    const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS;
+    const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
     const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
     const uint32_t row = at.middle * P, first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
-    float* x = shared + d.channels * taps * AMPI_CUDA_DIRECT_OUTS;
+    float* x = shared + d.channels * taps * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[P][8] = {};
     ampi_d_direct_weights<KH>(shared, d, out);
-    for (uint32_t c = 0; c < d.channels; c += d.stage) {
-        uint32_t count = d.channels - c < d.stage ? d.channels - c : d.stage;
+    for (uint32_t c = 0; c < d.channels; c += d.channels_at_once) {
+        uint32_t count = d.channels - c < d.channels_at_once ? d.channels - c : d.channels_at_once;
         __syncthreads();      /* the channels before have been read */
-        ampi_d_direct_stage(x, d, t, c, count);
+        ampi_d_direct_load(x, d, t, c, count);
         __syncthreads();
         if (at.high < t.images)
             ampi_d_direct_multiply<P, KH>(sum, x + first + at.low * (uint32_t)d.stride_w,
-                                          shared + c * taps * AMPI_CUDA_DIRECT_OUTS, d, count);
+                                          shared + c * taps * AMPI_CUDA_DIRECT_OUTPUTS, d, count);
     }
     AMPI_D_UNROLL
     for (uint32_t p = 0; p < P; p++)
@@ -3593,16 +3600,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
    a bias are (ampi_k_bias_columns). KH > 1: stride and dilation along a column are 1. */
 
 /* dy of eight outputs: element (image, row, column, output). A thread brings those of one pixel. */
-AMPI_D void ampi_d_direct_stage_dy(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t out) {
+AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t out) {
     const uint32_t pixels = d.by_pixels.d, plane = d.rows * d.cols;
-    const uint16_t* from = (const uint16_t*)d.w + (t.image * d.outs + out) * plane + t.row * d.cols;
+    const uint16_t* from = (const uint16_t*)d.w + (t.image * d.outputs + out) * plane + t.row * d.cols;
     for (uint32_t q = threadIdx.x; q < t.images * pixels; q += blockDim.x) {
         uint32_t image = ampi_d_divide(q, d.by_pixels), pixel = q - image * pixels;
-        uint32_t at = image * d.outs * plane + pixel, outs = pixel < t.rows * d.cols ? d.outs - out : 0;
+        uint32_t at = image * d.outputs * plane + pixel, outputs = pixel < t.rows * d.cols ? d.outputs - out : 0;
         uint16_t v[8];
         float f[8];
         AMPI_D_UNROLL
-        for (uint32_t o = 0; o < 8; o++, at += plane) v[o] = o < outs ? from[at] : (uint16_t)0;
+        for (uint32_t o = 0; o < 8; o++, at += plane) v[o] = o < outputs ? from[at] : (uint16_t)0;
         AMPI_D_UNROLL
         for (int o = 0; o < 8; o++) f[o] = ampi_d_direct_widen(v[o], d.dtype);
         ((float4*)to)[2 * q] = make_float4(f[0], f[1], f[2], f[3]);
@@ -3619,7 +3626,7 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
     AMPI_D_UNROLL
     for (int a = 0; a + 1 < KH; a++, x += down) v[a] = *x;
     AMPI_D_UNROLL4
-    for (uint32_t i = 0; i < rows; i++, x += down, dy += d.cols * AMPI_CUDA_DIRECT_OUTS) {
+    for (uint32_t i = 0; i < rows; i++, x += down, dy += d.cols * AMPI_CUDA_DIRECT_OUTPUTS) {
         v[KH - 1] = *x;
         ampi_d_direct_load8(by, dy);
         AMPI_D_UNROLL
@@ -3638,14 +3645,14 @@ AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const flo
         uint32_t image = q / d.cols, j = q - image * d.cols;
         const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
         ampi_d_direct_column<KH>(sum, sees + j * (uint32_t)d.stride_w + b * (uint32_t)d.dilation_w,
-                                 dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTS, d, t.rows);
+                                 dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTPUTS, d, t.rows);
     }
 }
 
 /* The block's sums: thread t's number k lies at k*threads + t. */
 template <int KH>
 AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const float (&sum)[KH][8], uint32_t out) {
-    const uint32_t weights = d.outs * d.out_step;
+    const uint32_t weights = d.outputs * d.out_step;
     __syncthreads();          /* the last tile has been read */
     AMPI_D_UNROLL
     for (uint32_t k = 0; k < KH * 8; k++) shared[k * blockDim.x + threadIdx.x] = sum[k / 8][k % 8];
@@ -3656,7 +3663,7 @@ AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const 
         float v = *part;
         AMPI_D_UNROLL4
         for (uint32_t s = 1; s < d.splits; s++) v = __fadd_rn(v, part[s * d.jobs]);
-        if (o < d.outs)
+        if (o < d.outputs)
             d.sums[(size_t)blockIdx.x * weights + o * d.out_step + ampi_d_direct_place<KH>(d, job, k / 8)] = v;
     }
 }
@@ -3665,16 +3672,17 @@ template <int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
-    const uint32_t out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS, job = threadIdx.x % d.jobs, split = threadIdx.x / d.jobs;
+    const uint32_t out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
+    const uint32_t job = threadIdx.x % d.jobs, split = threadIdx.x / d.jobs;
     const uint32_t first = (uint32_t)((uint64_t)d.tiles * blockIdx.x / d.shares);
     const uint32_t end = (uint32_t)((uint64_t)d.tiles * (blockIdx.x + 1) / d.shares);
-    float *dy = shared, *x = shared + d.images * d.by_pixels.d * AMPI_CUDA_DIRECT_OUTS;
+    float *dy = shared, *x = shared + d.images * d.by_pixels.d * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[KH][8] = {};
     for (uint32_t number = first; number < end; number++) {
         const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, number);
         __syncthreads();      /* the tile before has been read */
-        ampi_d_direct_stage_dy(dy, d, t, out);
-        ampi_d_direct_stage(x, d, t, 0, d.channels);
+        ampi_d_direct_load_dy(dy, d, t, out);
+        ampi_d_direct_load(x, d, t, 0, d.channels);
         __syncthreads();
         if (split < d.splits) ampi_d_direct_columns<KH>(sum, x, dy, d, t, job, split);
     }
@@ -3685,44 +3693,44 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
 
 /* Bounds: outputs, channels times taps (their weights take 16 KB), floats of x in the forward kernel (24 KB) and of
    all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5), blocks that dw is shared out to. */
-enum { AMPI_CUDA_DIRECT_MAX_OUTS = 16, AMPI_CUDA_DIRECT_MAX_TAPS = 512, AMPI_CUDA_DIRECT_X = 6144,
+enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_TAPS = 512, AMPI_CUDA_DIRECT_X = 6144,
        AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
 /* The product `part`; s tells its operands. */
 AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
-    const int turned = part == AMPI_CONV2D_DX;
+    const int transposed = part == AMPI_CONV2D_DX;
     const uint32_t taps = (uint32_t)c->area, along = (uint32_t)z->channels * taps;
     ampi_cuda_direct d;
     memset(&d, 0, sizeof d);
     d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
     d.dtype = s->a.dtype; d.bias_dtype = s->c.bias_dtype; d.y_dtype = s->c.dtype;
     d.n = (uint32_t)z->n;
-    d.channels = (uint32_t)(turned ? z->out_channels : z->channels);
-    d.outs = (uint32_t)(turned ? z->channels : z->out_channels);
-    d.height = (uint32_t)(turned ? c->out_h : z->height);
-    d.width = (uint32_t)(turned ? c->out_w : z->width);
-    d.rows = (uint32_t)(turned ? z->height : c->out_h);
-    d.cols = (uint32_t)(turned ? z->width : c->out_w);
+    d.channels = (uint32_t)(transposed ? z->out_channels : z->channels);
+    d.outputs = (uint32_t)(transposed ? z->channels : z->out_channels);
+    d.height = (uint32_t)(transposed ? c->out_h : z->height);
+    d.width = (uint32_t)(transposed ? c->out_w : z->width);
+    d.rows = (uint32_t)(transposed ? z->height : c->out_h);
+    d.cols = (uint32_t)(transposed ? z->width : c->out_w);
     d.kernel_h = (uint32_t)z->kernel_h; d.kernel_w = (uint32_t)z->kernel_w;
     d.stride_h = z->stride_h; d.stride_w = z->stride_w;
     d.dilation_h = z->dilation_h; d.dilation_w = z->dilation_w;
-    d.pad_h = turned ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
-    d.pad_w = turned ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
-    d.mirrored = turned;
+    d.pad_h = transposed ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
+    d.pad_w = transposed ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
+    d.mirrored = transposed;
     d.add = s->c.beta != 0.0f;
-    d.out_step = turned ? taps : along;
-    d.channel_step = turned ? along : taps;
+    d.out_step = transposed ? taps : along;
+    d.channel_step = transposed ? along : taps;
     return d;
 }
 /* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
 AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
-    const int turned = part == AMPI_CONV2D_DX;
-    const size_t outs = turned ? c->cg : c->og, channels = turned ? c->og : c->cg;
-    if (z->groups != 1 || c->area == 1 || (turned && (z->stride_h != 1 || z->stride_w != 1))) return 0;
+    const int transposed = part == AMPI_CONV2D_DX;
+    const size_t outputs = transposed ? c->cg : c->og, channels = transposed ? c->og : c->cg;
+    if (z->groups != 1 || c->area == 1 || (transposed && (z->stride_h != 1 || z->stride_w != 1))) return 0;
     if (c->x_count > INT32_MAX || c->y_count > INT32_MAX) return 0;
-    return outs <= AMPI_CUDA_DIRECT_MAX_OUTS && c->area <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
+    return outputs <= AMPI_CUDA_DIRECT_MAX_OUTPUTS && c->area <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
 }
 
 AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride_h != 1 || d->dilation_h != 1; }
@@ -3769,14 +3777,15 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     if (count == all)
         images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
                                              AMPI_CUDA_DIRECT_X / area), 1);
-    d->stage = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
+    d->channels_at_once = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
     return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_run(d), threads) ? threads : 0;
 }
 /* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
    where they fill all of it twice. */
 AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d, amp_result* r) {
-    const uint32_t run = ampi_cuda_direct_run(d), groups = (uint32_t)ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS);
+    const uint32_t groups = (uint32_t)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
+    const uint32_t run = ampi_cuda_direct_run(d);
     const size_t most = 128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     const size_t columns = (size_t)d->n * d->cols * groups, fours = columns * ampi_cuda_parts(d->rows, 4);
     const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
@@ -3785,9 +3794,9 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
     void (*kernel)(ampi_cuda_direct) =
         per == 4 ? (run == 5 ? ampi_k_direct<4, 5> : run == 3 ? ampi_k_direct<4, 3> : ampi_k_direct<4, 1>)
                  : (run == 5 ? ampi_k_direct<1, 5> : run == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
-    size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTS;
+    size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
     if (threads == 0) return 0;
-    floats += (size_t)d->stage * d->images * d->tall * d->wide;
+    floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), dim3(threads), floats * sizeof(float), *d);
     return 1;
 }
@@ -3795,8 +3804,8 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
 /* The tiles of dw: such that all blocks have some, with four rows or more, and as large as shared memory allows; of a
    share's images, each tile has as many as the others. They depend on the shape alone. 0: a tile is too large. */
 AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
-    const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS);
-    const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTS, n = d->n;
+    const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
+    const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTPUTS, n = d->n;
     const uint32_t run = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_run(d);
     size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)), images = 1, each, columns;
     size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
@@ -3816,7 +3825,7 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     return 1;
 }
 AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
-    return (size_t)d->shares * d->outs * d->out_step * sizeof(float);
+    return (size_t)d->shares * d->outputs * d->out_step * sizeof(float);
 }
 AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d* c) {
     ampi_product none;
@@ -3834,11 +3843,12 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
     if (!ampi_cuda_direct_cut_dw(d)) return 0;
     d->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_direct_sums(d));
     if (!d->sums) return 0;
-    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, (unsigned)ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS)),
-                          dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
+    const unsigned groups = (unsigned)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), dim3(AMPI_CUDA_BLOCK),
+                          AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
     if (*r == AMP_OK)
         *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate, d->shares,
-                                 (size_t)d->outs * d->out_step, 1);
+                                 (size_t)d->outputs * d->out_step, 1);
     return 1;
 }
 
@@ -3994,8 +4004,8 @@ typedef struct ampi_cuda_pool {
     const void *x, *dy;      /* backward: x is NULL for an average */
     void* y;                 /* backward: dx */
     amp_dtype xt, dyt, yt;
-    uint32_t strips;         /* of all planes; see below */
-    ampi_cuda_divisor by_strips;      /* those of a row of windows */
+    uint32_t tiles;          /* of all planes; see below */
+    ampi_cuda_divisor by_tiles;      /* the tiles of a row of windows */
 } ampi_cuda_pool;
 
 /* The window of output pixel (oh, ow) without its padding. */
@@ -4073,51 +4083,51 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
     }
 }
 
-/* Windows of K x K pixels that lie side by side and fill the image are taken in strips: G neighbours of one row of
+/* Windows of K x K pixels that lie side by side and fill the image are taken in tiles: G neighbours of one row of
    windows to a thread, which reads each of their pixels once. No row of windows is left out between two planes, so
-   the strips of all planes are one row after another: with S strips to a row of windows, strip i lies in row i / S,
+   the tiles of all planes are one row after another: with S tiles to a row of windows, tile i lies in row i / S,
    and its pixels of image row r begin at (i/S * K + r) * w + i%S * K*G = i * K*G + (i/S * (K-1) + r) * w, as
    w = S * K*G. */
-AMPI_D uint32_t ampi_d_strip(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g, uint32_t r) {
-    return i * k * g + (ampi_d_divide(i, q.by_strips) * (k - 1) + r) * (uint32_t)q.p.w;
+AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g, uint32_t r) {
+    return i * k * g + (ampi_d_divide(i, q.by_tiles) * (k - 1) + r) * (uint32_t)q.p.w;
 }
 
 /* N neighbouring elements: aligned, where N is even, so that one access takes them all. */
 template <typename T, int N>
-struct alignas(N % 2 ? sizeof(T) : N * sizeof(T)) ampi_cuda_run { T e[N]; };
+struct alignas(N % 2 ? sizeof(T) : N * sizeof(T)) ampi_cuda_vector { T e[N]; };
 
 template <int N>
-AMPI_D void ampi_d_load_run(float (&v)[N], const void* x, amp_dtype t, size_t i) {
+AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t i) {
     if (t == AMP_F32) {
-        ampi_cuda_run<float, N> r = *(const ampi_cuda_run<float, N>*)((const float*)x + i);
+        ampi_cuda_vector<float, N> r = *(const ampi_cuda_vector<float, N>*)((const float*)x + i);
         for (int j = 0; j < N; j++) v[j] = r.e[j];
     } else {
-        ampi_cuda_run<uint16_t, N> r = *(const ampi_cuda_run<uint16_t, N>*)((const uint16_t*)x + i);
+        ampi_cuda_vector<uint16_t, N> r = *(const ampi_cuda_vector<uint16_t, N>*)((const uint16_t*)x + i);
         for (int j = 0; j < N; j++)
             v[j] = t == AMP_F16 ? ampi_d_widen_half(r.e[j]) : ampi_float(ampi_bf16_widen(r.e[j]));
     }
 }
 template <int N>
-AMPI_D void ampi_d_store_run(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
+AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
     if (t == AMP_F32) {
-        ampi_cuda_run<float, N> r;
+        ampi_cuda_vector<float, N> r;
         for (int j = 0; j < N; j++) r.e[j] = v[j];
-        *(ampi_cuda_run<float, N>*)((float*)y + i) = r;
+        *(ampi_cuda_vector<float, N>*)((float*)y + i) = r;
     } else {
-        ampi_cuda_run<uint16_t, N> r;
+        ampi_cuda_vector<uint16_t, N> r;
         for (int j = 0; j < N; j++)
             r.e[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
-        *(ampi_cuda_run<uint16_t, N>*)((uint16_t*)y + i) = r;
+        *(ampi_cuda_vector<uint16_t, N>*)((uint16_t*)y + i) = r;
     }
 }
 
 template <int K, int G>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips(ampi_cuda_pool q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G], y[G];
         AMPI_D_UNROLL
-        for (int r = 0; r < K; r++) ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
+        for (int r = 0; r < K; r++) ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
@@ -4128,28 +4138,28 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips(amp
             }
             if (!q.p.max) y[g] /= (float)(K * K);
         }
-        ampi_d_store_run(q.y, q.yt, (size_t)i * G, y);
+        ampi_d_store_vector(q.y, q.yt, (size_t)i * G, y);
     }
 }
 
 /* Are runs of n elements at p aligned? */
-AMPI_FN int ampi_cuda_runs_at(const void* p, amp_dtype t, int n) {
+AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
     return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
 }
-/* How many windows to a strip: as many as the alignment of all arrays allows; 0 = none, or the windows are others.
+/* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the windows are others.
    `image` is x or dx, `out` y or dy. An index has 31 bits. */
-AMPI_FN int ampi_cuda_pool_strips(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype, const void* out,
-                                  amp_dtype out_dtype) {
+AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype, const void* out,
+                                 amp_dtype out_dtype) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
     if (p->h != p->oh * k || p->w != p->ow * k) return 0;
     if (p->planes > (size_t)INT32_MAX / ((size_t)p->h * (size_t)p->w)) return 0;
     for (int g = k == 2 && p->ow % 2 == 0 ? 2 : 1; g > 0; g--) {
-        if (!ampi_cuda_runs_at(q->x, q->xt, k * g) || !ampi_cuda_runs_at(image, image_dtype, k * g)
-            || !ampi_cuda_runs_at(out, out_dtype, g)) continue;
-        q->by_strips = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
-        q->strips = (uint32_t)(p->planes * (size_t)p->oh) * q->by_strips.d;
+        if (!ampi_cuda_vectors_at(q->x, q->xt, k * g) || !ampi_cuda_vectors_at(image, image_dtype, k * g)
+            || !ampi_cuda_vectors_at(out, out_dtype, g)) continue;
+        q->by_tiles = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
+        q->tiles = (uint32_t)(p->planes * (size_t)p->oh) * q->by_tiles.d;
         return g;
     }
     return 0;
@@ -4167,12 +4177,12 @@ AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.y = y; q.yt = ampi_dtype(y_dtype);
-    const int group = ampi_cuda_pool_strips(&q, x, q.xt, y, q.yt);
+    const int group = ampi_cuda_pool_tiles(&q, x, q.xt, y, q.yt);
     if (group > 0) {
-        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_strips<3, 1>
-                                         : group == 1 ? ampi_k_pool_strips<2, 1>
-                                                      : ampi_k_pool_strips<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.strips, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
+        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
+                                         : group == 1 ? ampi_k_pool_tiles<2, 1>
+                                                      : ampi_k_pool_tiles<2, 2>;
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
                                 0, q);
     }
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
@@ -4242,16 +4252,16 @@ AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
     }
     return first;
 }
-/* In strips; a slope is added to 0, as above, where -0 becomes 0. */
+/* In tiles; a slope is added to 0, as above, where -0 becomes 0. */
 template <int K, int G>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips_backward(ampi_cuda_pool q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G] = {}, dy[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K && q.p.max; r++)
-            ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
-        ampi_d_load_run(dy, q.dy, q.dyt, (size_t)i * G);
+            ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
+        ampi_d_load_vector(dy, q.dy, q.dyt, (size_t)i * G);
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
@@ -4260,7 +4270,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips_bac
             for (int k = 0; k < K * K; k++) x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
         }
         AMPI_D_UNROLL
-        for (int r = 0; r < K; r++) ampi_d_store_run(q.y, q.yt, ampi_d_strip(q, i, K, G, (uint32_t)r), x[r]);
+        for (int r = 0; r < K; r++) ampi_d_store_vector(q.y, q.yt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
     }
 }
 
@@ -4279,12 +4289,12 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.dy = dy; q.dyt = ampi_dtype(dy_dtype);
     q.y = dx; q.yt = ampi_dtype(dx_dtype);
-    const int group = ampi_cuda_pool_strips(&q, dx, q.yt, dy, q.dyt);
+    const int group = ampi_cuda_pool_tiles(&q, dx, q.yt, dy, q.dyt);
     if (group > 0) {
-        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_strips_backward<3, 1>
-                                         : group == 1 ? ampi_k_pool_strips_backward<2, 1>
-                                                      : ampi_k_pool_strips_backward<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.strips, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
+        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
+                                         : group == 1 ? ampi_k_pool_tiles_backward<2, 1>
+                                                      : ampi_k_pool_tiles_backward<2, 2>;
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
                                 0, q);
     }
     return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
@@ -4817,14 +4827,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_part
 
 AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const amp_exec* exec) {
     const size_t shared = (size_t)AMPI_CUDA_LN_WARPS * AMPI_CUDA_LN_COLUMNS * sizeof(double);
-    const unsigned strips = (unsigned)((q.d + AMPI_CUDA_LN_COLUMNS - 1) / AMPI_CUDA_LN_COLUMNS);
+    const unsigned blocks = (unsigned)((q.d + AMPI_CUDA_LN_COLUMNS - 1) / AMPI_CUDA_LN_COLUMNS);
     q.parts = ampi_cuda_ln_parts(q.rows);
     if (q.parts > 1) q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
     amp_result r = ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
-                                    dim3(strips, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK),
+                                    dim3(blocks, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK),
                                     shared, q);
     if (r != AMP_OK || !q.partial) return r;
-    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(strips), dim3(AMPI_CUDA_BLOCK), 0, q);
+    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(blocks), dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -5898,12 +5908,12 @@ typedef struct ampi_cuda_look {
   #define AMPI_LOOK_RESIDENT(kind) ((kind) == AMPI_LOOK ? 6 : (kind) == AMPI_LOOK_SUMS ? 4 : 5)
 #endif
 
-/* What a thread has seen: squares of all its chunks; of the last one the bits that look8 sets, and the least magnitude,
-   less 1, so that 0 is the greatest. */
-typedef struct ampi_cuda_seen {
+/* What a thread's scan has found: squares of all its chunks; of the last one the bits that look8 sets, and the least
+   magnitude, less 1, so that 0 is the greatest. */
+typedef struct ampi_cuda_scan {
     double   sum;
     uint32_t over, least;
-} ampi_cuda_seen;
+} ampi_cuda_scan;
 
 /* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the block's own chunks are
    counted: 32 bits are enough for those, and atomics on 64 are slow in shared memory. */
@@ -5917,7 +5927,7 @@ typedef struct ampi_cuda_look_shared {
 
 /* Adds the squares of an eight to the sum, each of them exact in double, so that fused or not is the same. A magnitude
    above `last` makes the difference negative, and its sign bit stays in s.over. */
-AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last) {
+AMPI_D void ampi_d_look8(ampi_cuda_scan& s, const ampi_eight& r, amp_dtype t, uint32_t last) {
     double part[4] = { 0.0, 0.0, 0.0, 0.0 };
     AMPI_D_UNROLL
     for (int j = 0; j < 8; j++) {
@@ -6012,7 +6022,7 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, 
 /* Unscales a warp's part, of which r is this thread's share, if all of it comes out right and can be taken back: every
    element is 0, or at least a.scaler->exact and not above v.last. Nobody knows yet what the other parts hold. */
 AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& x, const ampi_cuda_range& v,
-                                const ampi_cuda_seen& s, ampi_eight (&r)[2], uint64_t c) {
+                                const ampi_cuda_scan& s, ampi_eight (&r)[2], uint64_t c) {
     const uint32_t exact = a.scaler->exact[x.dtype - 1];
     const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31) && s.least >= exact - 1);
     if (threadIdx.x % 32 == 0) a.src.moved[c * AMPI_CUDA_PARTS + threadIdx.x / 32] = (uint8_t)moves;
@@ -6026,7 +6036,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
 
 /* One round: each thread of the block looks at two eights. */
 template <int KIND>
-AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c,
+AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c,
                               ampi_cuda_bad_here* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
@@ -6063,9 +6073,9 @@ AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_bad_here& here) {
     atomicMax(&all->last, ampi_d_place(here.last));
 }
 
-/* What a block has seen goes to the list; shared->is_last: it was the last one. */
-AMPI_D void ampi_d_look_finish(const ampi_cuda_list& l, double seen, ampi_cuda_look_shared* shared) {
-    double sum[1] = { seen };
+/* What a block has found goes to the list; shared->is_last: it was the last one. */
+AMPI_D void ampi_d_look_end(const ampi_cuda_list& l, double squares, ampi_cuda_look_shared* shared) {
+    double sum[1] = { squares };
     ampi_d_warp_sum(sum);
     if (threadIdx.x % 32 == 0) shared->sums[threadIdx.x / 32] = sum[0];
     __syncthreads();
@@ -6171,7 +6181,7 @@ ampi_k_look(const ampi_cuda_look a) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
-    ampi_cuda_seen s = { 0.0, 0, 0 };
+    ampi_cuda_scan s = { 0.0, 0, 0 };
     ampi_cuda_chunk next = a.src.chunks[blockIdx.x];
     ampi_cuda_known known;
     double sum;
@@ -6182,7 +6192,7 @@ ampi_k_look(const ampi_cuda_look a) {
         if (c + gridDim.x < a.src.chunk_count) next = a.src.chunks[c + gridDim.x];
         ampi_d_look_chunk<KIND>(s, a, x, c, &shared->bad);
     }
-    ampi_d_look_finish(a.src, s.sum, shared);
+    ampi_d_look_end(a.src, s.sum, shared);
     if (!shared->is_last) return;
     ampi_d_look_ask(known, a);
     sum = ampi_d_look_total(a.src.sums, shared->sums);

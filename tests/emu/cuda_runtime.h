@@ -308,7 +308,7 @@ void ampi_ptx_wgmma_fence(EMU_LINE);
 void ampi_ptx_wgmma_commit(EMU_LINE);
 void emu_wgmma_wait(int groups_left, int line);
 template <int N> void ampi_ptx_wgmma_wait(EMU_LINE) { emu_wgmma_wait(N, line); }
-template <int M> void ampi_ptx_wgmma_finish(float (&)[M], EMU_LINE) { emu_wgmma_wait(0, line); }
+template <int M> void ampi_ptx_wgmma_wait_all(float (&)[M], EMU_LINE) { emu_wgmma_wait(0, line); }
 
 /* ---- The host's runtime ---------------------------------------------------------------------------------- */
 

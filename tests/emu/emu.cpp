@@ -237,7 +237,7 @@ struct Cluster {
     bool early;                      /* the kernel may start before the one in front of it has ended */
     int live, current, at_cluster;
     unsigned alive[ALL_WARPS], in_warp[ALL_WARPS];
-    int ready[ALL_THREADS];          /* a ring of threads that can go on */
+    int ready[ALL_THREADS];          /* a circular buffer of threads that can go on */
     unsigned head, ready_count;
     size_t shared_size;
 } b;

@@ -48,15 +48,15 @@ struct Conv {
     Array x, w, b, y, dy, dx, dw, db;
     Conv(amp_conv2d_shape s, Types types, Numbers kind, size_t offset = 0)
         : shape(s), z(s), t(types), x(t.act, z.x, false, offset), w(t.weight, z.w, false, offset),
-          b(t.weight, outs(), false, offset), y(t.act, z.y, true, offset), dy(t.act, z.y, false, offset),
-          dx(t.act, z.x, true, offset), dw(t.grad, z.w, true, offset), db(t.grad, outs(), true, offset) {
+          b(t.weight, outputs(), false, offset), y(t.act, z.y, true, offset), dy(t.act, z.y, false, offset),
+          dx(t.act, z.x, true, offset), dw(t.grad, z.w, true, offset), db(t.grad, outputs(), true, offset) {
         x.fill(z.x, kind);
         w.fill(z.w, kind);
-        b.fill(outs(), kind == SPECIAL ? WHOLE : kind);
+        b.fill(outputs(), kind == SPECIAL ? WHOLE : kind);
         dy.fill(z.y, kind);
         for (Array* a : { &x, &w, &b, &dy }) a->upload();
     }
-    size_t outs() const { return (size_t)shape.out_channels; }
+    size_t outputs() const { return (size_t)shape.out_channels; }
 
     amp_result forward(bool bias, const amp_exec* e) const {
         return amp_cuda_conv2d_forward(&shape, x.there(), x.type, w.there(), w.type,
@@ -104,16 +104,16 @@ static void check_array(const Array& a, const Bytes& want, const char* what, con
 
 /* Forward and backward have the CPU's bits; nothing else is written; gradients that are not wanted stay. */
 static void check_bits(Conv& c, int wanted, int accumulate, bool bias, size_t workspace, size_t skip = 0) {
-    static int turn;
+    static int calls;
     amp_exec e = quiet_exec();
     Workspace w(&e, workspace, skip);
     Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
     Bytes before[4];
     if (accumulate) {
         c.dw.fill(c.z.w, WHOLE);
-        c.db.fill(c.outs(), WHOLE);
+        c.db.fill(c.outputs(), WHOLE);
         c.dx.fill(c.z.x, WHOLE);
-        if (turn++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
+        if (calls++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
     }
     for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
     amp_result r = c.forward(bias, &e);
@@ -314,7 +314,7 @@ static void test_plain_kernels() {
 struct Exact {
     std::vector<double> y, ys, dx, dxs, dw, dws, db, dbs;
     explicit Exact(Conv& c)
-        : y(c.z.y), ys(c.z.y), dx(c.z.x), dxs(c.z.x), dw(c.z.w), dws(c.z.w), db(c.outs()), dbs(c.outs()) {
+        : y(c.z.y), ys(c.z.y), dx(c.z.x), dxs(c.z.x), dw(c.z.w), dws(c.z.w), db(c.outputs()), dbs(c.outputs()) {
         const amp_conv2d_shape& s = c.z.s;
         for (int n = 0; n < s.n; n++)
             for (int o = 0; o < s.out_channels; o++)
@@ -476,7 +476,7 @@ static float direct_sum(Conv& c, int dx, int n, int o, int i, int j) {
 }
 static void check_order(Conv& c, int dx) {
     const amp_conv2d_shape& s = c.z.s;
-    const int outs = dx ? s.channels : s.out_channels, rows = dx ? s.height : c.z.oh, cols = dx ? s.width : c.z.ow;
+    const int outputs = dx ? s.channels : s.out_channels, rows = dx ? s.height : c.z.oh, cols = dx ? s.width : c.z.ow;
     Array got(AMP_F32, dx ? c.z.x : c.z.y, true);
     got.upload();
     if (dx)
@@ -488,10 +488,10 @@ static void check_order(Conv& c, int dx) {
                                       got.there(), AMP_F32, nullptr)
               == AMP_OK);
     for (int n = 0; n < s.n; n++)
-        for (int o = 0; o < outs; o++)
+        for (int o = 0; o < outputs; o++)
             for (int i = 0; i < rows; i++)
                 for (int j = 0; j < cols; j++)
-                    got.set((size_t)(((n * outs + o) * rows + i) * cols + j), direct_sum(c, dx, n, o, i, j));
+                    got.set((size_t)(((n * outputs + o) * rows + i) * cols + j), direct_sum(c, dx, n, o, i, j));
     check_array(got, got.host, dx ? "dx" : "y", c);
 }
 static void test_direct_order() {

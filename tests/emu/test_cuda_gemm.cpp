@@ -226,7 +226,7 @@ static void test_huge_batch() {
 /* --- tests: k cut into pieces -------------------------------------------------------------------- */
 
 /* Few rows, columns or places of k, and one more than few; in every form, from odd addresses, in batches. */
-static void test_thin() {
+static void test_narrow() {
     static const size_t SIDES[] = { 1, 10, 16, 17 }, DEPTHS[] = { 1, 7, 16, 17, 33, 64, 65, 300, 700 };
     static const Layout LAYOUTS[] = { APART, SHARED_A, SHARED_B, SIDE_BY_SIDE };
     unsigned i = 0;
@@ -483,14 +483,14 @@ static size_t linear_workspace(size_t n, size_t in, size_t out) {
 
 /* Forward and backward with the CPU's bits; gradients that are not wanted stay as they are. */
 static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t workspace) {
-    static int turn;
+    static int calls;
     amp_exec e = quiet_exec();
     Workspace w(&e, workspace);
     if (accumulate) {
         d.dw.fill(d.out * d.in, WHOLE);
         d.db.fill(d.out, WHOLE);
         d.dx.fill(d.n * d.in, WHOLE);
-        if (turn++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
+        if (calls++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
     }
     Array* outputs[] = { &d.y, &d.dx, &d.dw, &d.db };
     Bytes before[4];
@@ -750,7 +750,7 @@ int main(int argc, char** argv) {
 #if !defined(AMP_CUDA_EMU)
     TEST(test_huge_batch);
 #endif
-    TEST(test_thin);
+    TEST(test_narrow);
     TEST(test_long_k);
     TEST(test_order_of_pieces);
     TEST(test_engines);

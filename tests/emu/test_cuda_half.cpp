@@ -105,7 +105,7 @@ static void test_sizes() {
 }
 
 /* More elements than the blocks of a launch take at once: the same kernels with fewer blocks. */
-static void test_turns() {
+static void test_grid_stride() {
     const size_t n = 3 * AMPI_CUDA_TILE + 1234;
     Tensor src(AMP_F32, n), dst(AMP_F16, n), count(AMP_F32, 2);
     amp_convert_desc d = {};
@@ -245,7 +245,7 @@ int main(int argc, char** argv) {
     TEST(test_every_value);
     TEST(test_boundaries);
     TEST(test_sizes);
-    TEST(test_turns);
+    TEST(test_grid_stride);
     TEST(test_in_place);
     TEST(test_orders);
     TEST(test_streams);

@@ -437,7 +437,7 @@ static void test_no_waiting() {
     amp_model* m = make(d, build_zoo, amp_cuda_backend());
     if (!m) return;
     emu_set_eager(1);
-    run_steps(m, 10);                     /* the pinned slots get their sizes */
+    run_steps(m, 10);                     /* the pinned buffers get their sizes */
     long waits = emu_sync_count(), memory = emu_alloc_count();
     run_steps(m, 5);
     CHECK_MSG(emu_sync_count() == waits, "%ld", emu_sync_count() - waits);

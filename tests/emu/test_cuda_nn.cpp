@@ -121,8 +121,8 @@ static void test_activation_in_place() {
             CHECK(amp_cuda_activation_backward(f, dy.dev, t, x.dev, t, nullptr, t, x.n, nullptr) == AMP_OK);
         }
 }
-/* The kernel of all such functions, when its blocks take more than one turn. */
-static void test_turns() {
+/* The kernel of all such functions, when its blocks loop over the elements. */
+static void test_grid_stride() {
     const size_t n = 5 * AMPI_CUDA_TILE + 77;
     Tensor x(AMP_F16, n), y(AMP_F32, n);
     const ampi_op_activation f = { AMP_TANH };
@@ -579,7 +579,7 @@ static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
 /* Frozen: forward is evaluation; dx is the CPU's to the bit, with dx apart and in dy's place; the sums are those of the
    training form. */
 static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
-    static int turn;
+    static int calls;
     const size_t all = q.n * q.c * q.s;
     Tensor x(a, all, shift), dy(b, all, shift), dx(b, all, shift), gamma(pt, q.c, 1), mean(AMP_F32, q.c), y(b, all, shift),
         invstd(AMP_F32, q.c), dgamma(pt, q.c), dbeta(pt, q.c), run_mean(AMP_F32, q.c), run_var(AMP_F32, q.c);
@@ -611,7 +611,7 @@ static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, in
     dy.fill(awkward);
     dx.fill(ordinary);
     for (Tensor* to : { &dx, &dx, &dy }) {
-        const int add = to == &dx && turn++ % 2 ? AMP_ACCUMULATE_INPUT : 0;
+        const int add = to == &dx && calls++ % 2 ? AMP_ACCUMULATE_INPUT : 0;
         BOTH(amp_batch_norm_backward(&q.shape, dy.at(), b, x.at(), a, cpu_g, pt, (float*)mean.at(), (float*)invstd.at(),
                                      to->at(), b, nullptr, nullptr, pt, add, nullptr),
              amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), to->dev, b,
@@ -795,7 +795,7 @@ static void test_norm_special() {
 
 /* --- rows: layer norm ------------------------------------------------------------------------ */
 
-/* Rows that a warp, a block, and a block in several turns take; ends of eights and of groups. */
+/* Rows that a warp, a block, and a block in several iterations take; ends of eights and of groups. */
 static const size_t WIDTHS[] = { 1, 2, 7, 8, 9, 31, 255, 256, 257, 1000, 1023, 1024, 1025, 2051, 8192, 8193, 16391 };
 static size_t rows_for(size_t d) { return d < 300 ? 11 : d < 2000 ? 3 : 2; }
 
@@ -1314,12 +1314,12 @@ static void test_loss_special() {
 /* --- gradients of biases ------------------------------------------------------------------------ */
 
 /* Eights by a tree, or four rows: at most three roundings each, u of the size; the rest in double. */
-static Bounded bias_grad(const Tensor& dy, size_t n, size_t outs, size_t pixels) {
+static Bounded bias_grad(const Tensor& dy, size_t n, size_t outputs, size_t pixels) {
     Bounded b;
-    for (size_t o = 0; o < outs; o++) {
+    for (size_t o = 0; o < outputs; o++) {
         double sum = 0, size = 0;
         for (size_t i = 0; i < n * pixels; i++) {
-            const double v = (double)dy[(i / pixels * outs + o) * pixels + i % pixels];
+            const double v = (double)dy[(i / pixels * outputs + o) * pixels + i % pixels];
             sum += v;
             size += fabs(v);
         }
@@ -1328,23 +1328,23 @@ static Bounded bias_grad(const Tensor& dy, size_t n, size_t outs, size_t pixels)
     return b;
 }
 /* A workspace changes who adds, not the bits; it is used from 65 parts on. */
-static void check_bias_grad(size_t n, size_t outs, size_t pixels, amp_dtype a, amp_dtype b, int accumulate) {
-    Tensor dy(a, n * outs * pixels, n % 5), db(b, outs);
-    const size_t bytes = ampi_cuda_bias_bytes(n, outs, pixels);
+static void check_bias_grad(size_t n, size_t outputs, size_t pixels, amp_dtype a, amp_dtype b, int accumulate) {
+    Tensor dy(a, n * outputs * pixels, n % 5), db(b, outputs);
+    const size_t bytes = ampi_cuda_bias_bytes(n, outputs, pixels);
     Bytes alone;
     dy.fill(ordinary);
     db.fill(ordinary);
-    const Bounded expected = onto(bias_grad(dy, n, outs, pixels), db, accumulate);
+    const Bounded expected = onto(bias_grad(dy, n, outputs, pixels), db, accumulate);
     for (size_t held : { (size_t)0, bytes ? bytes - 1 : 0, bytes + 12 }) {
         amp_exec exec = quiet_exec();
         Workspace w(&exec, held, bytes && held > bytes ? 4 : 0);
         const long before = launches();
         db.send();
-        CHECK(ampi_cuda_bias_grad(&exec, "test", dy.dev, a, db.dev, b, accumulate, n, outs, pixels) == AMP_OK);
+        CHECK(ampi_cuda_bias_grad(&exec, "test", dy.dev, a, db.dev, b, accumulate, n, outputs, pixels) == AMP_OK);
         CHECK(launched(before, 1 + (bytes && held > bytes)));
         check_bounded("gradient of a bias", db, expected);
         if (alone.empty()) alone = db.get();
-        CHECK_MSG(db.get() == alone, "%zu x %zu x %zu", n, outs, pixels);
+        CHECK_MSG(db.get() == alone, "%zu x %zu x %zu", n, outputs, pixels);
     }
 }
 static void test_bias_planes() {
@@ -1368,9 +1368,9 @@ static void test_bias_turns() {
     check_bounded("gradient of a bias, two parts", db, bias_grad(dy, 9, 2, 500));
 }
 static void test_bias_columns() {
-    for (size_t outs : { 1, 7, 8, 9, 15, 16, 17, 40 })
+    for (size_t outputs : { 1, 7, 8, 9, 15, 16, 17, 40 })
         for (size_t n : { 1, 2, 255, 256, 257, 1025 })
-            if (n < 1000 || outs < 10) check_bias_grad(n, outs, 1, n % 2 ? AMP_F16 : AMP_F32, AMP_F32, n == 2);
+            if (n < 1000 || outputs < 10) check_bias_grad(n, outputs, 1, n % 2 ? AMP_F16 : AMP_F32, AMP_F32, n == 2);
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_bias_grad(700, 24, 1, a, b, 1);
 }
 
@@ -1766,7 +1766,7 @@ int main(int argc, char** argv) {
     TEST(test_activation_values);
     TEST(test_activation_types);
     TEST(test_activation_in_place);
-    TEST(test_turns);
+    TEST(test_grid_stride);
     TEST(test_add);
     TEST(test_dropout);
     TEST(test_dropout_position);

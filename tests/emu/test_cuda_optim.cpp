@@ -1,11 +1,11 @@
 /* Optimizers on the device, against the CPU's: the same bits. */
-#include "twin.h"
+#include "pair.h"
 
 /* Parameters and their optimizer, twice. */
 struct Nets {
     amp_exec exec;
-    std::deque<Twin> all;
-    std::vector<Twin*> grads, masters, lows;    /* of each parameter; NULL if it has none */
+    std::deque<Pair> all;
+    std::vector<Pair*> grads, masters, lows;    /* of each parameter; NULL if it has none */
     std::vector<amp_param> here, there;
     amp_optimizer cpu;
     amp_optimizer_info last;                    /* of the CPU's last step */
@@ -16,21 +16,21 @@ struct Nets {
     Nets(const Nets&) = delete;
     Nets& operator=(const Nets&) = delete;
 
-    Twin* twin(amp_dtype t, size_t n, size_t skew, float scale) {
+    Pair* pair(amp_dtype t, size_t n, size_t skew, float scale) {
         all.emplace_back(t, n, skew);
         if (scale > 0) all.back().fill(scale);
         else all.back().send();
         return &all.back();
     }
-    static void* at(Twin* t, bool host) { return !t || t->n == 0 ? nullptr : host ? t->here() : t->there(); }
+    static void* at(Pair* t, bool host) { return !t || t->n == 0 ? nullptr : host ? t->here() : t->there(); }
     /* low, grad: 0 = none. Skews are digits: of master, low, grad, m and v. */
     void add(size_t n, bool master, int low, int grad, int moments, int group = 0, unsigned skews = 0,
              const char* name = nullptr) {
-        Twin* w = master ? twin(AMP_F32, n, skews % 10, 1) : nullptr;
-        Twin* h = low ? twin((amp_dtype)low, n, skews / 10 % 10, 1) : nullptr;
-        Twin* g = grad ? twin((amp_dtype)grad, n, skews / 100 % 10, 0) : nullptr;
-        Twin* m = moments > 0 ? twin(AMP_F32, n, skews / 1000 % 10, 0) : nullptr;
-        Twin* v = moments > 1 ? twin(AMP_F32, n, skews / 10000 % 10, 0) : nullptr;
+        Pair* w = master ? pair(AMP_F32, n, skews % 10, 1) : nullptr;
+        Pair* h = low ? pair((amp_dtype)low, n, skews / 10 % 10, 1) : nullptr;
+        Pair* g = grad ? pair((amp_dtype)grad, n, skews / 100 % 10, 0) : nullptr;
+        Pair* m = moments > 0 ? pair(AMP_F32, n, skews / 1000 % 10, 0) : nullptr;
+        Pair* v = moments > 1 ? pair(AMP_F32, n, skews / 10000 % 10, 0) : nullptr;
         for (bool host : { true, false }) {
             amp_param p = { (float*)at(w, host), at(h, host), (amp_dtype)low, at(g, host), (amp_dtype)grad,
                             (float*)at(m, host), (float*)at(v, host), n, group, name };
@@ -50,7 +50,7 @@ struct Nets {
     }
     /* Gradients whose norm has the same bits in any order. */
     void renew(float scale) {
-        for (Twin* g : grads) if (g) g->fill_exact(scale);
+        for (Pair* g : grads) if (g) g->fill_exact(scale);
     }
     void spoil(size_t param, size_t i, unsigned kind) {
         grads[param]->set_bits(i, bad_bits(grads[param]->type, kind));
@@ -72,7 +72,7 @@ struct Nets {
     }
     bool memory_agrees(bool any_nan = false) const {
         bool same = true;
-        for (const Twin& t : all) same = t.agree(any_nan) && same;
+        for (const Pair& t : all) same = t.agree(any_nan) && same;
         return same;
     }
     /* Everything is the same; n: elements of all gradients. */
@@ -186,7 +186,7 @@ static void test_update_overflows() {
                 n.masters[5]->set_bits(1500, 0xc788b800u);
                 n.masters[5]->send();
                 if (n.grads[9]->n) n.grads[9]->set_bits(5, 0x7f61b1e6u);
-                for (Twin* g : n.grads) if (g) g->send();
+                for (Pair* g : n.grads) if (g) g->send();
             }
             n.step(nullptr);
             n.agree();
@@ -210,7 +210,7 @@ static void test_many_steps() {
         n.add(70, true, 0, AMP_BF16, amp_optimizer_moments(&d));
         n.make(&d);
         for (int step = 0; step < 30; step++) {
-            for (Twin* g : n.grads) g->fill(step % 7 ? 0.1f : 1e-20f);
+            for (Pair* g : n.grads) g->fill(step % 7 ? 0.1f : 1e-20f);
             n.step(nullptr);
             n.agree(103);
         }
@@ -301,7 +301,7 @@ static void test_skip() {
             n.renew(1);
             std::vector<std::vector<unsigned char>> before;
             if (who != 3) n.spoil(who ? 0 : 1, 2, (unsigned)who);
-            for (Twin& t : n.all) before.push_back(t.host);
+            for (Pair& t : n.all) before.push_back(t.host);
             if (who == 0) {
                 n.step(nullptr);
             } else {
@@ -353,7 +353,7 @@ static void test_unscaled_before() {
     n.add(1000, true, 0, AMP_F32, 2);
     n.add(70, true, AMP_F16, AMP_F32, 2);
     n.make(&d);
-    Twins half[2];
+    Pairs half[2];
     for (size_t i = 0; i < 2; i++) {
         half[i].add(AMP_F16, n.grads[i]->n, 0);
         half[i].make(&s.exec);
@@ -369,7 +369,7 @@ static void test_unscaled_before() {
                 amp_tensor a = { n.grads[i]->here(), AMP_F32, n.grads[i]->n, nullptr }, b = a;
                 amp_cuda_tensors* list;
                 b.data = n.grads[i]->there();
-                for (Twin& t : half[i].all) t.fill_exact(64);
+                for (Pair& t : half[i].all) t.fill_exact(64);
                 CHECK(amp_cuda_tensors_create(&list, &b, 1, &s.exec) == AMP_OK);
                 SAME(amp_scaler_unscale_into(&s.cpu, &a, half[i].here.data(), 1, how == 3, nullptr),
                      amp_cuda_scaler_unscale_into(s.gpu, list, half[i].list, how == 3, &s.exec));

@@ -1,8 +1,8 @@
 /* Lists of tensors and the loss scale on the device, against the CPU's amp_scaler. */
-#include "twin.h"
+#include "pair.h"
 
 /* Every length about a multiple of what a thread, a warp or a block takes at a time, at every skew, in each type. */
-static void add_all_kinds(Twins& t) {
+static void add_all_kinds(Pairs& t) {
     static const size_t lengths[] = { 1, 0, 7, 8, 9, 255, 2048, 2049, 4095, 4096, 4097, 9000 };
     for (int type = 0; type < 3; type++)
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
@@ -17,7 +17,7 @@ static void test_clean_check() {
     for (int order = 0; order < ORDERS; order++) {
         set_schedule(order);
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         add_all_kinds(t);
         t.make(&s.exec);
         t.fill(3.0f);
@@ -35,7 +35,7 @@ static void test_clean_check() {
 static void test_each_place() {
     static const size_t places[] = { 0, 1, 7, 8, 2047, 2048, 4095, 4096, 4100, 8191, 8192, 8999 };
     Scalers s(nullptr);
-    Twins t;
+    Pairs t;
     t.add(AMP_F32, 9000, 1, "first");
     t.add(AMP_F16, 9000, 3, "a name that is longer than the forty-seven letters that a report keeps of it");
     t.add(AMP_BF16, 9000, 0, nullptr);
@@ -62,7 +62,7 @@ static void test_many_bad() {
     for (int order = 0; order < ORDERS; order++) {
         set_schedule(order);
         Scalers s(nullptr);
-        Twins t;
+        Pairs t;
         add_all_kinds(t);
         t.make(&s.exec);
         t.fill(1.0f);
@@ -71,7 +71,7 @@ static void test_many_bad() {
             if (t.all[tensor].n)
                 t.all[tensor].set_bits(test_random() % t.all[tensor].n, bad_bits(t.all[tensor].type, test_random()));
         }
-        for (Twin& x : t.all) x.send();
+        for (Pair& x : t.all) x.send();
         s.scale_loss();
         s.check(t);
         CHECK(s.cpu.info.inf_count > 100 && s.cpu.info.nan_count > 100);
@@ -87,7 +87,7 @@ static uint32_t last_finite(amp_dtype from, amp_dtype to, float factor) {
     uint32_t good = 0, bad = bad_bits(from, 0);
     while (bad - good > 1) {
         uint32_t mid = good + (bad - good) / 2;
-        Twin x(from, 1);
+        Pair x(from, 1);
         float v;
         unsigned char stored[4];
         x.set_bits(0, mid);
@@ -113,7 +113,7 @@ static void test_limit_of_range() {
                 CHECK(amp_scaler_set_scale(&s.cpu, scales[k / 2]) == AMP_OK);
                 CHECK(amp_cuda_scaler_write(s.gpu, &s.cpu, &s.exec) == AMP_OK);
             }
-            Twins src, dst;
+            Pairs src, dst;
             for (int from = 0; from < 3; from++) {
                 uint32_t last = last_finite(TYPES[from], TYPES[to], s.cpu.state.inverse);
                 src.add(TYPES[from], 20, 0);
@@ -143,7 +143,7 @@ static void test_norm() {
         amp_scaler_desc d = {};
         d.init_scale = 1;
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         double sum = 0;
         t.add(AMP_F32, 5000, 0);
         t.make(&s.exec);
@@ -169,7 +169,7 @@ static void test_same_norm() {
         for (size_t skew = 0; skew < 4; skew++) {
             set_schedule(order);
             Scalers s(nullptr);
-            Twins t;
+            Pairs t;
             for (int type = 0; type < 3; type++) t.add(TYPES[type], 5001, skew);
             t.make(&s.exec);
             test_seed = 77;
@@ -190,7 +190,7 @@ static void test_unscale_bits() {
         amp_scaler_desc d = {};
         d.init_scale = scales[k];
         Scalers s(&d);
-        Twins src, dst, sums;
+        Pairs src, dst, sums;
         for (int from = 0; from < 3; from++)
             for (int to = 0; to < 3; to++) {
                 src.add(TYPES[from], 4099, (size_t)from);
@@ -204,7 +204,7 @@ static void test_unscale_bits() {
         for (size_t i = 0; i < 9; i++)
             for (size_t j = 0; j < 30; j++)
                 src.all[i].set_bits(j, j % 2 ? (uint32_t)j : (j + 0x80000000u) >> (src.all[i].size == 2 ? 16 : 0));
-        for (Twin& x : src.all) x.send();
+        for (Pair& x : src.all) x.send();
         sums.fill(1.0f);
         s.scale_loss();
         s.into(dst, src, 0);
@@ -238,7 +238,7 @@ static uint32_t sign_of(amp_dtype t) { return t == AMP_F32 ? 0x80000000u : 0x800
 
 /* Elements that can be unscaled and scaled again, of both signs, and zeros; here and there one at or beyond the ends of
    that range, or one that is not finite: one of so many. */
-static void fill_range(Twin& x, const amp_scaler_state& state, unsigned odd, unsigned bad) {
+static void fill_range(Pair& x, const amp_scaler_state& state, unsigned odd, unsigned bad) {
     const uint32_t low = least_normal(x.type, state.scale), high = last_finite(x.type, x.type, state.inverse);
     const uint32_t ends[] = { low, low - 1, high, 1, low > high ? 1 : low + (high - low) / 2 };
     for (size_t i = 0; i < x.n; i++) {
@@ -273,12 +273,12 @@ static void test_unscale_range() {
         amp_scaler_desc d = range_desc(k + k / RANGE_SCALE_COUNT);
         d.ignore_overflow = k % 5 == 4;
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         for (size_t i = 0; i < 5; i++)
             t.add(TYPES[(i + k) % 3], RANGE_LENGTHS[(3 * k + i) % RANGE_LENGTH_COUNT], (i + k) % 5);
         t.make(&s.exec);
         for (unsigned window = 0; window < 4; window++) {
-            for (Twin& x : t.all) fill_range(x, s.cpu.state, k % 2 ? 2000 : 1u << 30, window % 2 ? 30000 : 1u << 30);
+            for (Pair& x : t.all) fill_range(x, s.cpu.state, k % 2 ? 2000 : 1u << 30, window % 2 ? 30000 : 1u << 30);
             if (window == 3) t.spoil(k % 5, t.all[k % 5].n - 1, bad_bits(t.all[k % 5].type, (unsigned)k));
             s.scale_loss();
             s.unscale(t);
@@ -292,12 +292,12 @@ static void test_unscale_range() {
 /* More chunks than blocks: each block takes several, and what it finds has the right place. */
 static void test_unscale_many_chunks() {
     Scalers s(nullptr);
-    Twins t;
+    Pairs t;
     for (size_t i = 0; i < 1300; i++) t.add(TYPES[i % 3], 1 + i % 40, 0, i % 2 ? "odd" : nullptr);
     t.make(&s.exec);
     for (int window = 0; window < 6; window++) {
         set_schedule(window % ORDERS);
-        for (Twin& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
+        for (Pair& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
         for (int bad = 0; bad < 3 * (window % 3); bad++) {
             const size_t i = 500 + test_random() % 800;
             t.spoil(i, test_random() % t.all[i].n, bad_bits(t.all[i].type, test_random()));
@@ -322,10 +322,10 @@ static void test_unscale_at_once() {
         int exponent;
         const bool power = std::frexp(d.init_scale, &exponent) == 0.5f && exponent > -126 && exponent < 128;
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         t.add(TYPES[k % 3], RANGE_LENGTHS[k % RANGE_LENGTH_COUNT] + 4096, k % 4);
         t.make(&s.exec);
-        Twin& x = t.all[0];
+        Pair& x = t.all[0];
         const uint32_t low = least_normal(x.type, d.init_scale);
         const uint32_t high = last_finite(x.type, x.type, s.cpu.state.inverse);
         std::vector<unsigned char> moves(x.n / 512 + 16, power && d.init_scale != 1.0f);
@@ -358,7 +358,7 @@ static void test_sums_overflow() {
         amp_scaler_desc d = {};
         d.init_scale = 2;
         Scalers s(&d);
-        Twins src, dst;
+        Pairs src, dst;
         src.add(AMP_F32, 5000, 1, "g");
         dst.add(TYPES[to], 5000, 2, "sum");
         src.make(&s.exec);
@@ -385,7 +385,7 @@ static void test_sums_overflow() {
 
 struct World {
     Scalers s;
-    std::deque<Twins> src, dst;
+    std::deque<Pairs> src, dst;
 
     explicit World(const amp_scaler_desc* d) : s(d) {
         static const size_t lengths[3][4] = { { 0, 1, 9, 40 }, { 4097, 3, 0, 0 }, { 17, 0, 0, 0 } };
@@ -472,7 +472,7 @@ static void test_every_preset() {
         for (int round = 0; round < 4; round++) {
             amp_scaler_desc d = random_desc((amp_scaler_preset)p);
             Scalers s(&d);
-            Twins t;
+            Pairs t;
             unsigned often = 2 + test_random() % 5;
             t.add(AMP_F32, 3, 0);
             t.make(&s.exec);
@@ -512,12 +512,12 @@ static void test_moved_scale() {
         amp_scaler_desc d = {};
         d.init_scale = 1;
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         for (amp_dtype type : TYPES) t.add(type, 8, 0);
         t.make(&s.exec);
         set_schedule(order);
         for (int step = 0; step < 3; step++) { s.report(); s.update(); }
-        for (Twin& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
+        for (Pair& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
         t.spoil(0, 1, 0x7f000000u);
         t.spoil(1, 1, 0x7800u);
         t.spoil(2, 1, 0x7f00u);
@@ -565,7 +565,7 @@ static void test_useless_scale() {
     amp_scaler_desc d = {};
     d.init_scale = 4e-39f;
     Scalers s(&d);
-    Twins t;
+    Pairs t;
     t.add(AMP_F32, 10, 0);
     t.make(&s.exec);
     t.fill(1e-20f);
@@ -595,7 +595,7 @@ static void test_unsound() {
     dynamic.growth_interval = 2;
     for (const amp_scaler_desc& d : { dynamic, fixed }) {
         Scalers s(&d);
-        Twins t;
+        Pairs t;
         t.add(AMP_F32, 10, 0);
         t.make(&s.exec);
         for (int step = 0; step < 24; step++) {
@@ -623,7 +623,7 @@ static void test_write() {
     Scalers s(&d), other(&d);
     amp_scaler host, foreign;
     unsigned char bytes[AMP_SCALER_STATE_BYTES], again[AMP_SCALER_STATE_BYTES];
-    Twins t;
+    Pairs t;
     t.add(AMP_F16, 100, 0);
     t.make(&s.exec);
     t.fill(1.0f);
@@ -667,7 +667,7 @@ static void test_refused_lists() {
     amp_exec exec = exec_on(0);
     amp_cuda_tensors* list = nullptr;
     static float host[4];
-    Twin x(AMP_F32, 4);
+    Pair x(AMP_F32, 4);
     amp_tensor t = { x.there(), AMP_F32, 4, "w" };
     struct { amp_tensor tensor; amp_result code; const char* words; } bad[] = {
         { { host, AMP_F32, 4, "w" }, AMP_ERR_ARGUMENT, "amp_cuda_tensors_create: w is host memory" },
@@ -727,13 +727,13 @@ static void test_refused_descs() {
 /* The order of calls, as the CPU has it. */
 static void test_order_of_calls() {
     Scalers s(nullptr);
-    Twins a, b, none, two;
+    Pairs a, b, none, two;
     a.add(AMP_F16, 10, 0);
     b.add(AMP_F32, 10, 0);
     two.add(AMP_F32, 5, 0);
     two.add(AMP_F32, 5, 0);
     none.add(AMP_F32, 0, 0);
-    for (Twins* t : { &a, &b, &none, &two }) { t->make(&s.exec); t->fill(1.0f); }
+    for (Pairs* t : { &a, &b, &none, &two }) { t->make(&s.exec); t->fill(1.0f); }
     s.check(a);                     /* before any loss */
     s.unscale(a);
     s.into(b, a, 0);
@@ -759,7 +759,7 @@ static void test_order_of_calls() {
 /* More lists in a window than a scaler keeps. */
 static void test_many_lists() {
     Scalers s(nullptr);
-    std::deque<Twins> lists;
+    std::deque<Pairs> lists;
     for (int i = 0; i < AMP_SCALER_MAX_LISTS + 2; i++) {
         lists.emplace_back();
         lists.back().add(AMP_F32, 5, 0);
@@ -767,7 +767,7 @@ static void test_many_lists() {
         lists.back().fill(1.0f);
     }
     s.scale_loss();
-    for (Twins& t : lists) s.check(t);
+    for (Pairs& t : lists) s.check(t);
     s.agree(5);
     s.unscale(lists.back());        /* no room */
     s.update();
@@ -781,7 +781,7 @@ static void test_many_lists() {
 static void test_cost() {
 #if defined(AMP_CUDA_EMU)
     Scalers s(nullptr);
-    Twins a, b;
+    Pairs a, b;
     for (int i = 0; i < 250; i++) {             /* of each 245 are not empty: both lists fit the spans */
         a.add(TYPES[i % 3], (size_t)(i % 50), 0);
         b.add(AMP_F32, (size_t)(i % 50), 0);
@@ -819,9 +819,9 @@ static void test_graph() {
     OK(cudaStreamCreate(&stream));
     {
         Scalers s(&d, stream);
-        Twins a, b;
+        Pairs a, b;
         add_all_kinds(a);
-        for (const Twin& t : a.all) b.add(AMP_F32, t.n, 1);
+        for (const Pair& t : a.all) b.add(AMP_F32, t.n, 1);
         a.make(&s.exec);
         b.make(&s.exec);
         amp_cuda_scaler_loss_scale(s.gpu);
@@ -856,7 +856,7 @@ static void test_graph() {
 static void test_failures() {
 #if defined(AMP_CUDA_EMU)
     Scalers s(nullptr);
-    Twins t, b;
+    Pairs t, b;
     t.add(AMP_F16, 5000, 0, "w");
     b.add(AMP_F32, 5000, 0, "w");
     t.make(&s.exec);

@@ -441,9 +441,9 @@ __global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
     if (t.trans) ampi_ptx_wgmma<1, 1, 0>(d, descriptor, descriptor, 0);
     else ampi_ptx_wgmma<0, 0, 0>(d, descriptor, descriptor, 0);
     ampi_ptx_wgmma_commit();
-    if (t.fault != NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
+    if (t.fault != NO_MMA_WAIT) ampi_ptx_wgmma_wait_all(d);
     for (unsigned i = 0; i < 32; i++) t.sums[(rank * 128 + thread) * 32 + i] = d[i];
-    if (t.fault == NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
+    if (t.fault == NO_MMA_WAIT) ampi_ptx_wgmma_wait_all(d);
     ampi_ptx_cluster_sync();
     const float4 other = ampi_ptx_load_there(box + 1024 + 16 * thread, t.fault == WRONG_RANK ? 7 : 1 - rank);
     CHECK(memcmp(&other, box + 1024 + 16 * thread, sizeof other) == 0);
@@ -562,25 +562,25 @@ static cudaError_t add(float* p, int n, float value, cudaStream_t stream) {
 
 static void test_lazy() {
     cudaStream_t s;
-    float* staging;
+    float* pinned;
     const int n = 40;
     OK(cudaStreamCreate(&s));
-    OK(cudaMallocHost(&staging, n * sizeof(float)));
+    OK(cudaMallocHost(&pinned, n * sizeof(float)));
     {
         Buffer<float> d(std::vector<float>(n, 1.0f));
-        for (int i = 0; i < n; i++) staging[i] = 3.0f;
+        for (int i = 0; i < n; i++) pinned[i] = 3.0f;
         long syncs = emu_sync_count(), kernels = emu_kernel_count(), launches = emu_launch_count();
         OK(add(d.p, n, 2.0f, s));
-        OK(cudaMemcpyAsync(staging, d.p, n * sizeof(float), cudaMemcpyDeviceToHost, s));
-        CHECK(staging[0] == 3.0f && emu_sync_count() == syncs && emu_kernel_count() == kernels);
+        OK(cudaMemcpyAsync(pinned, d.p, n * sizeof(float), cudaMemcpyDeviceToHost, s));
+        CHECK(pinned[0] == 3.0f && emu_sync_count() == syncs && emu_kernel_count() == kernels);
         CHECK(emu_launch_count() == launches + 1 && cudaStreamQuery(s) == cudaErrorNotReady);
         CHECK(cudaGetLastError() == cudaErrorNotReady && cudaGetLastError() == cudaSuccess);
-        staging[0] = 99.0f;
+        pinned[0] = 99.0f;
         OK(cudaStreamSynchronize(s));
-        CHECK(staging[0] == 3.0f && emu_sync_count() == syncs + 1 && cudaStreamQuery(s) == cudaSuccess);
+        CHECK(pinned[0] == 3.0f && emu_sync_count() == syncs + 1 && cudaStreamQuery(s) == cudaSuccess);
         /* A pinned source is read when the copy runs, a pageable one at the call. */
-        OK(cudaMemcpyAsync(d.p, staging, n * sizeof(float), cudaMemcpyHostToDevice, s));
-        for (int i = 0; i < n; i++) staging[i] = 5.0f;
+        OK(cudaMemcpyAsync(d.p, pinned, n * sizeof(float), cudaMemcpyHostToDevice, s));
+        for (int i = 0; i < n; i++) pinned[i] = 5.0f;
         OK(cudaStreamSynchronize(s));
         CHECK(d.get()[7] == 5.0f);
         std::vector<float> pageable(n, 6.0f);
@@ -588,7 +588,7 @@ static void test_lazy() {
         pageable.assign(n, 7.0f);
         CHECK(d.get()[7] == 6.0f); /* the legacy stream's copy comes after the blocking stream's */
     }
-    OK(cudaFreeHost(staging));
+    OK(cudaFreeHost(pinned));
     OK(cudaStreamDestroy(s));
     CHECK(cudaStreamSynchronize(s) == cudaErrorInvalidResourceHandle && cudaGetLastError());
 }

@@ -1,7 +1,7 @@
-/* twin.h - tensors that exist twice, for the CPU's scaler and optimizers and for those of the device, which must
+/* pair.h - tensors that exist twice, for the CPU's scaler and optimizers and for those of the device, which must
    agree. */
-#ifndef AMP_TEST_TWIN_H
-#define AMP_TEST_TWIN_H
+#ifndef AMP_TEST_PAIR_H
+#define AMP_TEST_PAIR_H
 
 #include "device.h"
 
@@ -56,21 +56,21 @@ static inline std::string rest(const std::string& s) {
 static inline bool one_in(unsigned n) { return test_random() % n == 0; }
 
 /* n elements on the host and on the device, there `skew` elements behind an aligned address. */
-struct Twin {
+struct Pair {
     amp_dtype type;
     size_t n, size, lead;
     Bytes host;
     unsigned char* memory;
 
-    Twin(amp_dtype t, size_t count, size_t skew = 0)
+    Pair(amp_dtype t, size_t count, size_t skew = 0)
         : type(t), n(count), size(amp_dtype_size(t)), lead(skew * size), host(n * size + 1), memory(nullptr) {
         Bytes poison(lead + n * size + BEHIND + 1, POISON);
         OK(cudaMalloc(&memory, lead + n * size + BEHIND));
         OK(cudaMemcpy(memory, poison.data(), lead + n * size + BEHIND, cudaMemcpyHostToDevice));
     }
-    ~Twin() { OK(cudaFree(memory)); }
-    Twin(const Twin&) = delete;
-    Twin& operator=(const Twin&) = delete;
+    ~Pair() { OK(cudaFree(memory)); }
+    Pair(const Pair&) = delete;
+    Pair& operator=(const Pair&) = delete;
 
     void* here() { return host.data(); }
     void* there() const { return memory + lead; }
@@ -114,16 +114,16 @@ static inline uint32_t bad_bits(amp_dtype t, unsigned kind) {
 }
 
 /* A list of tensors, twice. */
-struct Twins {
-    std::deque<Twin> all;
+struct Pairs {
+    std::deque<Pair> all;
     std::deque<std::string> names;
     std::vector<amp_tensor> here, there;
     amp_cuda_tensors* list;
 
-    Twins() : list(nullptr) {}
-    ~Twins() { amp_cuda_tensors_destroy(list); }
-    Twins(const Twins&) = delete;
-    Twins& operator=(const Twins&) = delete;
+    Pairs() : list(nullptr) {}
+    ~Pairs() { amp_cuda_tensors_destroy(list); }
+    Pairs(const Pairs&) = delete;
+    Pairs& operator=(const Pairs&) = delete;
 
     void add(amp_dtype t, size_t n, size_t skew, const char* name = nullptr) {
         all.emplace_back(t, n, skew);
@@ -139,17 +139,17 @@ struct Twins {
     int count() const { return (int)here.size(); }
     size_t elements() const {
         size_t n = 0;
-        for (const Twin& t : all) n += t.n;
+        for (const Pair& t : all) n += t.n;
         return n;
     }
-    void fill(float scale) { for (Twin& t : all) t.fill(scale); }
+    void fill(float scale) { for (Pair& t : all) t.fill(scale); }
     void spoil(size_t tensor, size_t i, uint32_t bits) {
         all[tensor].set_bits(i, bits);
         all[tensor].send();
     }
     bool agree(bool any_nan = false) const {
         bool same = true;
-        for (const Twin& t : all) same = t.agree(any_nan) && same;
+        for (const Pair& t : all) same = t.agree(any_nan) && same;
         return same;
     }
 };
@@ -205,14 +205,14 @@ struct Scalers {
         OK(cudaStreamSynchronize((cudaStream_t)exec.stream));
         OK(cudaFree(there));
     }
-    void check(Twins& t) {
+    void check(Pairs& t) {
         SAME(amp_scaler_check(&cpu, t.here.data(), t.count(), nullptr), amp_cuda_scaler_check(gpu, t.list, &exec));
     }
-    void unscale(Twins& t) {
+    void unscale(Pairs& t) {
         SAME(amp_scaler_unscale(&cpu, t.here.data(), t.count(), nullptr),
              amp_cuda_scaler_unscale(gpu, t.list, &exec));
     }
-    void into(Twins& dst, Twins& src, int accumulate) {
+    void into(Pairs& dst, Pairs& src, int accumulate) {
         SAME(amp_scaler_unscale_into(&cpu, dst.here.data(), src.here.data(), src.count(), accumulate, nullptr),
              amp_cuda_scaler_unscale_into(gpu, dst.list, src.list, accumulate, &exec));
     }
