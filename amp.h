@@ -593,7 +593,7 @@ typedef struct amp_policy {
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list, a level that the style
+/* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list; a level that the style
    lacks, an override that the level lacks. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY: an unknown operator or rule, a loss that is not FP32, input or flatten. */
@@ -770,12 +770,12 @@ struct amp_scaler {
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32; the scale stays until update. A loss of inf or NaN makes the window unsound. 1.0f gives the
-   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or not initialised,
+   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or zeroed memory,
    where other calls are AMP_ERR_STATE. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or become so when unscaled to
-   FP32 (check) or to the type that stores them, are counted and raise found_inf; s->info names the first. A scale
+   FP32 (check) or to the stored type, are counted and raise found_inf; s->info names the first. A scale
    without a finite inverse raises it, too. To let one overflow stop several optimizers, check all lists before the
    first step. `info`: what this call alone has found, and its norm.
    AMP_ERR_STATE: before any scale_loss, or for memory of a list that was unscaled or stepped in this window. But lists
@@ -809,7 +809,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum: 1
-   an overflow at the floor, 2 more overflows in a row than allowed, 4 more unsound windows, 8 a scale of no use (see
+   an overflow at the floor; 2 more overflows in a row than allowed; 4 more unsound windows; 8 a scale of no use (see
    amp_scaler_update). 0 if an argument is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
@@ -1146,7 +1146,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;              /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
+    amp_dtype   input_dtype;              /* 0 = AMP_F32; any type, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8 */
     int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
@@ -1176,9 +1176,9 @@ typedef struct amp_step_info {
 } amp_step_info;
 
 /* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
-   is, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT (NULL data, n or a label
-   out of range, an invalid rate, one value per channel for a batch norm not frozen, a refusal of another rank's batch),
-   AMP_ERR_DTYPE, AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_COMM.
+   is, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT: NULL data, n or a label
+   out of range, an invalid rate; one value per channel for a batch norm not frozen; a refusal of another rank's batch.
+   AMP_ERR_STATE: not finalized, no loss, no parameters. AMP_ERR_DTYPE, AMP_ERR_COMM.
    A step is skipped if a gradient or a micro-batch's loss is not finite. The scale stays where a loss, or a layer's
    output in the last micro-batch, is not finite. A GPU looks at outputs only with info, after the scale has moved. The
    logger hears (AMP_OK) once of each layer where inf or NaN begin. A skipped step changes only scaler and counters.
@@ -1196,7 +1196,7 @@ typedef struct amp_eval_info {
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. No loss: AMP_ERR_ARGUMENT. */
+/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. A loss: AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
 /* Samples to train or evaluate with: arrays in host memory, or a function that reads some. */
@@ -1228,7 +1228,7 @@ typedef AMPI_ENUM(amp_fit_end) {
     AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3  /* on_step or on_epoch */
 } amp_fit_end;
 typedef struct amp_fit_info {
-    int           epochs;      /* finished in this run */
+    int           epochs;      /* of this run, the last one in part if `end` came within it */
     amp_fit_epoch last, best;  /* zeroed while there is none */
     amp_fit_end   end;         /* what ended it */
 } amp_fit_info;
@@ -1255,12 +1255,13 @@ typedef struct amp_fit_desc {
 /* Ready-made print function. */
 AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 #endif
-/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one. The order depends
-   on seed, epoch and count alone. After a skipped step the next batch follows.
-   Several ranks share each step's samples, but for fewer samples than ranks at the end and, with `accumulate`, batches
-   that do not fill a step. Their callbacks must decide alike, patience needs evaluation data, best_path one rank.
-   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch give the same bits as a
-   run without a stop. `best` and `patience` know nothing of earlier epochs.
+/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one; with `accumulate`
+   it leaves out batches that do not fill a step. The order depends on seed, epoch and count alone. After a skipped step
+   the next batch follows.
+   Several ranks share each step's samples, but for fewer samples than ranks at the end. Their callbacks must decide
+   alike, patience needs evaluation data, best_path one rank.
+   Resuming behind a whole epoch: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch
+   give the same bits as a run without a stop. `best` and `patience` know nothing of earlier epochs.
    desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (AMP_ERR_OVERFLOW: a dead model),
    amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches),
    AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
@@ -1299,8 +1300,8 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
-/* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names, moments
-   "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step and skip counts,
+/* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names; moments
+   "<parameter>.m" and ".v"; running statistics "<layer>.running_mean" and "_var"; scaler, step and skip counts,
    random-number position. Resuming gives the bits of a run without a stop. AMP_ERR_STATE between micro-batches;
    AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
    Loading needs equal names, shapes, level, types (grad_dtype too), seed, accumulate, optimizer kind, maximize, groups
@@ -1315,8 +1316,8 @@ AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
    the logger hears of it (AMP_OK). *count, if not NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
-/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
-   (NULL = no scaler), and `count` tensors more, such as the place in the data. Host memory only. Each parameter needs
+/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates; the state of s
+   (NULL = no scaler); `count` tensors more, such as the place in the data. Host memory only. Each parameter needs
    its own name of at most 77 bytes. Loading writes 16-bit copies too. The rest is as with models; AMP_ERR_STATE inside
    a window of s, or if s was never initialised. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1366,8 +1367,8 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 
-/* amp_model_stats as a picture or text: each layer's type and who chose it, exponents from 2^-40 to 2^19 under the
-   formats' ranges, shares that a cast to the policy's low_dtype makes 0 or infinite; a loss scale for the largest
+/* amp_model_stats as a picture or text: each layer's type and who chose it; exponents from 2^-40 to 2^19 under the
+   formats' ranges; shares that a cast to the policy's low_dtype makes 0 or infinite; a loss scale for the largest
    gradient, and where inf or NaN begin. Errors: as there; AMP_ERR_MEMORY, AMP_ERR_IO. A picture is SVG in ASCII, for
    white and for black, and saved as by amp_file_save. */
 AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path);
@@ -1681,7 +1682,7 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
     for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';  /* a name may hold anything */
-    logger->log(code, sentence, logger->user_data);
+    (logger->log)(code, sentence, logger->user_data);
     return code;
 }
 /* Formats into an array. */
@@ -1813,11 +1814,11 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
 
 AMPI_FN void* ampi_alloc(size_t size, const amp_allocator* a) {
     if (size == 0) size = 1;
-    return a && a->alloc ? a->alloc(size, a->user_data) : malloc(size);
+    return a && a->alloc ? (a->alloc)(size, a->user_data) : malloc(size);
 }
 AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
     if (!p) return;
-    if (a && a->free) a->free(p, a->user_data);
+    if (a && a->free) (a->free)(p, a->user_data);
     else free(p);
 }
 
@@ -1969,15 +1970,8 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 
 /* gcc clears the upper halves of vector registers behind AVX code (vzeroupper) only from -O2 on. Left in use, they make
    later code with SSE and AVX up to 40 times slower. So each kernel with AVX, or its call, ends with this. */
-#if AMPI_X86 && !defined(__clang__)
-AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
-  #if defined(__x86_64__)
-    __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-        "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
-  #else
-    __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
-  #endif
-}
+#if AMPI_X86
+AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) { _mm256_zeroupper(); }
 #else
 AMPI_FN void ampi_clear_upper(void) {}
 #endif
@@ -3481,6 +3475,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     ampi_result panels = s->c;  /* columns in panels: all, or rows of pixels */
     ampi_pixel at;
     size_t top, jn, k0, im, j;
+    /* Pieces are read in whole vectors, which reach behind the last panel. */
+    if (s->b.is_image) AMPI_K(clear)(sums, (kept ? ampi_min_size(m, b->tall) : b->mc) * ld);
     if (!in_place || windows) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
     for (top = 0; top < m; top += b->tall)
         for (jn = 0; jn < n; jn += wide) {
@@ -3600,7 +3596,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    const size_t results = dw ? g->area : g->pixels;
+    const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;
     uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const padded = scratch + d.padded;
     float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];    /* a last vector may pass a row */
@@ -3608,9 +3604,9 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     size_t n, y, i;
     ampi_channels_table(g, &d, kernel_at);
     AMPI_K(clear)(block[AMPI_LANES], AMPI_LANES);
-    if (dw) AMPI_K(clear)(w, g->area * AMPI_LANES);
-    else AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area, g->area * sizeof(float), AMP_F32,
-        channels, g->area, g->area);
+    AMPI_K(clear)(sums + zeros * AMPI_LANES, (ampi_round_up(results, AMPI_LANES) - zeros) * AMPI_LANES);
+    if (!dw) AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area, g->area * sizeof(float),
+        AMP_F32, channels, g->area, g->area);
     for (n = image; n < image + images; n++) {
         AMPI_K(pad_channels)(padded, &s->b, &d, n * g->image + channel * g->plane, channels);
         if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
@@ -3798,9 +3794,10 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
 /* x[i][p] = tile[p][i] for n elements (in tile, whole vectors) of up to 16 rows, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
-    float block[AMPI_LANES][AMPI_LANES];
+    float block[AMPI_LANES][AMPI_LANES], last[AMPI_LANES * AMPI_LANES] = { 0 };
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
+        if (n - i < AMPI_LANES) tile = (const float*)memcpy(last, tile, (n - i) * sizeof block[0]);
         AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
         for (l = 0; l < rows; l++)
             AMPI_K(store_any)((char*)x + l * step + i * size, t, AMPI_K(quiet)(AMPI_K(load)(block[l]), 0), n - i);

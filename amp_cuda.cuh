@@ -30,7 +30,7 @@
    Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host pointers.
    Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
    waits for the GPU unless it says so. From compute capability 9.0 on kernels take their places while the one
-   before them ends (programmatic dependent launch), yours too, and wait there until it is done.
+   before them ends, and wait there until it is done, yours too: programmatic dependent launch.
    Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
    dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic makes is 0x7fffffff here; sums
    run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
@@ -105,8 +105,8 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
 /* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
    8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
    bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
-   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them (the kernel
-   for H100 and H200 needs none): the bits depend on sizes, types, alignment, workspace, the device and the code
+   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them; the kernel
+   for H100 and H200 needs none. The bits depend on sizes, types, alignment, workspace, the device and the code
    compiled for it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
    other bits than 0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
@@ -152,8 +152,8 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
 
 /* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
    way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h * stride_w. Few channels of
-   two F16 or two BF16 operands (one group, a kernel of more than one pixel, up to 16 outputs and 512 weights each; dx
-   with a stride of 1, dw with the workspace) are summed directly, on the FP32 cores. Each sum has one fixed order
+   two F16 or two BF16 operands are summed directly, on the FP32 cores: one group, a kernel of more than one pixel, up
+   to 16 outputs and 512 weights each; dx with a stride of 1, dw with the workspace. Each sum has one fixed order
    either way; that of direct sums depends on the shape alone.
    AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
@@ -290,7 +290,7 @@ AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scale
 AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s);
 
 /* The factor of the loss, in device memory. To be asked for at least once before anything is checked, and again
-   where gradients that a check of this window has seen get new values (micro-batches): as amp_scaler_scale_loss. */
+   where gradients checked in this window get new values (micro-batches): as amp_scaler_scale_loss. */
 AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s);
 /* Device memory. found_inf (1 = skip the step) holds what the checks so far have seen, until update. */
 AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scaler* s);
@@ -346,7 +346,7 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
    NULL, tells what the last step did. */
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
                                            const amp_exec* exec);
-/* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, and for a group that
+/* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, or a group that
    was frozen in more steps than there were. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec);
@@ -362,7 +362,7 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
    nothing, with info once, at its end. Host batches are copied to pinned memory first, so that the caller's
    memory is free when the call returns; with amp_batch.on_device they must be ready in the order of the
    stream. With desc.graph the second step of each batch size is captured, the later ones are replayed: rate,
-   loss scale and checkpoints may change between steps, desc.stream may not be the legacy default stream, and
+   loss scale and checkpoints may change between steps; desc.stream may not be the legacy default stream;
    an amp_comm hook must be fit for capture (NCCL's all-reduce is). In that second step no other thread may
    use the legacy default stream, unless desc.stream was created as non-blocking. A step before which another
    set of parameters was frozen (see amp_group) waits, and allocates; capturing begins anew. A step that ends

@@ -73,8 +73,7 @@ def long_sentences(text, most=25): # [(line, words, sentence)]
 tries = ["word " * 26, "One.\n   Two %s." % ("word\n " * 25), "`%s`." % ("code " * 26), "word " * 25 + "."]
 check([len(long_sentences("/* %s */" % s)) for s in tries] == [1, 1, 0, 0], "long sentences are not found, or short ones are")
 sentences = long_sentences(text[:text.index(">>impl ")])
-for found in sentences: print("line %d: a sentence of %d words: %s" % found)
-if sentences: print("warning: %d sentences of the interface have more than 25 words" % len(sentences))
+for found in sentences: check(False, "line %d: a sentence of %d words: %s" % found)
 
 # each public prototype has a comment: directly above, at the end of its line, or above the group it stands in
 interface = text[:text.index(">>impl ")].split("\n")

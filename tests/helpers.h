@@ -16,6 +16,13 @@ static inline uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); 
 static inline void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
 static inline int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
 
+/* Leaves large floats in the stack's memory below, whose products and conversions to half would overflow. */
+static inline void soil_stack(void) {
+    volatile float below[24000];
+    size_t i;
+    for (i = 0; i < sizeof below / sizeof *below; i++) below[i] = 1e38f;
+}
+
 /* Element i of an array as a double, and a double to it, rounded to nearest. The array may lie anywhere. */
 static inline double value_at(const void* p, amp_dtype t, size_t i) {
     const char* at = (const char*)p + i * amp_dtype_size(t);

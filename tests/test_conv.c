@@ -3,6 +3,7 @@
    y: (c, kernel row, kernel column) ascending; dw: (image, output row, output column); dx: (o, kernel row, kernel column)
    of the kernel positions that the stride lets meet the pixel. Margins are zeros. */
 #include "helpers.h"
+#include <fenv.h>
 #include <limits.h>
 #include <math.h>
 
@@ -717,6 +718,35 @@ static void test_refused_calls(void) {
     for (i = 0; i < 16; i++) CHECK(y[i] == 7);
 }
 
+/* What the stack or a workspace held before is not computed with: zeros raise no exception of IEEE 754. */
+static void test_exceptions(void) {
+    static const amp_half zeros[2 * 15 * 81], *const z = zeros;
+    static const int sides[] = { 5, 6, 9 };
+    static amp_half y[2 * 15 * 81], dx[2 * 3 * 81], dw[15 * 3 * 9];
+    static float workspace[1 << 18];
+    int i, isa, last;
+    size_t k;
+    for (isa = 0; isa < COUNT(ISAS); isa++)
+        for (i = 0; i < 36 && amp_cpu_force_isa(ISAS[isa]) == AMP_OK; i++)
+            for (last = 0; last < 3; last++) {   /* y, dx or dw */
+                const int side = sides[i % 3], outputs = i / 3 % 2 == 0 ? 3 : 15, stride = 1 + i / 6 % 2, groups = i / 12 == 1 ? 3 : 1;
+                const amp_conv2d_shape s = shape_of(2, 3, side, side, outputs, 3, 3, stride, stride, i % 2, i % 2, 1, 1, groups);
+                amp_exec e;
+                amp_result r;
+                memset(&e, 0, sizeof e);
+                for (k = 0; k < sizeof workspace / sizeof *workspace; k++) workspace[k] = 1e38f;
+                if (i >= 12) { e.workspace = workspace; e.workspace_size = sizeof workspace; }
+                feclearexcept(FE_ALL_EXCEPT);
+                soil_stack();
+                if (last == 0) r = amp_conv2d_forward(&s, z, AMP_F16, z, AMP_F16, NULL, AMP_F16, y, AMP_F16, &e);
+                else r = amp_conv2d_backward(&s, z, AMP_F16, z, AMP_F16, z, AMP_F16, last == 1 ? dx : NULL, AMP_F16,
+                                             last == 2 ? dw : NULL, AMP_F16, NULL, AMP_F16, 0, &e);
+                CHECK_MSG(r == AMP_OK && !fetestexcept(FE_OVERFLOW | FE_INVALID), "%s, case %d, result %d",
+                          amp_isa_name(ISAS[isa]), i, last);
+            }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_shapes);
@@ -734,5 +764,6 @@ int main(int argc, char** argv) {
     TEST(test_refused_shapes);
     TEST(test_large_strides);
     TEST(test_refused_calls);
+    TEST(test_exceptions);
     TEST_END();
 }

@@ -4,6 +4,7 @@
    reference by `error`, a bound for the FP32 arithmetic that each test states, plus one rounding to its
    type: half a unit in the last place. */
 #include "helpers.h"
+#include <fenv.h>
 #include <math.h>
 
 static const double u = 1.0 / 16777216.0;
@@ -1946,6 +1947,27 @@ static void test_refusals(void) {
     CHECK(heard[0] == 0);
 }
 
+/* What memory held before is not computed with: zeros raise no exception of IEEE 754. */
+static void test_pool_exceptions(void) {
+    static const amp_half zeros[3 * 17 * 17], *const z = zeros;
+    static amp_half y[3 * 17 * 17];
+    int kind, side, kernel;
+    for (kind = AMP_POOL_MAX; kind <= AMP_POOL_AVERAGE; kind++)
+        for (side = 2; side <= 17; side += 3)
+            for (kernel = 2; kernel <= 3 && kernel <= side; kernel++) {
+                amp_pool2d_shape s;
+                memset(&s, 0, sizeof s);
+                s.kind = (amp_pool)kind; s.n = 1; s.channels = 3; s.height = s.width = side; s.kernel_h = s.kernel_w = kernel;
+                s.stride_h = s.stride_w = 1 + side % 2;
+                feclearexcept(FE_ALL_EXCEPT);
+                soil_stack();
+                CHECK(amp_pool2d_forward(&s, z, AMP_F16, y, AMP_F16, NULL) == AMP_OK);
+                soil_stack();
+                CHECK(amp_pool2d_backward(&s, z, AMP_F16, z, AMP_F16, y, AMP_F16, NULL) == AMP_OK);
+                CHECK_MSG(!fetestexcept(FE_OVERFLOW | FE_INVALID), "kind %d, side %d, kernel %d", kind, side, kernel);
+            }
+}
+
 static void run_all(void) {
     TEST(test_activation_forward);
     TEST(test_activation_backward);
@@ -1984,6 +2006,7 @@ static void run_all(void) {
     TEST(test_global_pool);
     TEST(test_pool_groups);
     TEST(test_pool_nan);
+    TEST(test_pool_exceptions);
     TEST(test_random_normal);
     TEST(test_layer_norm_of_nothing);
     TEST(test_refusals);
