@@ -1490,8 +1490,8 @@ AMPI_D uint32_t ampi_d_divide(uint32_t x, const ampi_cuda_divisor& by) {
     return (uint32_t)((uint64_t)x * by.factor >> by.shift);
 }
 
-/* A number in three digits: a run is (channel, kernel row, kernel column), a position (image, row, column). So
-   a walk in equal steps needs additions only. */
+/* A number in three digits: a stored row is (channel, kernel row, kernel column), a position (image, row, column).
+   So a walk in equal steps needs additions only. */
 typedef struct ampi_cuda_digits { uint32_t high, middle, low; } ampi_cuda_digits;
 
 AMPI_FN ampi_cuda_digits ampi_cuda_digits_of(size_t i, uint32_t middle, uint32_t low) {
@@ -1526,11 +1526,11 @@ typedef struct ampi_cuda_operand {
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
     uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
     int         mul_h, mul_w, base_h, base_w, step_h, step_w;
-    ampi_cuda_digits run_step, position_step;     /* of a thread: to its next run, and to its next tile */
+    ampi_cuda_digits row_step, position_step;     /* of a thread: to its next stored row, and to its next tile */
 } ampi_cuda_operand;
 
-/* What a position sees of its image: at run (c, a, b) the element at row y + a*step_h and column x + b*step_w. It is
-   element `at` + c*channel_stride + a*step_h*width + b*step_w. */
+/* What a position sees of its image: in stored row (c, a, b) the element at row y + a*step_h and column
+   x + b*step_w. It is element `at` + c*channel_stride + a*step_h*width + b*step_w. */
 typedef struct ampi_cuda_view {
     size_t at;
     int y, x;
@@ -1547,10 +1547,10 @@ AMPI_D ampi_cuda_view ampi_d_view(const ampi_cuda_operand& o, const ampi_cuda_di
     return w;
 }
 
-/* Is there an element at this run? Negative numbers are large unsigned ones. */
-AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_view& w) {
-    uint32_t y = (uint32_t)(w.y + (int)run.middle * o.step_h), x = (uint32_t)(w.x + (int)run.low * o.step_w);
-    return run.high < o.channels && y < o.height && x < o.width;
+/* Is there an element in this stored row? Negative numbers are large unsigned ones. */
+AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& row, const ampi_cuda_view& w) {
+    uint32_t y = (uint32_t)(w.y + (int)row.middle * o.step_h), x = (uint32_t)(w.x + (int)row.low * o.step_w);
+    return row.high < o.channels && y < o.height && x < o.width;
 }
 
 /* The elements of two neighbouring positions, as they lie in memory, or widened; or zeros. */
@@ -1564,11 +1564,11 @@ AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, 
     pair.y = second ? ampi_d_load(data, t, at2) : 0.0f;
 }
 
-/* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its runs are the same
-   in each tile and the positions go on; across k it is the other way round. */
+/* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its stored rows are the
+   same in each tile and the positions go on; across k it is the other way round. */
 typedef struct ampi_cuda_walk {
     const void* data;
-    ampi_cuda_digits run, position;
+    ampi_cuda_digits row, position;
     ampi_cuda_view view[2];
 } ampi_cuda_walk;
 
@@ -1579,28 +1579,28 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     w.view[0] = ampi_d_view(o, w.position);
     w.view[1] = ampi_d_view(o, next);
 }
-AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t run,
+AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
                               size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
-    w.run = ampi_d_digits_of(run, o.kernel_h, o.kernel_w);
+    w.row = ampi_d_digits_of(row, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
     ampi_d_walk_views(w, o);
 }
 template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
-    ampi_cuda_digits run = w.run;
+    ampi_cuda_digits row = w.row;
     for (int u = 0; u < N; u++) {
-        size_t row = (size_t)((int64_t)((int)run.middle * o.step_h) * o.width + (int)run.low * o.step_w);
-        size_t at = run.high * o.channel_stride + row;
-        ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, run, w.view[0]), at + w.view[0].at,
-                    ampi_d_inside(o, run, w.view[1]), at + w.view[1].at);
-        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
+        size_t offset = (size_t)((int64_t)((int)row.middle * o.step_h) * o.width + (int)row.low * o.step_w);
+        size_t at = row.high * o.channel_stride + offset;
+        ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
+                    ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
+        ampi_d_step(row, o.row_step, o.kernel_h, o.kernel_w);
     }
     if (o.along_k) {
         ampi_d_step(w.position, o.position_step, o.rows, o.cols);
         ampi_d_walk_views(w, o);
     } else {
-        w.run = run;
+        w.row = row;
     }
 }
 
@@ -1784,31 +1784,31 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
 enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68, AMPI_CUDA_PLAIN_PAIRS = 2,
        AMPI_CUDA_PLAIN_TILE = (int)AMPI_CUDA_PLAIN_LD * (int)AMPI_CUDA_PLAIN_DEPTH };
 
-/* A thread's first pair of a tile of x by depth: its run and its position in the tile. */
-AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* run,
+/* A thread's first pair of a tile of x by depth: its stored row and its position in the tile. */
+AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* row,
                               uint32_t* position) {
     uint32_t pairs = (o.along_k ? depth : x) / 2;
-    *run = threadIdx.x / pairs;
+    *row = threadIdx.x / pairs;
     *position = threadIdx.x % pairs * 2;
 }
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t x, size_t k,
                                    uint32_t width, uint32_t depth) {
-    uint32_t run, position;
-    ampi_d_first_pair(o, width, depth, &run, &position);
-    ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + run, (o.along_k ? k : x) + position);
+    uint32_t row, position;
+    ampi_d_first_pair(o, width, depth, &row, &position);
+    ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
 }
 
 AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
-    uint32_t run, position;
-    ampi_d_first_pair(o, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, &run, &position);
+    uint32_t row, position;
+    ampi_d_first_pair(o, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, &row, &position);
     for (int u = 0; u < AMPI_CUDA_PLAIN_PAIRS; u++) {
         if (o.along_k) {
-            tile[position * AMPI_CUDA_PLAIN_LD + run] = v[u].x;
-            tile[(position + 1) * AMPI_CUDA_PLAIN_LD + run] = v[u].y;
-            run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN_DEPTH / 2);
+            tile[position * AMPI_CUDA_PLAIN_LD + row] = v[u].x;
+            tile[(position + 1) * AMPI_CUDA_PLAIN_LD + row] = v[u].y;
+            row += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN_DEPTH / 2);
         } else {
-            *(float2*)(tile + run * AMPI_CUDA_PLAIN_LD + position) = v[u];
-            run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN / 2);
+            *(float2*)(tile + row * AMPI_CUDA_PLAIN_LD + position) = v[u];
+            row += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN / 2);
         }
     }
 }
@@ -1946,8 +1946,8 @@ AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lan
    registers: pairs always, chunks where there is no cp.async. */
 typedef struct ampi_cuda_feed {
     ampi_cuda_walk walk;
-    const uint16_t* from;                         /* the first chunk of the next tile; its run and position */
-    uint32_t run, position, at;                   /* at: where the first one goes in a stage, in halves */
+    const uint16_t* from;                         /* the first chunk of the next tile; its stored row and position */
+    uint32_t row, position, at;                   /* at: where the first one goes in a stage, in halves */
     uint2 held[8];
 } ampi_cuda_feed;
 
@@ -1962,9 +1962,9 @@ AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, siz
     }
     row = o.along_k ? threadIdx.x / 4 : threadIdx.x / (X / 8);
     column = o.along_k ? threadIdx.x % 4 : threadIdx.x % (X / 8);
-    f.run = (uint32_t)(o.along_k ? x : k) + row;
+    f.row = (uint32_t)(o.along_k ? x : k) + row;
     f.position = (uint32_t)(o.along_k ? k : x) + column * 8;
-    f.from = (const uint16_t*)o.data + z * o.stride + (size_t)f.run * o.channel_stride + f.position;
+    f.from = (const uint16_t*)o.data + z * o.stride + (size_t)f.row * o.channel_stride + f.position;
     f.at = ampi_d_chunk_at(o.along_k, X, row, column);
 }
 
@@ -1987,10 +1987,10 @@ AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, ui
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
         ampi_d_chunk(f.held + 2 * u, stage + f.at + u * 16 * X, f.from + u * o.chunk_below,
-                     f.position < o.cols && f.run + u * below < o.channels);
+                     f.position < o.cols && f.row + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
-    else f.run += AMPI_CUDA_DEPTH;
+    else f.row += AMPI_CUDA_DEPTH;
 }
 
 /* Sends the next tile on its way to a stage. */
@@ -2617,9 +2617,9 @@ AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_unfold* g) {
     o->base_h = g->h.first; o->base_w = g->w.first;
     o->step_h = g->h.next; o->step_w = g->w.next;
 }
-/* Other operands: a channel for each run. A matrix is one image of one row. The weights of an input gradient are an
-   image for each output, of those kernel positions that are in use. */
-AMPI_FN void ampi_cuda_set_runs(ampi_cuda_operand* o, const ampi_operand* v, size_t length) {
+/* Other operands: a channel for each stored row. A matrix is one image of one row. The weights of an input
+   gradient are an image for each output, of those kernel positions that are in use. */
+AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, size_t length) {
     o->image_stride = v->output;
     o->channel_stride = v->ld;
     o->kernel_h = o->kernel_w = 1;
@@ -2629,9 +2629,9 @@ AMPI_FN void ampi_cuda_set_runs(ampi_cuda_operand* o, const ampi_operand* v, siz
     o->cols = v->area ? (uint32_t)v->kernel_w : (uint32_t)ampi_max_size(length, 1);
     o->width = v->area ? (uint32_t)v->next_h : o->cols;
 }
-/* Of m or n and of k, one is the number of runs, the other their length. */
+/* Of m or n and of k, one is the number of stored rows, the other their length. */
 AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k, size_t stride) {
-    const size_t runs = v->along_k ? side : k, length = v->along_k ? k : side;
+    const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
     ampi_cuda_operand o;
     memset(&o, 0, sizeof o);
     o.data = v->data;
@@ -2639,8 +2639,8 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     o.dtype = v->dtype;
     o.along_k = v->along_k;
     if (v->is_image) ampi_cuda_set_places(&o, &v->image);
-    else ampi_cuda_set_runs(&o, v, length);
-    o.channels = (uint32_t)(runs / ((size_t)o.kernel_h * o.kernel_w));
+    else ampi_cuda_set_rows(&o, v, length);
+    o.channels = (uint32_t)(rows / ((size_t)o.kernel_h * o.kernel_w));
     o.images = (uint32_t)(length / ((size_t)o.rows * o.cols));
     o.boxes = ampi_cuda_in_boxes(v, stride);
     o.chunks = o.boxes && length % 8 == 0;
@@ -2813,7 +2813,7 @@ AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
    ampi_d_feed_chunks. */
 AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t depth, uint32_t threads) {
     uint32_t pairs = (o->along_k ? depth : side) / 2;
-    o->run_step = ampi_cuda_digits_of(threads / pairs, o->kernel_h, o->kernel_w);
+    o->row_step = ampi_cuda_digits_of(threads / pairs, o->kernel_h, o->kernel_w);
     o->position_step = ampi_cuda_digits_of(depth, o->rows, o->cols);
     o->chunk_below = (o->along_k ? side / 2 : depth / 2) * o->channel_stride;
     o->chunk_step = depth * (o->along_k ? 1 : o->channel_stride);
@@ -2890,10 +2890,10 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     if (e != cudaSuccess) cudaGetLastError();
     return known;
 }
-/* `count` matrices of `runs` rows of `length`, in boxes of `rows` rows of 128 bytes. */
-AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t runs,
+/* `count` matrices of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
+AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t height,
                                  size_t ld, size_t count, size_t stride, uint32_t rows) {
-    const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, runs, stride ? count : 1 };
+    const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, height, stride ? count : 1 };
     const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
     const cuuint32_t box[3] = { (cuuint32_t)(128 / size), rows, 1 }, every[3] = { 1, 1, 1 };
     const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -2996,7 +2996,7 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
-/* Kernels count runs and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
+/* Kernels count stored rows and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
 AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
     const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels : ampi_max_size(v->area, 1);
     return (v->along_k ? side : k) <= limit && (v->along_k ? k : side) / places <= limit;
@@ -3439,7 +3439,7 @@ typedef struct ampi_cuda_direct {
     uint32_t channels_at_once;                    /* in shared memory */
     uint32_t lanes, down;                         /* threads beside each other in a row of x, and how many rows */
     ampi_cuda_digits step;                        /* of a thread: so many rows further */
-    ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_runs;      /* pixels of a band, kernel_h / KH */
+    ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_kernel_h;      /* pixels of a band, kernel_h / KH */
     uint32_t jobs, splits, shares;                /* of dw */
     int relu, add;                                /* add: to what y holds */
     float* sums;
@@ -3490,24 +3490,25 @@ AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_
     }
 }
 
-/* The kernel's rows go KH at a time; a tap is (channel, rows / KH, column, row % KH), all but the last as one number
-   in this order. The element of w that it stands for, of output 0. */
+/* The kernel's rows go KH at a time; a position is (channel, rows / KH, column, row % KH), all but the last as one
+   number in this order. The element of w that it stands for, of output 0. */
 template <int KH>
-AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t tap, uint32_t a) {
-    const uint32_t above = ampi_d_divide(tap, d.by_kernel_w), c = ampi_d_divide(above, d.by_runs);
-    const uint32_t row = (above - c * d.by_runs.d) * KH + a, place = row * d.kernel_w + (tap - above * d.kernel_w);
+AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t position, uint32_t a) {
+    const uint32_t above = ampi_d_divide(position, d.by_kernel_w), c = ampi_d_divide(above, d.by_kernel_h);
+    const uint32_t row = (above - c * d.by_kernel_h.d) * KH + a;
+    const uint32_t place = row * d.kernel_w + (position - above * d.kernel_w);
     return c * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
 }
-/* The weights of eight outputs, those of a tap beside each other. A thread brings those of one output. */
+/* The weights of eight outputs, those of a position beside each other. A thread brings those of one output. */
 template <int KH>
 AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
-    const uint32_t taps = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTPUTS;
+    const uint32_t all = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTPUTS;
     const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTPUTS;
     const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
     AMPI_D_UNROLL4
-    for (uint32_t tap = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; tap < taps; tap += below) {
-        uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, tap / KH, tap % KH)] : (uint16_t)0;
-        to[tap * AMPI_CUDA_DIRECT_OUTPUTS + o] = ampi_d_direct_widen(v, d.dtype);
+    for (uint32_t position = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; position < all; position += below) {
+        uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, position / KH, position % KH)] : (uint16_t)0;
+        to[position * AMPI_CUDA_DIRECT_OUTPUTS + o] = ampi_d_direct_widen(v, d.dtype);
     }
 }
 
@@ -3570,11 +3571,11 @@ template <int P, int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
-    const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
+    const uint32_t area = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
     const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
     const uint32_t row = at.middle * P, first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
-    float* x = shared + d.channels * taps * AMPI_CUDA_DIRECT_OUTPUTS;
+    float* x = shared + d.channels * area * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[P][8] = {};
     ampi_d_direct_weights<KH>(shared, d, out);
     for (uint32_t c = 0; c < d.channels; c += d.channels_at_once) {
@@ -3584,7 +3585,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
         __syncthreads();
         if (at.high < t.images)
             ampi_d_direct_multiply<P, KH>(sum, x + first + at.low * (uint32_t)d.stride_w,
-                                          shared + c * taps * AMPI_CUDA_DIRECT_OUTPUTS, d, count);
+                                          shared + c * area * AMPI_CUDA_DIRECT_OUTPUTS, d, count);
     }
     AMPI_D_UNROLL
     for (uint32_t p = 0; p < P; p++)
@@ -3639,8 +3640,8 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
 template <int KH>
 AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
                                   const ampi_cuda_direct_tile& t, uint32_t job, uint32_t split) {
-    const uint32_t above = job / d.kernel_w, b = job % d.kernel_w, c = above / d.by_runs.d;
-    const uint32_t row = above % d.by_runs.d * KH * (uint32_t)d.dilation_h;
+    const uint32_t above = job / d.kernel_w, b = job % d.kernel_w, c = above / d.by_kernel_h.d;
+    const uint32_t row = above % d.by_kernel_h.d * KH * (uint32_t)d.dilation_h;
     for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
         uint32_t image = q / d.cols, j = q - image * d.cols;
         const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
@@ -3691,16 +3692,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
 
 /* --- few channels: which, and how ---------------------------------------------------------------------- */
 
-/* Bounds: outputs, channels times taps (their weights take 16 KB), floats of x in the forward kernel (24 KB) and of
+/* Bounds: outputs, weights of each (which take 16 KB), floats of x in the forward kernel (24 KB) and of
    all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5), blocks that dw is shared out to. */
-enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_TAPS = 512, AMPI_CUDA_DIRECT_X = 6144,
+enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512, AMPI_CUDA_DIRECT_X = 6144,
        AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
 /* The product `part`; s tells its operands. */
 AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
-    const uint32_t taps = (uint32_t)c->area, along = (uint32_t)z->channels * taps;
+    const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
     ampi_cuda_direct d;
     memset(&d, 0, sizeof d);
     d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
@@ -3719,8 +3720,8 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_pr
     d.pad_w = transposed ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
     d.mirrored = transposed;
     d.add = s->c.beta != 0.0f;
-    d.out_step = transposed ? taps : along;
-    d.channel_step = transposed ? along : taps;
+    d.out_step = transposed ? area : along;
+    d.channel_step = transposed ? along : area;
     return d;
 }
 /* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
@@ -3730,12 +3731,12 @@ AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part pa
     const size_t outputs = transposed ? c->cg : c->og, channels = transposed ? c->og : c->cg;
     if (z->groups != 1 || c->area == 1 || (transposed && (z->stride_h != 1 || z->stride_w != 1))) return 0;
     if (c->x_count > INT32_MAX || c->y_count > INT32_MAX) return 0;
-    return outputs <= AMPI_CUDA_DIRECT_MAX_OUTPUTS && c->area <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
+    return outputs <= AMPI_CUDA_DIRECT_MAX_OUTPUTS && c->area <= AMPI_CUDA_DIRECT_MAX_WEIGHTS / channels;
 }
 
 AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride_h != 1 || d->dilation_h != 1; }
 /* KH: how many rows of the kernel go together. */
-AMPI_FN uint32_t ampi_cuda_direct_run(const ampi_cuda_direct* d) {
+AMPI_FN uint32_t ampi_cuda_direct_kh(const ampi_cuda_direct* d) {
     return d->kernel_h % 5 == 0 ? 5 : d->kernel_h % 3 == 0 ? 3 : 1;
 }
 /* Floats of one channel that a band of so many rows sees; padded sides are below 2^30. */
@@ -3745,7 +3746,7 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
     return tall * wide;
 }
 /* Returns 0 where there are too many tiles. */
-AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t run,
+AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
                                        uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
     d->band = (uint32_t)band;
@@ -3757,7 +3758,7 @@ AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t 
     d->by_images = ampi_cuda_divisor_of(d->images);
     d->by_pixels = ampi_cuda_divisor_of(d->band * d->cols);
     d->by_kernel_w = ampi_cuda_divisor_of(d->kernel_w);
-    d->by_runs = ampi_cuda_divisor_of(d->kernel_h / run);
+    d->by_kernel_h = ampi_cuda_divisor_of(d->kernel_h / kh);
     d->lanes = d->wide < threads ? d->wide : threads;
     d->down = threads / d->lanes;
     d->step = ampi_cuda_digits_of(d->down, d->tall, 1);
@@ -3779,21 +3780,21 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
                                              AMPI_CUDA_DIRECT_X / area), 1);
     d->channels_at_once = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
-    return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_run(d), threads) ? threads : 0;
+    return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_kh(d), threads) ? threads : 0;
 }
 /* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
    where they fill all of it twice. */
 AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d, amp_result* r) {
     const uint32_t groups = (uint32_t)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
-    const uint32_t run = ampi_cuda_direct_run(d);
+    const uint32_t kh = ampi_cuda_direct_kh(d);
     const size_t most = 128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     const size_t columns = (size_t)d->n * d->cols * groups, fours = columns * ampi_cuda_parts(d->rows, 4);
     const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
     const size_t work = per == 4 ? fours : columns * d->rows;
     const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK : AMPI_CUDA_BLOCK / 2);
     void (*kernel)(ampi_cuda_direct) =
-        per == 4 ? (run == 5 ? ampi_k_direct<4, 5> : run == 3 ? ampi_k_direct<4, 3> : ampi_k_direct<4, 1>)
-                 : (run == 5 ? ampi_k_direct<1, 5> : run == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
+        per == 4 ? (kh == 5 ? ampi_k_direct<4, 5> : kh == 3 ? ampi_k_direct<4, 3> : ampi_k_direct<4, 1>)
+                 : (kh == 5 ? ampi_k_direct<1, 5> : kh == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
     size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
     if (threads == 0) return 0;
     floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
@@ -3806,11 +3807,11 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
 AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTPUTS, n = d->n;
-    const uint32_t run = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_run(d);
+    const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)), images = 1, each, columns;
     size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
     while (band > 0 && d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel > room) band--;
-    d->jobs = d->channels * (d->kernel_h / run) * d->kernel_w;
+    d->jobs = d->channels * (d->kernel_h / kh) * d->kernel_w;
     if (band == 0 || d->jobs > AMPI_CUDA_BLOCK) return 0;
     band = ampi_cuda_parts(d->rows, ampi_cuda_parts(d->rows, band));
     if (band == d->rows) {
@@ -3820,7 +3821,7 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     }
     columns = images * d->cols;
     d->splits = (uint32_t)ampi_cuda_parts(columns, ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
-    if (!ampi_cuda_direct_set_tiles(d, band, images, run, AMPI_CUDA_BLOCK)) return 0;
+    if (!ampi_cuda_direct_set_tiles(d, band, images, kh, AMPI_CUDA_BLOCK)) return 0;
     d->shares = (uint32_t)ampi_min_size(d->tiles, blocks);
     return 1;
 }
@@ -3837,9 +3838,9 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d* c) {
 /* Without the workspace another kernel has to do it. */
 AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d, int accumulate,
                                        amp_result* r) {
-    const uint32_t run = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_run(d);
+    const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     void (*kernel)(ampi_cuda_direct) =
-        run == 5 ? ampi_k_direct_dw<5> : run == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
+        kh == 5 ? ampi_k_direct_dw<5> : kh == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
     if (!ampi_cuda_direct_cut_dw(d)) return 0;
     d->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_direct_sums(d));
     if (!d->sums) return 0;
@@ -4023,9 +4024,9 @@ AMPI_D float ampi_d_pool_count(const ampi_pool_plan& p, const ampi_cuda_window& 
 }
 /* Pixel i of n planes of h x w: its plane, row and column. */
 AMPI_D size_t ampi_d_pixel(size_t i, int h, int w, int* row, int* column) {
-    size_t line = ampi_d_quotient(i, (size_t)w), plane = ampi_d_quotient(line, (size_t)h);
-    *column = (int)(i - line * (size_t)w);
-    *row = (int)(line - plane * (size_t)h);
+    size_t above = ampi_d_quotient(i, (size_t)w), plane = ampi_d_quotient(above, (size_t)h);
+    *column = (int)(i - above * (size_t)w);
+    *row = (int)(above - plane * (size_t)h);
     return plane;
 }
 
@@ -4142,7 +4143,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
     }
 }
 
-/* Are runs of n elements at p aligned? */
+/* Are vectors of n elements at p aligned? */
 AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
     return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
 }

@@ -381,9 +381,9 @@ static void check_bound(Conv& c, size_t workspace) {
             check_array(*outputs[o], first[o], "another order of threads", c);
     }
     set_schedule(0);
-    double taps = s.kernel_h * s.kernel_w;
-    check_near(c.y, exact.y, exact.ys, c.z.cg * taps, "y", c);
-    check_near(c.dx, exact.dx, exact.dxs, c.z.og * taps, "dx", c);
+    double area = s.kernel_h * s.kernel_w;
+    check_near(c.y, exact.y, exact.ys, c.z.cg * area, "y", c);
+    check_near(c.dx, exact.dx, exact.dxs, c.z.og * area, "dx", c);
     check_near(c.dw, exact.dw, exact.dws, s.n * c.z.oh * c.z.ow, "dw", c);
     check_near(c.db, exact.db, exact.dbs, s.n * c.z.oh * c.z.ow, "db", c);
 }
@@ -452,20 +452,20 @@ static void test_unfolded_shapes() {
     }
 }
 
-/* Kernel rows that go together: a sum runs over (channel, rows / run, column, row % run). */
-static int run_of(int kernel_h) { return kernel_h % 5 == 0 ? 5 : kernel_h % 3 == 0 ? 3 : 1; }
+/* Kernel rows that go together: a sum runs over (channel, rows / kh, column, row % kh). */
+static int kh_of(int kernel_h) { return kernel_h % 5 == 0 ? 5 : kernel_h % 3 == 0 ? 3 : 1; }
 
 /* y, or dx by the mirrored kernel, in this order, whatever the batch and the tiles are. */
 static float direct_sum(Conv& c, int dx, int n, int o, int i, int j) {
     const amp_conv2d_shape& s = c.z.s;
-    const int run = run_of(s.kernel_h), height = dx ? c.z.oh : s.height, width = dx ? c.z.ow : s.width;
+    const int kh = kh_of(s.kernel_h), height = dx ? c.z.oh : s.height, width = dx ? c.z.ow : s.width;
     const int top = i * s.stride_h - (dx ? (s.kernel_h - 1) * s.dilation_h - s.pad_h : s.pad_h);
     const int left = j * s.stride_w - (dx ? (s.kernel_w - 1) * s.dilation_w - s.pad_w : s.pad_w);
     float sum = 0;
     for (int ch = 0; ch < (dx ? s.out_channels : s.channels); ch++)
-        for (int r = 0; r < s.kernel_h; r += run)
+        for (int r = 0; r < s.kernel_h; r += kh)
             for (int b = 0; b < s.kernel_w; b++)
-                for (int a = r; a < r + run; a++) {
+                for (int a = r; a < r + kh; a++) {
                     int y = top + a * s.dilation_h, x = left + b * s.dilation_w;
                     if (y < 0 || x < 0 || y >= height || x >= width) continue;
                     sum = dx ? std::fma(c.dy.value(c.z.y_at(n, ch, y, x)),
