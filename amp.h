@@ -11480,6 +11480,8 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     }
     AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0, "'%s' is damaged: the "
         "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(f, crc_text));
+    for (const ampi_entry* e = f->entries; e < f->entries + f->entry_count; e++)
+        AMPI_REFUSE_FILE(!e->crc != !crc_text, "'%s' is damaged: CRC-32 are missing", f->path);
     return AMP_OK;
 }
 

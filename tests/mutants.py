@@ -466,6 +466,7 @@ TABLE = [
     ("train", "if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *", "if (info && r == AMP_OK) *"),
     # --- checkpoint
     ("checkpoint", "{ remove(temporary); return r; }", "return r;"),
+    ("checkpoint", "AMPI_REFUSE_FILE(!e->crc != !crc_text,", "AMPI_REFUSE_FILE(0,"),
     ("checkpoint", "S_ISREG((st).st_mode)", "!S_ISDIR((st).st_mode)"),
     ("checkpoint", "AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL)", "AMPI_OS(O_CREAT)"),
     ("checkpoint", "errno == EEXIST && ++tries < 100", "0"),

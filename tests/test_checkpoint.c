@@ -1379,7 +1379,7 @@ static void test_damaged_checkpoint(void) {
             CHECK_MSG(same_models(b, before), "byte %d", (int)i);
             continue;
         }
-        /* What a flip may change is the name of a checksum: what is saved again is the whole file. */
+        /* What a flip may change is a setting, of which the model keeps its own: what is saved again is the whole file. */
         CHECK(amp_checkpoint_save(b, bad) == AMP_OK);
         q = read_bytes(bad, &m);
         CHECK_MSG(m == n && memcmp(p, q, n) == 0, "byte %d", (int)i);
@@ -1387,7 +1387,7 @@ static void test_damaged_checkpoint(void) {
         amp_model_destroy(b);
         b = make_model(&o);
     }
-    CHECK_MSG(refused > (int)n * 8 / 10, "%d of %d refused", refused, (int)n);
+    CHECK_MSG(refused > (int)n * 98 / 100, "%d of %d refused", refused, (int)n);
     for (i = 0; i < n; i += 1 + n / 400) {
         write_bytes(bad, p, i);
         CHECK(amp_checkpoint_load(b, bad) == AMP_ERR_FORMAT);
