@@ -1743,7 +1743,7 @@ typedef struct ampi_argument {
 } ampi_argument;
 #define AMPI_FLAT(n) 1, (n), (n)  /* a vector or a packed tensor of n elements */
 
-/* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p, and meets it if that is
+/* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p. They meet if that is
    above -width[1] and below width[0]. Packed rows are one long row. Different pitches count as apart. */
 AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
@@ -5461,7 +5461,7 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
 AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
-/* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS, or a part of a longer one from
+/* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS; or part of a longer one, from
    column `start` on. Kernels read and write whole groups of lanes: a tile has room for one behind the last row, and the
    next row overwrites a row's surplus. */
 enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
@@ -5626,8 +5626,8 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
 /* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends inside a vector.
    Orders of sums. An average of a small plane adds its window row by row. Of another plane the columns of a window are
    summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
-   small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time, counted from the first
-   window on each AMPI_POOL_BAND columns. */
+   small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time. Counting begins at the
+   first window on each AMPI_POOL_BAND columns. */
 enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wider */
        AMPI_POOL_PIXELS = 384,  /* its pixels, at most: 3 rows for windows of 3x3 */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
@@ -6649,8 +6649,8 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
-/* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts, of which there are few, as
-   adding their sums is not shared. */
+/* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These are few, as adding
+   their sums is not shared. */
 AMPI_FN size_t ampi_ln_part_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
 AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
     return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_part_rows(rows)));

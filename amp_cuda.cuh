@@ -541,8 +541,8 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) { (void)c; }
 #endif
 
-/* Stream, events, cuBLAS. A stream of our own waits for the default stream and the other way round, so that
-   plain cudaMemcpy calls of the program stay in order with it. */
+/* Stream, events, cuBLAS. A stream of our own and the default stream wait for each other, so that
+   plain cudaMemcpy calls stay in order with it. */
 AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
     cudaError_t e = cudaSuccess;
     cudaStream_t own;
@@ -1627,7 +1627,7 @@ typedef struct ampi_cuda_product {
    each tile, blockIdx.y is the number in the batch, blockIdx.z the piece. */
 typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_tile;
 
-/* Blocks run roughly in the order of their number: eight tiles below each other, then the next column, so that
+/* Blocks run roughly in the order of their number: eight tiles below each other, then the next column. So
    those under way together share rows of A and columns of B in the L2 cache. */
 enum { AMPI_CUDA_TILE_ROWS = 8 };
 AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth, uint32_t block, uint32_t piece) {
@@ -2155,10 +2155,10 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
 
    A block forms 128 x N of C, N = 256, 192, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of
    k; a stage holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64
-   of k for 64 rows or columns: along k the rows in memory go along k (and a tile's boxes, one behind the other, are
-   fetched as one), across k the other way; both look the same to all but wgmma, which is told by two flags. The
-   128-byte swizzle moves chunk c (16 bytes) of a box's row r to
-   chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
+   of k for 64 rows or columns: along k the rows in memory go along k, and a tile's boxes, one behind the other, are
+   fetched as one. Across k they go the other way. Both look the same to all but wgmma, which is told by two flags. The
+   128-byte swizzle moves chunk c (16 bytes) of a box's row r to chunk c ^ (r % 8). So eight rows of one chunk lie in
+   different banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
        AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_STAGES = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
        AMPI_HOPPER_BARRIERS = 16, AMPI_HOPPER_PIECES = 8,
@@ -2698,8 +2698,8 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, 
 
 /* Tiles of 128 read each element of A and B half as often as tiles of 64, which keep more multiprocessors busy:
    the large ones are taken where they are at least as many as the multiprocessors. If even the small ones are
-   few and k is long, k is cut until there are two blocks for each multiprocessor; a piece has at least 8 steps,
-   so that what it writes and the second pass reads (8 bytes a sum) stays small beside what it multiplies. */
+   few and k is long, k is cut until there are two blocks for each multiprocessor; a piece has at least 8 steps.
+   So what it writes and the second pass reads (8 bytes a sum) stays small beside what it multiplies. */
 enum { AMPI_CUDA_PIECE_STEPS = 8, AMPI_CUDA_MAX_PIECES = 64 };
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = (size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), tiles, pieces;
@@ -3419,7 +3419,7 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_
 
 /* --- few channels: direct sums ----------------------------------------------------------------------- */
 
-/* Few channels of halves fill no tile of the Tensor Cores, and unfolding them costs more than to multiply them on the
+/* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to multiply them on the
    FP32 cores, where their products are exact. One form serves for two of the three products:
      y[n,o,i,j] = sum over c, a, b of w[o,c,a,b] * x[n, c, i*stride_h - pad_h + a*dilation_h, the same of j and b];
    and dx with a stride of 1 is the y of dy: channels and outputs change places, the kernel is mirrored, the padding
@@ -3692,8 +3692,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
 
 /* --- few channels: which, and how ---------------------------------------------------------------------- */
 
-/* Bounds: outputs, weights of each (which take 16 KB), floats of x in the forward kernel (24 KB) and of
-   all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5), blocks that dw is shared out to. */
+/* Bounds: outputs; weights of each (which take 16 KB); floats of x in the forward kernel (24 KB); of all in that for
+   dw (40 KB, as the sums of its 256 threads take at KH = 5); blocks that dw is shared out to. */
 enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512, AMPI_CUDA_DIRECT_X = 6144,
        AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
@@ -4086,9 +4086,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
 
 /* Windows of K x K pixels that lie side by side and fill the image are taken in tiles: G neighbours of one row of
    windows to a thread, which reads each of their pixels once. No row of windows is left out between two planes, so
-   the tiles of all planes are one row after another: with S tiles to a row of windows, tile i lies in row i / S,
-   and its pixels of image row r begin at (i/S * K + r) * w + i%S * K*G = i * K*G + (i/S * (K-1) + r) * w, as
-   w = S * K*G. */
+   the tiles of all planes are one row after another: with S tiles to a row of windows, tile i lies in row i / S.
+   Its pixels of image row r begin at (i/S * K + r) * w + i%S * K*G; w being S * K*G, that is
+   i * K*G + (i/S * (K-1) + r) * w. */
 AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g, uint32_t r) {
     return i * k * g + (ampi_d_divide(i, q.by_tiles) * (k - 1) + r) * (uint32_t)q.p.w;
 }
@@ -4369,7 +4369,7 @@ AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
 
 /* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2 / M. What
    cancels there is small: the pivot is the mean of m of the M values, so (mean - pivot)^2 is at most M/m times
-   the variance, however the values are arranged. Thread 0 alone computes, in double, and writes. */
+   the variance. Thread 0 alone computes, in double, and writes. */
 AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, double* shared) {
     const float pivot = ampi_d_bn_pivot(s, c, shared);
     double v[2] = { 0.0, 0.0 };
@@ -4734,7 +4734,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
 }
 
 /* dgamma and dbeta: sums down the columns. The rows are cut into parts, a number that depends on the rows alone;
-   a part's sums are rounded to float and then added in the order of the parts, whether one block adds them or
+   a part's sums are rounded to float and then added in the order of the parts. One block adds them, or
    they meet in the workspace. A block takes 256 columns, a warp of it every eighth row. */
 enum { AMPI_CUDA_LN_COLUMNS = 256, AMPI_CUDA_LN_WARPS = AMPI_CUDA_BLOCK / 32 };
 
@@ -5190,8 +5190,8 @@ AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype,
 
 /* --- losses ------------------------------------------------------------------------------ */
 
-/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes alone, and
-   the parts by one block in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
+/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes alone.
+   One block adds the parts in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
    single block that computes them all. */
 enum { AMPI_CUDA_LOSS_PARTS = 1024 };
 
