@@ -8997,7 +8997,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
 }
 
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    AMPI_DRAFT(n, d && d->kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, d);
+    AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x, d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0], kernel[1],
