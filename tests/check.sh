@@ -136,7 +136,13 @@ fast() { # the bits may differ, the rest must hold: conversions, checks for inf 
     done
 }
 step "-Ofast: conversions, checks and training" fast
-if have valgrind; then step "valgrind" valgrind -q --error-exitcode=1 --leak-check=full build/train_small; else skip "valgrind is not here"; fi
+memcheck() { # leaks of a program; what is computed with memory that nothing was written to
+    valgrind -q --error-exitcode=1 --leak-check=full build/train_small || return 1
+    for t in conv ops; do
+        $CC -std=c99 -O1 -g1 tests/test_$t.c build/impl.o -o $out/$t -lm && valgrind -q --error-exitcode=1 $out/$t exceptions || return 1
+    done
+}
+if have valgrind; then step "valgrind" memcheck; else skip "valgrind is not here"; fi
 
 # --- training ------------------------------------------------------------------------------------------------------
 step "training proofs" sh -c "$CC -std=c99 -O2 tests/prove_training.c build/impl.o -o $out/prove -lm && $out/prove 4 $DATA > build/proof.txt || { cat build/proof.txt; false; }"
