@@ -57,7 +57,7 @@ EMU_FUSED := $(if $(filter fma,$(PROCESSOR)),-mfma -ffp-contract=fast -fexpensiv
 EMU_FLAGS = -std=c++14 -g1 -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
             -Wall -Wextra -Wshadow -Wno-psabi -Werror=switch -Itests/emu -DAMP_NO_SIMD $(EMU_FUSED)
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
-test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900; build/emu800_test_cuda_nn pool: likewise
+test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900; build/emu800_test_cuda_nn pool: tests with that in their name
 	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^
 
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)

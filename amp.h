@@ -1146,7 +1146,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;              /* 0 = AMP_F32; any type, see amp_input_desc */
+    amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
     amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8 */
     int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
@@ -1682,7 +1682,7 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
     for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';  /* a name may hold anything */
-    (logger->log)(code, sentence, logger->user_data);
+    (logger->log)(code, sentence, logger->user_data);  /* log: perhaps a macro */
     return code;
 }
 /* Formats into an array. */
@@ -3596,7 +3596,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;
+    const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;  /* from there on */
     uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const padded = scratch + d.padded;
     float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];    /* a last vector may pass a row */
@@ -3791,7 +3791,7 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
-/* x[i][p] = tile[p][i] for n elements (in tile, whole vectors) of up to 16 rows, rounded; every NaN is 0x7fc00000. */
+/* x[i][p] = tile[p][i] for n elements of up to 16 rows, rounded; every NaN is 0x7fc00000. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     float block[AMPI_LANES][AMPI_LANES], last[AMPI_LANES * AMPI_LANES] = { 0 };

@@ -83,7 +83,7 @@ sanitize_debug() {
     export TEST_EVERY=25
     $CC -std=c99 -O0 ${sanitize#-O1} -c tests/impl.c -o $out/impl.o || return 1
     for t in scaler conv model train; do
-        $CC -std=c99 -O1 ${sanitize#-O1} tests/test_$t.c $out/impl.o -o $out/$t -lm && $out/$t || return 1
+        $CC -std=c99 $sanitize tests/test_$t.c $out/impl.o -o $out/$t -lm && $out/$t || return 1
     done
 }
 step "the sanitizers in a build for debugging" sanitize_debug
@@ -253,7 +253,7 @@ msvc() { # msvc FLAGS...: clang with MSVC's macros, as clang-cl has them, before
     echo 'int _fltused = 1;' > $out/fltused.c
     x86_64-w64-mingw32-gcc $out/bits.obj $out/impl.obj $out/fltused.c -o $out/msvc.exe || return 1
     have wine || return 0
-    cc -std=c99 -O1 tests/bits.c build/impl.o -o $out/bits -lm && $out/bits | grep hash > $out/here || return 1
+    $CC -std=c99 -O1 tests/bits.c build/impl.o -o $out/bits -lm && $out/bits | grep hash > $out/here || return 1
     WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/msvc.exe | tr -d '\r' | grep hash | cmp - $out/here
 }
 # What windows.h defines, and amp.h may stand behind.

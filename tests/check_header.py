@@ -1,6 +1,6 @@
 """check_header.py HEADER [README CC]: what a reader of the header relies on.
 Each tag of the table of contents exists once and in that order; each public prototype has a comment above it or beside
-it, or belongs to a group that has one; only ASCII; lines, functions and the sentences of the interface are not too long;
+it, or belongs to a group that has one; only ASCII; lines, functions and sentences of comments are not too long;
 every C block of the README compiles, and its program prints what stands there."""
 import re, subprocess, sys, os, tempfile
 
@@ -52,7 +52,7 @@ print("%d functions of more than one line, median %d lines, 90 %% at most %d, lo
       % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
 check(lengths[len(lengths) // 2] <= 12 and lengths[int(len(lengths) * 0.9)] <= 40, "functions have grown")
 
-# sentences of the interface: at most 25 words. They end at . ? ! : ; before a space, and where a row of a table or code
+# sentences of comments: at most 25 words. They end at . ? ! : ; before a space, and where a row of a table or code
 # begins; code in backquotes is one word, signs are none, and a list of names (commas at every third word) may be long.
 CODE, ROW = re.compile(r" {6}.*(\);|<<<|^ *#)"), re.compile(r" {5,}\S.*\S  +\S")
 def long_sentences(text, most=25): # [(line, words, sentence)]
