@@ -1689,9 +1689,12 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 #define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* Both return from the function: REFUSE_CALL on its condition, with a sentence for `logger`; TRY on a failed call. */
+/* All return from the function: REFUSE_CALL on its condition, with a sentence for `logger`, REFUSE_OP for the logger of
+   `exec`; TRY on a failed call. */
 #define AMPI_REFUSE_CALL(condition, code, ...) \
     do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_OP(condition, ...) \
+    do { if (condition) return ampi_fail(ampi_exec_logger(exec), __VA_ARGS__); } while (0)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
@@ -3859,28 +3862,23 @@ AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n
     }
 }
 
-/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
-AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
+/* n elements without overlap; the types are equal, or one is FP32. */
+AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     if (n == 0) return;
-    switch (ampi_dtype(t)) {
-        case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->convert(dst, AMP_F32, (const uint16_t*)src + offset, t, n, NULL, 0);
-            ampi_kernels_end();
-            break;
-        case AMP_F64: ampi_f64_narrow(dst, AMP_F32, (const double*)src + offset, n, NULL); break;
-        default: memcpy(dst, (const float*)src + offset, n * sizeof(float));
+    if (to == from) memcpy(dst, src, n * ampi_type_size(to));
+    else if (from == AMP_F64) ampi_f64_narrow(dst, to, (const double*)src, n, NULL);
+    else if (to == AMP_F64) ampi_f32_to_f64((double*)dst, (const float*)src, n);
+    else {
+        ampi_kernels_now()->convert(dst, to, src, from, n, NULL, 0);
+        ampi_kernels_end();
     }
 }
+/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
+AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
+    ampi_convert_directly(dst, AMP_F32, (const char*)src + offset * ampi_type_size(t), ampi_dtype(t), n);
+}
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    if (n == 0) return;
-    switch (ampi_dtype(t)) {
-        case AMP_F16: case AMP_BF16:
-            ampi_kernels_now()->convert((uint16_t*)dst + offset, t, src, AMP_F32, n, NULL, 0);
-            ampi_kernels_end();
-            break;
-        case AMP_F64: ampi_f32_to_f64((double*)dst + offset, src, n); break;
-        default: memcpy((float*)dst + offset, src, n * sizeof(float));
-    }
+    ampi_convert_directly((char*)dst + offset * ampi_type_size(t), ampi_dtype(t), src, AMP_F32, n);
 }
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
@@ -3899,7 +3897,7 @@ typedef struct ampi_convert_job {
 AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
         const amp_convert_desc* desc) {
     ampi_convert_job job;
-    memset(&job, 0, sizeof job);
+    AMPI_CLEAR(job);
     job.dst = (char*)dst; job.dst_dtype = ampi_dtype(dst_dtype); job.to = ampi_type_size(dst_dtype);
     job.src = (const char*)src; job.src_dtype = ampi_dtype(src_dtype); job.from = ampi_type_size(src_dtype);
     if (desc) job.desc = *desc;
@@ -3909,9 +3907,7 @@ AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, con
 /* n elements, through FP32 if neither type is. Doubles never become 16 bits here: that rounds twice. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     float tile[AMPI_CONVERT_TILE];
-    if (to == from) memcpy(dst, src, n * ampi_type_size(to));
-    else if (to == AMP_F32) ampi_load_f32((float*)dst, src, from, 0, n);
-    else if (from == AMP_F32) ampi_store_f32(dst, to, 0, (const float*)src, n);
+    if (to == from || to == AMP_F32 || from == AMP_F32) ampi_convert_directly(dst, to, src, from, n);
     else for (size_t m, i = 0; i < n; i += m) {
         m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
         ampi_load_f32(tile, src, from, i, m);
@@ -4044,7 +4040,7 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
 AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
-    memset(info, 0, sizeof *info);
+    AMPI_CLEAR(*info);
     info->first_tensor = info->last_tensor = -1;
 }
 
@@ -4395,7 +4391,7 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     ampi_plan p;
     size_t each;
     int cut = 0;
-    memset(&p, 0, sizeof p);
+    AMPI_CLEAR(p);
     p.by_rows = rows > columns;
     p.unit = p.by_rows ? g->mr : g->nr;
     p.units = p.by_rows ? rows : columns;
@@ -4474,36 +4470,30 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
     const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
-    if (!ampi_is_compute_dtype(p->dtype))
-        return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
-            p->name, amp_dtype_name(p->dtype), (int)p->dtype);
+    AMPI_REFUSE_CALL(!ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or "
+        "bf16", call, p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
-    if (p->ld < p->cols)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lld, but a row of %s has %lld elements", call,
-            p->name, ld, p->name, cols);
-    if (!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lld rows of %lld elements", call,
-            p->name, rows, ld);
-    if (!p->data)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements", call,
-            p->name, rows, cols);
+    AMPI_REFUSE_CALL(p->ld < p->cols, AMP_ERR_ARGUMENT, "%s: ld%s is %lld, but a row of %s has %lld elements", call,
+        p->name, ld, p->name, cols);
+    AMPI_REFUSE_CALL(!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8, AMP_ERR_ARGUMENT,
+        "%s: %s is too large: %lld rows of %lld elements", call, p->name, rows, ld);
+    AMPI_REFUSE_CALL(!p->data, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements", call, p->name, rows,
+        cols);
     return AMP_OK;
 }
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
-    amp_result r = AMP_OK;
-    size_t i;
-    for (i = 0; r == AMP_OK && i < count; i++)
-        if (!(list[i].use & AMPI_UNUSED)) r = ampi_check_matrix(logger, call, &list[i]);
-    return r == AMP_OK ? ampi_check_apart(logger, call, list, count) : r;
+    for (size_t i = 0; i < count; i++)
+        if (!(list[i].use & AMPI_UNUSED)) AMPI_TRY(ampi_check_matrix(logger, call, &list[i]));
+    return ampi_check_apart(logger, call, list, count);
 }
 #define AMPI_CHECK_MATRICES(logger, call, list) \
-    ampi_check_matrices(logger, call, list, sizeof(list) / sizeof((list)[0]))
+    ampi_check_matrices(logger, call, list, AMPI_LENGTH(list))
 
 /* A matrix of rows ld elements apart as an operand. */
 AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
     ampi_operand v;
-    memset(&v, 0, sizeof v);
+    AMPI_CLEAR(v);
     v.data = data; v.dtype = ampi_dtype(dtype);
     v.ld = ld;
     v.along_k = along_k;
@@ -4511,7 +4501,7 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, i
 }
 /* A product into a plain matrix C, still without operands. */
 AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
-    memset(s, 0, sizeof *s);
+    AMPI_CLEAR(*s);
     s->m = m; s->n = n; s->k = k;
     s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
     s->c.row = ldc; s->c.column = 1;
@@ -4584,16 +4574,15 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
 AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
         const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
-    amp_result r = ampi_check_stride(logger, call, "a", s->batch, s->a_stride);
-    if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", s->batch, s->b_stride);
-    if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", s->batch, s->c_stride);
-    if (r != AMP_OK || s->batch == 1 || s->m == 0 || s->n == 0) return r;
-    if (ampi_series_meets_itself(c, s->c_stride, s->batch))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lld, matrices of c overlap", call,
-            ampi_shown(s->c_stride));
-    if (ampi_series_meet(a, s->a_stride, c, s->c_stride, s->batch)
-        || ampi_series_meet(b, s->b_stride, c, s->c_stride, s->batch))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
+    AMPI_TRY(ampi_check_stride(logger, call, "a", s->batch, s->a_stride));
+    AMPI_TRY(ampi_check_stride(logger, call, "b", s->batch, s->b_stride));
+    AMPI_TRY(ampi_check_stride(logger, call, "c", s->batch, s->c_stride));
+    if (s->batch == 1 || s->m == 0 || s->n == 0) return AMP_OK;
+    AMPI_REFUSE_CALL(ampi_series_meets_itself(c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
+        "%s: c_stride is %lld, matrices of c overlap", call, ampi_shown(s->c_stride));
+    AMPI_REFUSE_CALL(ampi_series_meet(a, s->a_stride, c, s->c_stride, s->batch)
+        || ampi_series_meet(b, s->b_stride, c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
+        "%s: a matrix of c would be written over one of a or b", call);
     return AMP_OK;
 }
 
@@ -4603,24 +4592,22 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
         float beta, void* c, amp_dtype c_dtype) {
     ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, 0, 0, 0 }, { "b", b, b_dtype, AMPI_IN, 0, 0, 0 },
                              { "c", c, c_dtype, AMPI_OUT, 0, 0, 0 } };
-    amp_result r;
     int ta, tb;
-    memset(s, 0, sizeof *s);
-    if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
+    AMPI_CLEAR(*s);
+    AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
     *s = *shape;
     ta = s->trans_a == AMP_TRANS; tb = s->trans_b == AMP_TRANS;
     if (s->lda == 0) s->lda = ta ? s->m : s->k;
     if (s->ldb == 0) s->ldb = tb ? s->k : s->n;
     if (s->ldc == 0) s->ldc = s->n;
     if (s->batch == 0) s->batch = 1;
-    if ((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
-            (int)s->trans_a, (int)s->trans_b);
+    AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS), AMP_ERR_ARGUMENT,
+        "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call, (int)s->trans_a, (int)s->trans_b);
     list[0].rows = ta ? s->k : s->m; list[0].cols = ta ? s->m : s->k; list[0].ld = s->lda;
     list[1].rows = tb ? s->n : s->k; list[1].cols = tb ? s->k : s->n; list[1].ld = s->ldb;
     list[2].rows = s->m; list[2].cols = s->n; list[2].ld = s->ldc;
-    if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
-    if ((r = ampi_check_batched(logger, call, list, s)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CHECK_MATRICES(logger, call, list));
+    AMPI_TRY(ampi_check_batched(logger, call, list, s));
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
     p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f; /* -1 * +0, added to beta * C, changes nothing */
     p->c.beta = beta;
@@ -4642,7 +4629,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
         const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
         size_t k;
-        memset(&own, 0, sizeof own);
+        AMPI_CLEAR(own);
         if (exec) own = *exec;
         own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
         own.workspace_size = step;
@@ -4662,9 +4649,9 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
         amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
     amp_gemm_shape full;
     ampi_product first;
-    amp_result r = ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b,
-        b_dtype, beta, c, c_dtype);
-    if (r != AMP_OK || full.m == 0 || full.n == 0) return r;
+    AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b, b_dtype,
+        beta, c, c_dtype));
+    if (full.m == 0 || full.n == 0) return AMP_OK;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
     else ampi_gemm_batch_run(&first, &full, exec);
     return AMP_OK;
@@ -4722,7 +4709,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
     float sums[256];
     const size_t width = ampi_min_size(out - o, 256);
     size_t row;
-    memset(sums, 0, sizeof sums);
+    AMPI_CLEAR(sums);
     for (row = 0; row < n; row += 64)
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
             ampi_min_size(n - row, 64), width);
@@ -4767,8 +4754,7 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
     ampi_linear_y(&s, &t, n, in, out);
     ampi_gemm_run(&s, exec);
     return AMP_OK;
@@ -4780,8 +4766,7 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
-    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
     if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (db) ampi_linear_db(&t, n, out);
@@ -5394,21 +5379,20 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
         size_t count) {
-    const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
-    AMPI_REFUSE_CALL(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+    AMPI_REFUSE_OP(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
         "%s: an operand has more elements than memory can hold, or a negative size", op);
     for (i = 0; i < count; i++) {
         const ampi_argument* p = &list[i];
-        AMPI_REFUSE_CALL(!p->data && !(p->use & AMPI_NULL) && n > 0, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
-        AMPI_REFUSE_CALL(p->data && !ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
+        AMPI_REFUSE_OP(!p->data && !(p->use & AMPI_NULL) && n > 0, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
+        AMPI_REFUSE_OP(p->data && !ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
             "%s: %s has type %s (%d), which is none of f32, f16, bf16", op, p->name,
             amp_dtype_name(p->dtype), (int)p->dtype);
     }
-    return n > 0 ? ampi_check_apart(logger, op, list, count) : AMP_OK;
+    return n > 0 ? ampi_check_apart(ampi_exec_logger(exec), op, list, count) : AMP_OK;
 }
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
-#define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
+#define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list))
 
 /* How far ahead, in bytes, loops over rows of n floats prefetch. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
@@ -6024,8 +6008,7 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
 }
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    AMPI_REFUSE_CALL((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
+    AMPI_REFUSE_OP((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
         "activation: %d is not an amp_activation", (int)f);
     return AMP_OK;
 }
@@ -6132,11 +6115,15 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
 }
 AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
         size_t rows, size_t n), op, q, y, dy, x, rows, n) {
-    if (op == AMPI_NORM) ampi_rows_each_as(hw, AMPI_NORM, q, y, NULL, x, rows, n);
-    else if (op == AMPI_NORM_DX) ampi_rows_each_as(hw, AMPI_NORM_DX, q, y, dy, x, rows, n);
-    else if (op == AMPI_EXP) ampi_rows_each_as(hw, AMPI_EXP, q, y, NULL, x, rows, n);
-    else if (op == AMPI_DIVIDE) ampi_rows_each_as(hw, AMPI_DIVIDE, q, y, NULL, x, rows, n);
-    else ampi_rows_each_as(hw, AMPI_SOFTMAX_DX, q, y, dy, x, rows, n);
+#define AMPI_EACH(number) case number: ampi_rows_each_as(hw, number, q, y, dy, x, rows, n); break
+    switch (op) {
+        AMPI_EACH(AMPI_NORM);
+        AMPI_EACH(AMPI_NORM_DX);
+        AMPI_EACH(AMPI_EXP);
+        AMPI_EACH(AMPI_DIVIDE);
+        AMPI_EACH(AMPI_SOFTMAX_DX);
+    }
+#undef AMPI_EACH
 }
 
 /* What is summed in double. */
@@ -6207,15 +6194,17 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
 /* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its own loop. */
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
         size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
+#define AMPI_EACH(number) case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
     switch (hw ? (int)terms : -1) {
-        case AMPI_SUM: ampi_sum_rows_as(hw, AMPI_SUM, s, y, x, q, rows, n, more); break;
-        case AMPI_PRODUCTS: ampi_sum_rows_as(hw, AMPI_PRODUCTS, s, y, x, q, rows, n, more); break;
-        case AMPI_DISTANCES: ampi_sum_rows_as(hw, AMPI_DISTANCES, s, y, x, q, rows, n, more); break;
-        case AMPI_DOT: ampi_sum_rows_as(hw, AMPI_DOT, s, y, x, q, rows, n, more); break;
-        case AMPI_SQUARES: ampi_sum_rows_as(hw, AMPI_SQUARES, s, y, x, q, rows, n, more); break;
-        case AMPI_SQUARES_LESS: ampi_sum_rows_as(hw, AMPI_SQUARES_LESS, s, y, x, q, rows, n, more); break;
-        default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more); break;
+        AMPI_EACH(AMPI_SUM);
+        AMPI_EACH(AMPI_PRODUCTS);
+        AMPI_EACH(AMPI_DISTANCES);
+        AMPI_EACH(AMPI_DOT);
+        AMPI_EACH(AMPI_SQUARES);
+        AMPI_EACH(AMPI_SQUARES_LESS);
+        default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more);
     }
+#undef AMPI_EACH
 }
 
 /* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole groups of lanes. */
@@ -6326,7 +6315,7 @@ AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return
 
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
         const amp_logger* logger) {
-    memset(p, 0, sizeof *p);
+    AMPI_CLEAR(*p);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->spatial < 1, AMP_ERR_SHAPE,
         "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
@@ -6367,7 +6356,7 @@ AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, flo
     if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
 }
 AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
-    memset(g, 0, sizeof *g);
+    AMPI_CLEAR(*g);
     g->first = group * f->p.per_group;
     g->width = ampi_min_size(f->p.channels - g->first, f->p.per_group);
     ampi_bn_read(f, g, AMPI_ARG_GAMMA, 1.0f, g->gamma);
@@ -6601,12 +6590,11 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
         AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all), AMPI_ARG(beta, pt, AMPI_NULL, d),
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
-    const amp_logger* logger = ampi_exec_logger(exec);
     ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "layer norm", all, list));
-    AMPI_REFUSE_CALL(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
+    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    AMPI_REFUSE_CALL(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
+    AMPI_REFUSE_OP(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
         "layer norm: eps %g must be greater than 0 and finite", (double)eps);
     f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
@@ -6703,10 +6691,9 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    const amp_logger* logger = ampi_exec_logger(exec);
     size_t start;
     AMPI_TRY(AMPI_CHECK(exec, "layer norm backward", all, list));
-    AMPI_REFUSE_CALL(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
+    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
     for (start = 0; sums && start < d; start += columns)
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
@@ -6830,10 +6817,9 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
         uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
-    const amp_logger* logger = ampi_exec_logger(exec);
     int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
-    AMPI_REFUSE_CALL(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
@@ -6858,8 +6844,7 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
 }
 
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    AMPI_REFUSE_CALL(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
+    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
         "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column), ampi_shown(column),
         ampi_shown(d), ampi_shown(d_total));
     return AMP_OK;
@@ -6911,24 +6896,23 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
     return (float)(scale * (double)weight / (double)n);
 }
 
-AMPI_FN amp_result ampi_check_weight(const amp_exec* exec, const char* op, float weight) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    AMPI_REFUSE_CALL(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
+    AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
         size_t classes) {
-    const amp_logger* logger = ampi_exec_logger(exec);
     size_t i;
-    AMPI_REFUSE_CALL(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
+    AMPI_REFUSE_OP(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
         ampi_shown(classes));
-    AMPI_REFUSE_CALL(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+    AMPI_REFUSE_OP(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
-    AMPI_REFUSE_CALL(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
+    AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (i = 0; i < n; i++)
-        AMPI_REFUSE_CALL(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
+        AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
             "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
             (ampi_ull)i, (ampi_ull)(classes - 1));
     return AMP_OK;
@@ -7000,15 +6984,9 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy backward", all, list));
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
-    AMPI_TRY(ampi_check_weight(exec, "softmax cross-entropy backward", weight));
+    AMPI_TRY(ampi_check_mean(exec, "softmax cross-entropy backward", n, weight));
     f.factor = ampi_loss_factor(loss_scale, weight, n);
     if (dlogits) ampi_rows_all(ampi_softmax_rows, &f);
-    return AMP_OK;
-}
-
-AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    AMPI_REFUSE_CALL(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
     return AMP_OK;
 }
 
@@ -7020,7 +6998,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     int64_t part;
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
-    AMPI_TRY(ampi_check_mean(exec, op, n));
+    AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
@@ -7045,8 +7023,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
     float factor;
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
-    AMPI_TRY(ampi_check_mean(exec, op, n));
-    AMPI_TRY(ampi_check_weight(exec, op, weight));
+    AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
     return AMP_OK;

@@ -5455,7 +5455,7 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, a
     ampi_cuda_loss_slope s = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
-    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dlogits) return r;
+    if ((r = ampi_check_mean(exec, op, n, weight)) != AMP_OK || !dlogits) return r;
     s.q.x = logits; s.q.xt = ampi_dtype(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
     s.q.n = n; s.q.d = classes;
     s.dx = dlogits; s.dxt = ampi_dtype(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
@@ -5478,11 +5478,10 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
     else for (int j = 0; j < 8; j++) x[j] = (ampi_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
-AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
-                                        size_t count) {
-    amp_result r = ampi_cuda_check_operands(exec, op, n, list, count);
-    if (r != AMP_OK || n > 0) return r;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n, float weight,
+                                        const ampi_argument* list, size_t count) {
+    AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
+    return ampi_check_mean(exec, op, n, weight);
 }
 AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                           const void* target, amp_dtype tt, float* loss, size_t n,
@@ -5491,7 +5490,7 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
-    amp_result r = ampi_cuda_loss_check(exec, op, n, list, 3);
+    amp_result r = ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3);
     if (r != AMP_OK) return r;
     q.x = x; q.xt = ampi_dtype(xt); q.target = target; q.tt = ampi_dtype(tt); q.loss = loss; q.n = n;
     q.kind = kind;
@@ -5511,8 +5510,8 @@ AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
-    amp_result r = ampi_cuda_loss_check(exec, op, n, list, 4);
-    if (r != AMP_OK || (r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
+    amp_result r = ampi_cuda_loss_check(exec, op, n, weight, list, 4);
+    if (r != AMP_OK || !dx) return r;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
 }
 
