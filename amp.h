@@ -1543,9 +1543,6 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #include <stdio.h>  /* vsnprintf */
 #include <stdlib.h>
 #include <string.h>
-#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
-  #include <omp.h>
-#endif
 
 /* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are on
    the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has defined
@@ -1606,6 +1603,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
    over an int64_t, twice, since a region costs time even where its `if` is false. PARALLEL_ORDERED: threads
    share `work`; the rest they do in the loop's order. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+  #include <omp.h>
   #define AMPI_PRAGMA(x) _Pragma(#x)
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
         if (condition) { AMPI_PRAGMA(omp parallel for schedule(static)) __VA_ARGS__; } else { __VA_ARGS__; } } while (0)
@@ -1689,18 +1687,18 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 #define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* All return from the function: REFUSE_CALL on its condition, with a sentence for `logger`, REFUSE_OP for the logger of
-   `exec`; TRY on a failed call. */
-#define AMPI_REFUSE_CALL(condition, code, ...) \
-    do { if (condition) return ampi_fail(logger, code, __VA_ARGS__); } while (0)
-#define AMPI_REFUSE_OP(condition, ...) \
-    do { if (condition) return ampi_fail(ampi_exec_logger(exec), __VA_ARGS__); } while (0)
+/* All return from the function: REFUSE on a condition, with a code and a sentence for a logger (REFUSE_CALL: `logger`,
+   REFUSE_OP: that of `exec`); TRY on a failed call. */
+#define AMPI_REFUSE_WITH(logger, condition, ...) do { if (condition) return ampi_fail(logger, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_CALL(...) AMPI_REFUSE_WITH(logger, __VA_ARGS__)
+#define AMPI_REFUSE_OP(...) AMPI_REFUSE_WITH(ampi_exec_logger(exec), __VA_ARGS__)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
 
 /* Bits of a float and back; memcpy is the only punning that every compiler honours. */
 AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
@@ -1897,8 +1895,7 @@ AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
 AMPI_HD AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
     uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32), x2 = 0, x3 = 0;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    int round;
-    for (round = 0; round < 10; round++) {
+    for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)x0 * 0xD2511F53u, b = (uint64_t)x2 * 0xCD9E8D57u;
         x0 = (uint32_t)(b >> 32) ^ x1 ^ k0;
         x1 = (uint32_t)b;
@@ -1921,8 +1918,8 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 /* >>impl-cpu */
 
 /* Which instruction sets this compiler can emit for single functions. */
-#if !defined(AMP_NO_SIMD) && (defined(__x86_64__) || defined(__i386__)) && !defined(__TINYC__) \
-    && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9))
+#if !defined(AMP_NO_SIMD) && (defined(__x86_64__) || defined(__i386__)) && AMPI_GNU \
+    && (defined(__clang__) || __GNUC__ >= 9)
   #define AMPI_X86 1
   #include <immintrin.h>
   #if defined(_MSC_VER)  /* clang-cl leaves out what the command line does not allow */
@@ -2228,7 +2225,7 @@ AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31);
 AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
     uint32_t hard = 0;
     for (int l = 0; l < 16; l++)
-        hard |= ampi_hard32(ampi_bits(src[l]) & 0x7fffffffu, 113u << 23, (143u << 23) - 1u);
+        hard |= ampi_hard32(ampi_magnitude(src[l]), 113u << 23, (143u << 23) - 1u);
     for (int l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
     if (hard >> 31) return;
     for (int l = 0; l < 16; l++) {
@@ -2279,7 +2276,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
 #if defined(__clang__)
   #define AMPI_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__) && !defined(__TINYC__)
+#elif AMPI_GNU
   #define AMPI_UNROLL _Pragma("GCC unroll 16")
   #if defined(__NVCC_DIAG_PRAGMA_SUPPORT__)
     #pragma nv_diagnostic push
@@ -2477,15 +2474,14 @@ AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_upd
 }
 /* A direction of LAMB as its norm counts it: 0 where it or the second moment overflows. */
 AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_t finite) {
-    const uint32_t u = ampi_bits(direction), size = u & 0x7fffffffu;
-    return ampi_float(size > finite || (ampi_bits(v) & 0x7fffffffu) > finite ? 0u : u);
+    return ampi_float(ampi_magnitude(direction) > finite || ampi_magnitude(v) > finite ? 0u : ampi_bits(direction));
 }
 
 /* Does element i stay as it was, if its weight would become w, its second moment v? `over` counts it, and one whose
    16-bit copy saturates. A first moment needs no look: where it overflows, w does. */
 AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_overflow* over) {
-    const uint32_t size = ampi_bits(w) & 0x7fffffffu;
-    const int stays = size > over->last || (ampi_bits(v) & 0x7fffffffu) > over->finite;
+    const uint32_t size = ampi_magnitude(w);
+    const int stays = size > over->last || ampi_magnitude(v) > over->finite;
     if (!stays && size <= over->low) return 0;
     if (over->held + over->saturated == 0) over->first = over->base + i;
     if (stays) over->held++;
@@ -2544,8 +2540,7 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile in impl-nn */
 
 /* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
 AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
-    uint32_t u = ampi_bits(v);
-    return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
+    return ampi_float(ampi_magnitude(v) > 0x7f800000u ? 0x7fc00000u : ampi_bits(v));
 }
 
 /* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
@@ -2721,8 +2716,7 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
 /* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, `step` bytes. */
 AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
     const char* from = (const char*)src;
-    int i;
-    for (i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
+    for (int i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
         AMPI_K(transpose8)(dst, ldd, from, step, t);
         AMPI_K(transpose8)(dst + 8, ldd, from + 8 * step, step, t);
     }
@@ -4031,7 +4025,7 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, desc);
 }
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
-    return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, NULL);
+    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
 }
 
 /* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling, statistics. */
@@ -4409,9 +4403,8 @@ AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >
 AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t rows, size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
-    size_t r;
     if (v->is_image) return g->least_exponent(x, v->image.elements);
-    for (r = 0; r < rows; r++) {
+    for (size_t r = 0; r < rows; r++) {
         const unsigned one = g->least_exponent(x + r * v->ld, length);
         if (one < least) least = one;
     }
@@ -4455,13 +4448,12 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     ampi_product s = *product;
     ampi_plan p;
     float* memory;
-    int64_t i;
     if (s.m == 0 || s.n == 0) return;
     s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
     s.form = ampi_gemm_form(g, &s, exec);
     p = ampi_plan_of(g, &s, room);
     memory = p.shares * p.floats <= room ? ampi_align64(exec->workspace) : NULL;
-    AMPI_PARALLEL_FOR(p.shares > 1, for (i = 0; i < (int64_t)p.shares; i++) {
+    AMPI_PARALLEL_FOR(p.shares > 1, for (int64_t i = 0; i < (int64_t)p.shares; i++) {
         if (memory) ampi_share_run(g, &s, &p, (size_t)i, memory + (size_t)i * p.floats);
         else ampi_share_on_stack(g, &s, &p, (size_t)i);
     });
@@ -4555,8 +4547,7 @@ AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi
 /* Do matrices of a batch share a byte? Only distances matter: the first one stands for all. */
 AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
     const size_t reach = ampi_matrix_reach(p);
-    size_t i;
-    for (i = 1; i < count && i * stride < reach; i++) {
+    for (size_t i = 1; i < count && i * stride < reach; i++) {
         const ampi_argument x = ampi_series_at(p, stride, i);
         if (ampi_arguments_meet(p, &x)) return 1;
     }
@@ -4566,17 +4557,16 @@ AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size
 AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name, size_t batch,
         size_t stride) {
     size_t reach;
-    if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
-    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
-        ampi_shown(batch), ampi_shown(stride));
+    AMPI_REFUSE_CALL(batch > 1 && (!ampi_mul_size(batch, stride, &reach) || reach > SIZE_MAX / 16), AMP_ERR_ARGUMENT,
+        "%s: %s is too large: a batch of %lld, %lld elements apart", call, name, ampi_shown(batch), ampi_shown(stride));
+    return AMP_OK;
 }
 /* A batch's checks beside those of its first product; list: a, b, c. */
 AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
         const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
-    AMPI_TRY(ampi_check_stride(logger, call, "a", s->batch, s->a_stride));
-    AMPI_TRY(ampi_check_stride(logger, call, "b", s->batch, s->b_stride));
-    AMPI_TRY(ampi_check_stride(logger, call, "c", s->batch, s->c_stride));
+    const size_t strides[] = { s->a_stride, s->b_stride, s->c_stride };
+    for (int i = 0; i < 3; i++) AMPI_TRY(ampi_check_stride(logger, call, list[i].name, s->batch, strides[i]));
     if (s->batch == 1 || s->m == 0 || s->n == 0) return AMP_OK;
     AMPI_REFUSE_CALL(ampi_series_meets_itself(c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
         "%s: c_stride is %lld, matrices of c overlap", call, ampi_shown(s->c_stride));
@@ -4623,9 +4613,8 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     const size_t threads = ampi_threads();
     const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch) : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
-    int64_t i;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
-                      for (i = 0; i < (int64_t)shares; i++) {
+                      for (int64_t i = 0; i < (int64_t)shares; i++) {
         const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
         size_t k;
@@ -4664,9 +4653,8 @@ AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumul
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
 AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n, int accumulate) {
     float old[256];
-    size_t i;
     if (accumulate) ampi_load_f32(old, dst, t, offset, n);
-    for (i = 0; i < n; i++) sum[i] = ampi_clean_nan(accumulate ? old[i] + sum[i] : sum[i]);
+    for (size_t i = 0; i < n; i++) sum[i] = ampi_clean_nan(accumulate ? old[i] + sum[i] : sum[i]);
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
@@ -4708,9 +4696,8 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
     const amp_dtype type = ampi_dtype(t->y.dtype);
     float sums[256];
     const size_t width = ampi_min_size(out - o, 256);
-    size_t row;
     AMPI_CLEAR(sums);
-    for (row = 0; row < n; row += 64)
+    for (size_t row = 0; row < n; row += 64)
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
             ampi_min_size(n - row, 64), width);
     ampi_kernels_end();
@@ -5233,7 +5220,6 @@ AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_
 AMPI_HD AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
     return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
 }
-AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float x) { return ampi_bits(x) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask(ampi_magnitude(x) > 0x7f800000u); }
 AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x)); }
 AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
@@ -5379,16 +5365,11 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 /* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
         size_t count) {
-    size_t i;
     AMPI_REFUSE_OP(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
         "%s: an operand has more elements than memory can hold, or a negative size", op);
-    for (i = 0; i < count; i++) {
-        const ampi_argument* p = &list[i];
-        AMPI_REFUSE_OP(!p->data && !(p->use & AMPI_NULL) && n > 0, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
-        AMPI_REFUSE_OP(p->data && !ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
-            "%s: %s has type %s (%d), which is none of f32, f16, bf16", op, p->name,
-            amp_dtype_name(p->dtype), (int)p->dtype);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (list[i].data || (n > 0 && !(list[i].use & AMPI_NULL)))
+            AMPI_TRY(ampi_check_matrix(ampi_exec_logger(exec), op, &list[i]));
     return n > 0 ? ampi_check_apart(ampi_exec_logger(exec), op, list, count) : AMP_OK;
 }
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
@@ -5398,7 +5379,7 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
    gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+#if AMPI_GNU && !defined(__clang__)
   #define AMPI_LOOP(to, n, value) \
     do { \
         const size_t ampi_bytes = ampi_ahead(n); \
@@ -5490,7 +5471,7 @@ AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t
 
 /* The product of two floats is exact in double, so a fused operation gives the same bits. */
 AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+#if AMPI_GNU
     if (hw) return __builtin_fma((double)a, (double)b, sum);
 #endif
     (void)hw;
@@ -5514,8 +5495,7 @@ AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
     float value;
-    int i;
-    for (i = 0; i < AMPI_PARTS; i++) total += parts[i];
+    for (int i = 0; i < AMPI_PARTS; i++) total += parts[i];
     value = (float)(total / (double)n);
     ampi_store(mean, 0, &value, 1);
 }
@@ -5967,9 +5947,8 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
     ampi_store(&list[AMPI_ARG_Y], i, y, n);
 }
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
-    int64_t i;
     if (!list[AMPI_ARG_Y].data) return;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE)
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
@@ -6052,9 +6031,8 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
 }
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
-    size_t l;
     if (r->floats && r->at == at && r->n == n) return r->floats;
-    for (l = 0; !r->v->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
+    for (size_t l = 0; !r->v->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
     r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
@@ -6078,10 +6056,9 @@ typedef struct ampi_row_args {
 typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
 AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
-    size_t l;
     q->step = v && by_column;
     q->first = q->step ? v : q->same;
-    for (l = 0; l < AMPI_LANES; l++) q->same[l] = same;
+    for (size_t l = 0; l < AMPI_LANES; l++) q->same[l] = same;
 }
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
@@ -6103,8 +6080,7 @@ AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const f
 }
 AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
         const float* x, size_t rows, size_t n) {
-    size_t r;
-    for (r = 0; r < rows; r++, y += n, x += n) {
+    for (size_t r = 0; r < rows; r++, y += n, x += n) {
         const float mean = op >= AMPI_EXP ? q->mean[r] : 0.0f, scale = op == AMPI_DIVIDE ? q->scale[r] : 1.0f;
         const float base = q->base, factor = q->factor, *g = dy ? dy + r * n : NULL;
         if (op <= AMPI_NORM_DX) ampi_norm_row(hw, q, y, op == AMPI_NORM ? NULL : g, x, r, n);
@@ -6154,8 +6130,7 @@ AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mea
 /* Sixteen elements; in: a mask of those that count, NULL for all. */
 AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
         const float* gamma, float mean, float scale, double center, const uint32_t* in) {
-    size_t l;
-    AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
+    AMPI_IN_REGISTERS for (size_t l = 0; l < AMPI_LANES; l++) {
         const ampi_term t = ampi_term_of(terms, gamma ? y[l] * gamma[l] : y[l], x[l], mean, scale, center);
         const float d = in ? ampi_and(t.d, in[l]) : t.d;
         if (terms == AMPI_SUM || terms >= AMPI_DOT) sum[l] += (double)(in ? ampi_and(t.sum, in[l]) : t.sum);
@@ -6212,14 +6187,13 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
         const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes mean, scale;
-    size_t r, ampi_i, ampi_l;
-    for (r = 0; r < rows; r++, y += n, x += n) {
+    for (size_t r = 0; r < rows; r++, y += n, x += n) {
         ampi_row_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
         ampi_row_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
-        for (ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES) {
+        for (size_t ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES) {
             AMPI_FETCH(x + ampi_i, ahead);
             if (terms == AMPI_DOT) AMPI_FETCH(y + ampi_i, ahead);
-            AMPI_IN_REGISTERS for (ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {
+            AMPI_IN_REGISTERS for (size_t ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {
                 const size_t i = ampi_i + ampi_l;
                 const ampi_term t = ampi_term_of(terms, y[i], x[i], AMPI_LANE_OF(mean), AMPI_LANE_OF(scale), 0.0);
                 sum[i] += (double)t.sum;
@@ -6249,8 +6223,7 @@ typedef struct ampi_rows {
 typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
 AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
     const int64_t step = (int64_t)ampi_rows_of_tile(f->d), n = (int64_t)f->rows;
-    int64_t i;
-    AMPI_PARALLEL_FOR(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < n; i += step)
+    AMPI_PARALLEL_FOR(f->rows * f->d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < n; i += step)
         work(f, (size_t)i, ampi_min_size(f->rows - (size_t)i, (size_t)step)));
 }
 
@@ -6273,9 +6246,8 @@ AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t
 /* A result, if any, from n <= AMPI_TILE sums. */
 AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
     float v[AMPI_TILE];
-    size_t l;
     if (!y->data) return;
-    for (l = 0; l < ampi_padded(n); l++) v[l] = l < n ? (float)sums[l] : 0.0f;
+    for (size_t l = 0; l < ampi_padded(n); l++) v[l] = l < n ? (float)sums[l] : 0.0f;
     ampi_store_added(y, i, v, n, add);
 }
 
@@ -6351,8 +6323,7 @@ typedef struct ampi_bn_group {
 /* The group's elements of the operand at `arg`, one a channel; `missing` of a NULL one. */
 AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing, float* lanes) {
     const ampi_argument* v = &f->list[arg];
-    size_t l;
-    for (l = 0; l < g->width; l++) lanes[l] = missing;
+    for (size_t l = 0; l < g->width; l++) lanes[l] = missing;
     if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
 }
 AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
@@ -6364,9 +6335,8 @@ AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g
 
 /* n elements of a channel as floats, from element `at` on: of a plane, or of several whole ones. */
 AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t at, size_t n) {
-    size_t i;
     if (n <= p->spatial) return ampi_read(x, at, n, n);
-    for (i = 0; i < n; i += p->spatial)
+    for (size_t i = 0; i < n; i += p->spatial)
         ampi_load_f32(x->tile + i, x->v->data, x->v->dtype, at + i * p->channels, p->spatial);
     memset(x->tile + n, 0, AMPI_LANES * sizeof *x->tile);
     x->floats = NULL;
@@ -6431,10 +6401,9 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
    No compiler may contract a quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
     const int wide = ampi_dtype(f->list[AMPI_ARG_X].dtype) == AMP_F32;
-    size_t c;
     ampi_bn_pivot(f, g);
     ampi_bn_sums(f, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS);
-    for (c = 0; c < g->width; c++) {
+    for (size_t c = 0; c < g->width; c++) {
         const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
         g->sum[c] = wide ? first : at + first;
         g->dot[c] -= off * off / (1.0 / values);
@@ -6474,11 +6443,10 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
     const ampi_bn_plan* p = &f->p;
     const int columns = p->spatial == 1;
     ampi_reader dy, x;
-    size_t image;
     q->statistics_by_column = q->params_by_column = columns;
     ampi_reader_open(&x, f->list, arg);
     ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
-    for (image = 0; image < p->n; image++)
+    for (size_t image = 0; image < p->n; image++)
         ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
             columns ? g->width : p->spatial, f->add);
@@ -6496,7 +6464,6 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         const void* gamma, const void* beta, amp_dtype pt, float* running_mean, float* running_var, float* save_mean,
         float* save_invstd, void* y, amp_dtype yt, const amp_exec* exec) {
     ampi_bn_plan p;
-    int64_t i;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
@@ -6509,7 +6476,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm", n, list));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
@@ -6521,12 +6488,11 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
     ampi_row_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, 0, 0, 0.0f, 0.0f };
-    size_t c;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
     ampi_bn_read(f, &g, AMPI_ARG_INVSTD, 0.0f, g.scale);
     if (!f->frozen || dgamma->data || dbeta->data) ampi_bn_sums(f, &g, AMPI_DOT);
-    for (c = 0; c < g.width; c++) {
+    for (size_t c = 0; c < g.width; c++) {
         g.dot[c] *= (double)g.scale[c];
         g.a[c] = (float)(g.sum[c] / values);
         g.b[c] = (float)(g.dot[c] * (double)g.scale[c] / values);
@@ -6542,7 +6508,6 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
         amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx,
         amp_dtype dxt, void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
-    int64_t i;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const ampi_argument list[] = {
@@ -6555,7 +6520,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                         ampi_adds_params(accumulate) };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm backward", n, list));
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
@@ -6649,10 +6614,6 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
     if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
     return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
-AMPI_FN void ampi_ln_add_part(double* sums, const double* part, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) sums[i] += part[i];
-}
 /* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take parts in order. The sums, and places
    of parts, lie in `room`, or here for a tile at most. Parts are added in order, so places bound those under way. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
@@ -6660,15 +6621,14 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
     const size_t width = 2 * ampi_padded(n), places = ampi_ln_parts_at_once(f->rows, f->d);
     const int64_t rows = (int64_t)ampi_ln_part_rows(f->rows);
     double* sums = room ? room : own;
-    int64_t i;
     size_t k, m;
     memset(sums, 0, width * sizeof *sums);
-    AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)f->rows; i += rows),
+    AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)f->rows; i += rows),
         AMPI_ALIGNED double own_part[2 * AMPI_TILE];
         double* part = room ? room + (1 + (size_t)(i / rows) % places) * width : own_part;
         memset(part, 0, width * sizeof *part);
         ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, part, with_dx),
-        ampi_ln_add_part(sums, part, width));
+        for (size_t l = 0; l < width; l++) sums[l] += part[l]);
     for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
         ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m, f->add_params);
         ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m, f->add_params);
@@ -6691,11 +6651,10 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    size_t start;
     AMPI_TRY(AMPI_CHECK(exec, "layer norm backward", all, list));
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
-    for (start = 0; sums && start < d; start += columns)
+    for (size_t start = 0; sums && start < d; start += columns)
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
     if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
     return AMP_OK;
@@ -6806,22 +6765,21 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
 
 /* --- dropout, sum, concat --- */
 
-AMPI_INLINE float ampi_uniform(uint32_t bits) { return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f); }
-/* y = 0 where the random number is below p, else x * scale. y may be x. */
+/* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
         scale, n) {
     (void)hw;
-    AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale) & ~ampi_mask(ampi_uniform(bits[i]) < p)));
+    AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
+        & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
 }
 
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
         uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
-    int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
         const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
@@ -6855,11 +6813,10 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
-    int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "concat", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)rows; i++)
         amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(yt), yt,
             (const char*)x + (size_t)i * d * ampi_type_size(xt), xt, d));
     return AMP_OK;
@@ -6870,11 +6827,10 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
-    int64_t row;
     AMPI_TRY(AMPI_CHECK(exec, "concat backward", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (int64_t row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
@@ -6904,14 +6860,13 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
 
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
         size_t classes) {
-    size_t i;
     AMPI_REFUSE_OP(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
         ampi_shown(classes));
     AMPI_REFUSE_OP(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
-    for (i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++)
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
             "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
             (ampi_ull)i, (ampi_ull)(classes - 1));
@@ -6966,10 +6921,9 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts a call sums: a tile may span these */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
-    int64_t i;
     AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy", all, list));
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
-    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
+    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
     ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
     return AMP_OK;
@@ -6996,16 +6950,14 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1), AMPI_ARG(target, tt, AMPI_IN, n) };
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
-    int64_t part;
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
         ampi_sums s;
-        size_t i;
         s.sum[0] = s.dot[0] = 0.0;
-        for (i = first; i < end; i++) {
+        for (size_t i = first; i < end; i++) {
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_each((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
                 ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
@@ -7029,23 +6981,18 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, float* loss, size_t n,
-        const amp_exec* exec) {
-    return ampi_loss_forward(AMPI_MSE, "mse", x, xt, target, tt, loss, n, exec);
-}
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-        const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_MSE_SLOPE, "mse backward", x, xt, target, tt, loss_scale, weight, dx, dxt, n, exec);
-}
-AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-        float* loss, size_t n, const amp_exec* exec) {
-    return ampi_loss_forward(AMPI_BCE, "bce with logits", x, xt, target, tt, loss, n, exec);
-}
-AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt,
-        const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
-    return ampi_loss_backward(AMPI_BCE_SLOPE, "bce with logits backward", x, xt, target, tt, loss_scale, weight, dx,
-        dxt, n, exec);
-}
+#define AMPI_LOSS(name, kind, words) \
+    AMP_DEF amp_result name##_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, float* loss, \
+            size_t n, const amp_exec* exec) { \
+        return ampi_loss_forward(kind, words, x, xt, target, tt, loss, n, exec); \
+    } \
+    AMP_DEF amp_result name##_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, \
+            const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) { \
+        return ampi_loss_backward(kind##_SLOPE, words " backward", x, xt, target, tt, loss_scale, weight, dx, dxt, n, \
+            exec); \
+    }
+AMPI_LOSS(amp_mse, AMPI_MSE, "mse")
+AMPI_LOSS(amp_bce_with_logits, AMPI_BCE, "bce with logits")
 
 AMPI_COMPILE_QUICKLY
 
@@ -8597,7 +8544,7 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 }
 /* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a layer. */
 #define ampi_model_fail(...) ampi_fail(&m->op_logger, __VA_ARGS__)
-#define AMPI_REFUSE(condition, ...) do { if (condition) return ampi_model_fail(__VA_ARGS__); } while (0)
+#define AMPI_REFUSE(...) AMPI_REFUSE_WITH(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE_NULL(call, p) AMPI_REFUSE(!(p), AMP_ERR_ARGUMENT, call ": " #p " is NULL")
 #define AMPI_REFUSE_LAYER(condition, ...) \
     do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
@@ -10626,7 +10573,8 @@ typedef struct ampi_entry {
 
 #define AMPI_SHOWN 200
 typedef struct ampi_file {
-    struct ampi_picture* picture;    /* to be written in place of tensors, or NULL */
+    struct ampi_picture* picture;
+    void (*draw)(struct ampi_picture* p, FILE* out);  /* writes `picture` in place of tensors; or NULL */
     char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
     amp_file_desc desc;
     const amp_file_tensor* tensors;  /* what is to be written, or read to */
@@ -10693,8 +10641,10 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 /* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is wrong. */
 #define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
 #define AMPI_BAD(code, ...) ampi_fail(f->desc.logger, code, "checkpoint: " __VA_ARGS__)
-#define AMPI_REFUSE_LIST(condition, ...) do { if (condition) return AMPI_BAD(AMP_ERR_ARGUMENT, __VA_ARGS__); } while (0)
-#define AMPI_REFUSE_FILE(condition, ...) do { if (condition) return AMPI_BAD(AMP_ERR_FORMAT, __VA_ARGS__); } while (0)
+#define AMPI_REFUSE_AS(condition, code, ...) \
+    AMPI_REFUSE_WITH(f->desc.logger, condition, code, "checkpoint: " __VA_ARGS__)
+#define AMPI_REFUSE_LIST(condition, ...) AMPI_REFUSE_AS(condition, AMP_ERR_ARGUMENT, __VA_ARGS__)
+#define AMPI_REFUSE_FILE(condition, ...) AMPI_REFUSE_AS(condition, AMP_ERR_FORMAT, __VA_ARGS__)
 
 /* The system refused; errno says why, but some C libraries leave 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
@@ -10909,7 +10859,6 @@ AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     ampi_put_header(f, header);
     return AMP_OK;
 }
-AMPI_FN void ampi_picture_draw(struct ampi_picture* p, FILE* out);
 
 /* Writes a temporary file and renames it. A block holds a chunk of data, names (later checksums), and its name. */
 AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
@@ -10929,7 +10878,7 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
     AMPI_TRY(ampi_file_stream(f, path, temporary));
     amp_result r = AMP_OK;
-    if (f->picture) ampi_picture_draw(f->picture, f->stream);
+    if (f->draw) f->draw(f->picture, f->stream);
     else r = ampi_put_tensors(f);
     /* Without a flush before the rename, a power cut can leave the new name on an empty file. */
     if (r == AMP_OK && (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)))
@@ -11744,6 +11693,7 @@ AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path
     if (out) p->list(p);
     if (out) return ferror(out) ? AMP_ERR_IO : AMP_OK;
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
+    f.draw = ampi_picture_draw;
     f.picture = p;
     return ampi_file_close(&f, ampi_file_save(&f, path, NULL, 0));
 }
