@@ -2020,8 +2020,8 @@ AMPI_FN amp_isa ampi_widest_isa(void) {
     const unsigned f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     if (!ampi_system_saves(0x6u) || !ampi_cpu_has(1, 0, AMPI_ECX, avx_fma_f16c)
         || !ampi_cpu_has(7, 0, AMPI_EBX, 1u << 5)) return AMP_ISA_SCALAR;
-    const int wide = AMPI_AVX512 && ampi_system_saves(0xe6u) && ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl);
-    return wide ? AMP_ISA_AVX512 : AMP_ISA_AVX2;
+    if (!AMPI_AVX512 || !ampi_system_saves(0xe6u) || !ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl)) return AMP_ISA_AVX2;
+    return AMP_ISA_AVX512;
 }
 AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
@@ -2198,10 +2198,14 @@ AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     }
     return wide;
 }
+/* Magnitude bits of infinity; above them is NaN. */
+AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
+    return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
+}
 /* An element's magnitude beside infinity: below 0 if finite, above if NaN. */
 AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
     const size_t size = ampi_type_size(dtype);
-    const uint64_t inf = size == 8 ? AMPI_INF64 : size == 4 ? 0x7f800000u : dtype == AMP_F16 ? 0x7c00u : 0x7f80u;
+    const uint64_t inf = size == 8 ? AMPI_INF64 : ampi_inf_bits(dtype);
     const uint64_t sign = (uint64_t)1 << (size == 8 ? 63 : size == 4 ? 31 : 15);
     const uint64_t magnitude = ampi_element_bits(x, dtype) & ~sign;
     return (magnitude > inf) - (magnitude < inf);
@@ -3869,10 +3873,10 @@ AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp
 }
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
-    ampi_convert_directly(dst, AMP_F32, (const char*)src + offset * ampi_type_size(t), ampi_dtype(t), n);
+    ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype(t), n);
 }
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    ampi_convert_directly((char*)dst + offset * ampi_type_size(t), ampi_dtype(t), src, AMP_F32, n);
+    ampi_convert_directly((void*)ampi_at(dst, t, offset), ampi_dtype(t), src, AMP_F32, n);
 }
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
@@ -4115,11 +4119,6 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     }
 }
 
-/* Magnitude bits of infinity; above them is NaN. */
-AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
-    return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
-}
-
 AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
 }
@@ -4168,7 +4167,7 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     for (size_t i = 0; i < n; i += m) {
         double sum = 0.0;
         m = ampi_min_size(n - i, block);
-        ampi_kernels_now()->add_squares(&sum, (const char*)data + i * ampi_type_size(t), t, m);
+        ampi_kernels_now()->add_squares(&sum, ampi_at(data, t, i), t, m);
         ampi_kernels_end();
         if (ampi_bits64_at(&sum) << 1 > clear << 1) ampi_count_bad(data, t, i, i + m, last, base, c);
         c->sum += sum;
@@ -4216,10 +4215,10 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const amp_tensor x = pass->src->at(pass->src->list, c->tensor), none = { NULL, AMP_F32, 0, NULL };
     const amp_tensor y = pass->dst ? pass->dst->at(pass->dst->list, c->tensor) : none;
     const amp_dtype from = ampi_dtype(x.dtype), to = ampi_dtype(y.dtype);
-    const char* src = (const char*)x.data + c->offset * ampi_type_size(from);
+    const void* src = ampi_at(x.data, from, c->offset);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->convert((char*)y.data + c->offset * ampi_type_size(to), to, src, from, c->n, &pass->inverse, 0);
+    ampi_kernels_now()->convert((void*)ampi_at(y.data, to, c->offset), to, src, from, c->n, &pass->inverse, 0);
     ampi_kernels_end();
 }
 
@@ -4396,9 +4395,6 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
     return p;
 }
-/* vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the factors, all sums of products are
-   multiples of 2^(a + b - 268). Is that at least 2^-126, so that no sum is subnormal? */
-AMPI_FN int ampi_pairs_are_normal(unsigned a, unsigned b) { return a >= 1 && b >= 1 && a + b >= 142; }
 /* The least exponent field in an operand but for zeros, which add nothing; 256 if all are zero. */
 AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t rows, size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
@@ -4410,19 +4406,19 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     }
     return least;
 }
-/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B packed along n. */
+/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B packed along n.
+   vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the factors, all sums of products are
+   multiples of 2^(a + b - 268); of at least 2^-126 none is subnormal. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const int matrices = !s->a.is_image && !s->b.is_image && !s->a.area;
-    if (!matrices
-        && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area || s->m <= AMPI_PAIRED_ROWS))
+    if (!matrices && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area || s->m <= AMPI_PAIRED_ROWS))
         return AMPI_FP32;
     if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
-    if (!AMPI_IN_PAIRS
-        || !ampi_pairs_are_normal(
-            ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k, s->a.along_k ? s->k : s->m),
-            ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n))) return AMPI_FP32;
-    return AMPI_PAIRS_OF_BF16;
+    if (!AMPI_IN_PAIRS) return AMPI_FP32;
+    const unsigned a = ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k, s->a.along_k ? s->k : s->m);
+    const unsigned b = ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n);
+    return a >= 1 && b >= 1 && a + b >= 142 ? AMPI_PAIRS_OF_BF16 : AMPI_FP32;
 }
 /* One share, in p->floats of scratch memory; 16 more align them on the stack. */
 AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share,
@@ -4518,7 +4514,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
 /* Matrix i of a series, an operand's in a batch. A stride is the elements from one to the next; 0: all are one. */
 AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
     ampi_argument x = *first;
-    if (x.data) x.data = (const char*)x.data + i * stride * ampi_type_size(x.dtype);
+    x.data = ampi_at(x.data, x.dtype, i * stride);
     return x;
 }
 /* Elements from the first to the last of a matrix. */
@@ -4624,11 +4620,9 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
         own.workspace_size = step;
         for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
             ampi_product one = *first;
-            if (one.k > 0) { /* else a and b may be NULL */
-                one.a.data = (const char*)first->a.data + k * s->a_stride * ampi_type_size(one.a.dtype);
-                one.b.data = (const char*)first->b.data + k * s->b_stride * ampi_type_size(one.b.dtype);
-            }
-            one.c.data = (char*)first->c.data + k * s->c_stride * ampi_type_size(one.c.dtype);
+            one.a.data = ampi_at(first->a.data, one.a.dtype, k * s->a_stride);
+            one.b.data = ampi_at(first->b.data, one.b.dtype, k * s->b_stride);
+            one.c.data = (void*)ampi_at(first->c.data, one.c.dtype, k * s->c_stride);
             ampi_gemm_run(&one, &own);
         }
     });
@@ -4703,11 +4697,6 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
     ampi_kernels_end();
     ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
 }
-AMPI_FN void ampi_linear_db(const ampi_layer* t, size_t n, size_t out) {
-    int64_t i, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out >= AMPI_PARALLEL_MIN,
-                      for (i = 0; i < chunks; i++) ampi_linear_db_chunk(t, n, out, (size_t)i * 256));
-}
 
 AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
         int backward) {
@@ -4756,7 +4745,8 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
     if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
-    if (db) ampi_linear_db(&t, n, out);
+    if (db) AMPI_PARALLEL_FOR(out > 256 && n * out >= AMPI_PARALLEL_MIN,
+        for (int64_t o = 0; o < (int64_t)out; o += 256) ampi_linear_db_chunk(&t, n, out, (size_t)o));
     return AMP_OK;
 }
 
@@ -5462,8 +5452,7 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
    the type, as processors differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
-    ampi_kernels_now()->convert((char*)(uintptr_t)y->data + i * ampi_type_size(y->dtype), ampi_dtype(y->dtype), v,
-        AMP_F32, n, NULL, 1);
+    ampi_kernels_now()->convert((void*)ampi_at(y->data, y->dtype, i), ampi_dtype(y->dtype), v, AMP_F32, n, NULL, 1);
     ampi_kernels_end();
 }
 
@@ -6746,8 +6735,8 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->d + i;
         float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
-        const float* g = ampi_read(&dy, at, rows * n, n);
-        ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, g, ampi_read(&y, at, rows * n, n), rows, n);
+        ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), rows,
+            n);
         ampi_store(&f->list[AMPI_ARG_Y], at, dx, rows * n);
     }
 }
@@ -6802,9 +6791,8 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
 }
 
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
-    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
-        "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column), ampi_shown(column),
-        ampi_shown(d), ampi_shown(d_total));
+    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
+        op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
     return AMP_OK;
 }
 
@@ -6817,8 +6805,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert((char*)y + ((size_t)i * d_total + column) * ampi_type_size(yt), yt,
-            (const char*)x + (size_t)i * d * ampi_type_size(xt), xt, d));
+        amp_convert((void*)ampi_at(y, yt, (size_t)i * d_total + column), yt, ampi_at(x, xt, (size_t)i * d), xt, d));
     return AMP_OK;
 }
 
@@ -6834,8 +6821,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
-        if (!accumulate)
-            amp_convert((char*)x + to * ampi_type_size(xt), xt, (const char*)y + from * ampi_type_size(yt), yt, d);
+        if (!accumulate) amp_convert((void*)ampi_at(x, xt, to), xt, ampi_at(y, yt, from), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
             ampi_load_f32(tile, y, yt, from + i, count);
             memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
@@ -6848,8 +6834,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
 /* --- losses --- */
 
 AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
-    double scale = loss_scale ? (double)*loss_scale : 1.0;
-    return (float)(scale * (double)weight / (double)n);
+    return (float)((loss_scale ? (double)*loss_scale : 1.0) * (double)weight / (double)n);
 }
 
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
@@ -7112,7 +7097,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy out;
     AMPI_CLEAR(d);
     if (desc) d = *desc;
-    if (!p) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
+    AMPI_REFUSE_WITH(d.logger, !p, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     AMPI_TRY(ampi_policy_check_desc(&d));
     AMPI_CLEAR(out);
     out.level = d.level;
@@ -7213,10 +7198,9 @@ static const struct ampi_scaler_row { int kind, late; float init; amp_scaler_rul
 };
 
 /* A scale whose inverse is a finite float: finite and above 2^-128 (a subnormal). */
-#define AMPI_SMALLEST_SCALE 0x00200000u
 AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
-    uint32_t u = ampi_bits_at(p);
-    return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
+    const uint32_t u = ampi_bits_at(p);
+    return u > 0x00200000u && u < 0x7f800000u;
 }
 
 /* A desc's fields other than 0 replace a preset's values. zero: AMP_ZERO makes 0 of them. */
@@ -7385,9 +7369,10 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
 }
 
 AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
-    const amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK || (!s->scaled && !s->recorded)) return r;
-    return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place);
+    AMPI_TRY(ampi_scaler_ready(s));
+    AMPI_REFUSE_WITH(&s->logger, s->scaled || s->recorded, AMP_ERR_STATE, "%s: not between scale_loss and update",
+        place);
+    return AMP_OK;
 }
 
 /* The first loss or report after an update opens a window. */
@@ -7649,9 +7634,8 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
-    if (!s->recorded)
-        return ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since "
-            "the last update");
+    AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or "
+        "stepped since the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -7659,9 +7643,8 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
-    if (!ampi_scale_usable(&scale))
-        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-            "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
+    AMPI_REFUSE_WITH(&s->logger, !ampi_scale_usable(&scale), AMP_ERR_ARGUMENT,
+        "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
     ampi_scaler_keep(&s->rule, &s->state, scale);
     ampi_scaler_use_scale(&s->state);
     return AMP_OK;
@@ -7761,8 +7744,8 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_save"));
-    if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "amp_scaler_save: a state has %d bytes", AMP_SCALER_STATE_BYTES);
+    AMPI_REFUSE_WITH(&s->logger, !bytes || size < AMP_SCALER_STATE_BYTES, AMP_ERR_ARGUMENT,
+        "amp_scaler_save: a state has %d bytes", AMP_SCALER_STATE_BYTES);
     ampi_scaler_write(s, (unsigned char*)bytes);
     return AMP_OK;
 }
@@ -7902,13 +7885,12 @@ AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, a
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
-    const int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
     for (size_t i = 0; i < AMPI_LENGTH(ampi_optimizer_fields); i++)
         AMPI_TRY(ampi_check_field(d, &ampi_optimizer_fields[i], "optimizer", logger));
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
         "optimizer: nesterov needs momentum > 0 and no dampening");
     AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps is negative");
-    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
+    AMPI_REFUSE_DESC(s->kind >= AMP_SCHEDULE_LINEAR && s->total_steps <= s->warmup_steps,
         "optimizer: schedule.total_steps must be greater than schedule.warmup_steps");
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
         "optimizer: schedule.step_size must be at least 1");
@@ -7995,7 +7977,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     amp_optimizer_desc* d = &made.desc;
     AMPI_CLEAR(made);
     if (desc) *d = *desc;
-    if (!o) return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
+    AMPI_REFUSE_WITH(d->logger, !o, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(d);
     AMPI_TRY(ampi_optimizer_validate(d));
     for (int i = 0; i < d->group_count; i++) made.groups[i] = d->groups[i];
@@ -8132,16 +8114,15 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 /* t: steps that moved the group. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    const double correction1 = 1.0 - ampi_pow_int(d->beta1, t + 1);
-    const double correction2 = 1.0 - ampi_pow_int(d->beta2, t + 1);
+    const double correction = 1.0 - ampi_pow_int(d->beta1, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
     u->c1 = (float)(1.0 - d->beta1);
     u->c2 = (float)(1.0 - d->beta2);
-    u->r1 = (float)(1.0 / correction1);
-    u->r2 = (float)(1.0 / sqrt(correction2));
+    u->r1 = (float)(1.0 / correction);
+    u->r2 = (float)(1.0 / sqrt(1.0 - ampi_pow_int(d->beta2, t + 1)));
     u->eps = d->eps;
-    if (d->kind != AMP_LAMB) u->step = (float)(-lr / correction1);
+    if (d->kind != AMP_LAMB) u->step = (float)(-lr / correction);
     if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * wd);
     if (d->kind == AMP_LAMB) u->wd = wd;
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
@@ -8277,7 +8258,7 @@ AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t
     ampi_tensors t;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, info);
-    if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
+    AMPI_REFUSE_WITH(&o->logger, !s, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
     amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, info) : ampi_scaler_look(s, &t, what, NULL);
@@ -8293,8 +8274,8 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
-    if (!ampi_lr_is_valid(&lr, 0))
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative", lr);
+    AMPI_REFUSE_WITH(&o->logger, !ampi_lr_is_valid(&lr, 0), AMP_ERR_ARGUMENT,
+        "amp_optimizer_set_lr: %g must be finite and not negative", lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
         ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
@@ -8823,8 +8804,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
 }
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
-    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
-        (int)init);
+    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist", (int)init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
     n->init = init;
@@ -9098,10 +9078,10 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         amp_dtype* t = &n->layer.compute_dtype;
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
         const amp_dtype second = n->inputs[1] ? n->inputs[1]->visible : first;
-        const int all_f32 = first == AMP_F32 && second == AMP_F32;
         if (rule == AMP_RULE_FOLLOW) *t = first;
         else if (rule == AMP_RULE_PROMOTE) *t = first == second ? first : AMP_F32;
-        else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY && (!n->leads || all_f32))) *t = AMP_F32;
+        else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY
+                && (!n->leads || (first == AMP_F32 && second == AMP_F32)))) *t = AMP_F32;
         n->visible = rule == AMP_RULE_LOW && m->policy.cast_back ? AMP_F32 : *t;
         n->wanted = AMP_DTYPE_DEFAULT;
     }
@@ -9592,8 +9572,8 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
-    const double parts = (double)m->desc.accumulate * m->comm.size;
-    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0, (float)(1.0 / parts), 0, NULL, NULL };
+    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0,
+        (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, NULL };
     m->pass = p;
     ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
