@@ -1793,8 +1793,8 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Do two arrays share a byte, one of them written? *a and *b are then such two, the lower first. An array outside the
-   span of all before it is compared with none. */
+/* Do two arrays share a byte, one of them written? *a < *b are then such two. An array outside the span of all before
+   it is compared with none. */
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
     uint64_t low = UINT64_MAX, high = 0;
     for (size_t i = 0; i < count; i++) {
@@ -1803,8 +1803,8 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
         for (size_t k = 0; k < i && y.from < high && y.to > low; k++) {
             const ampi_array x = at(list, k);
             if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written)) continue;
-            *a = x.from <= y.from ? k : i;
-            *b = x.from <= y.from ? i : k;
+            *a = k;
+            *b = i;
             return 1;
         }
         low = y.from < low ? y.from : low;
@@ -3948,11 +3948,11 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
-    const int stochastic = job->desc.rounding == AMP_ROUND_STOCHASTIC;
     char* dst = job->dst + first * job->to;
     const void* src = job->src + first * job->from;
     if (job->dst == job->src) src = memcpy(copy, src, n * job->from);
-    if (job->dst_dtype != job->src_dtype && job->to == 2 && (job->from == 8 || stochastic))
+    if (job->dst_dtype != job->src_dtype && job->to == 2
+        && (job->from == 8 || job->desc.rounding == AMP_ROUND_STOCHASTIC))
         ampi_convert_by_double(job, dst, src, first, n);
     else
         ampi_convert_nearest(dst, job->dst_dtype, src, job->src_dtype, n);
@@ -5953,7 +5953,7 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
         ampi_elements(op, 0.0f, list, n);
         return;
     }
-    table = (float*)(void*)ampi_align64(exec->workspace);
+    table = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(1, for (i = 0; i < values; i += AMPI_TILE) {
         float v[AMPI_TILE], one[AMPI_TILE];
         uint16_t* const bits = (uint16_t*)(void*)(table + i);
@@ -6285,9 +6285,9 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
     p->momentum = ampi_default_at(&s->momentum, 0.1f);
     AMPI_REFUSE_CALL(!ampi_is_finite(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
-        "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
+        "batch norm: eps %g must be greater than 0 and finite", s->eps);
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-        "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
+        "batch norm: momentum %g must lie in 0..1", s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
@@ -6549,8 +6549,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     AMPI_REFUSE_OP(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
-        "layer norm: eps %g must be greater than 0 and finite", (double)eps);
-    f.eps = (double)eps;
+        "layer norm: eps %g must be greater than 0 and finite", eps);
+    f.eps = eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     return AMP_OK;
 }
@@ -6633,8 +6633,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, d),
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
-    const int add = ampi_adds_input(accumulate), add_params = ampi_adds_params(accumulate);
-    const ampi_rows f = { list, rows, d, 0.0, add, add_params, NULL, 0.0f, 0.0f };
+    const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
+                          0.0f };
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
@@ -6767,7 +6767,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "dropout: probability %g is outside [0,1)", (double)p);
+        "dropout: probability %g is outside [0,1)", p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
@@ -6839,7 +6839,7 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
 
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
     AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
-    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, weight);
     return AMP_OK;
 }
 
@@ -6849,7 +6849,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
         ampi_shown(classes));
     AMPI_REFUSE_OP(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
+        "softmax cross-entropy: smoothing %g is outside [0,1)", smoothing);
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (size_t i = 0; i < n; i++)
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
@@ -7961,9 +7961,9 @@ AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
 /* Shared memory would be moved twice, or by a gradient counted twice or by no gradient. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
-    size_t one, other;
-    if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &one, &other)) return AMP_OK;
-    const size_t n = AMPI_PARAM_ARRAYS, a = one < other ? one : other, b = one < other ? other : one;
+    const size_t n = AMPI_PARAM_ARRAYS;
+    size_t a, b;
+    if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * n, &a, &b)) return AMP_OK;
     return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
         "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
         array[a % n], (int)(a / n), ampi_name_or_none(o->params[a / n].name),
@@ -9382,14 +9382,13 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
 /* A level's scaler, when the user gives none: dynamic where half gradients can underflow, else scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
-    const amp_style style = m->policy.style;
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     AMPI_CLEAR(d);
     for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
         dynamic |= n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC
-        : level == AMP_O2 ? ampi_styles[style].o2_scaler : ampi_styles[style].o1_scaler;
+        : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler : ampi_styles[m->policy.style].o1_scaler;
     if (!dynamic) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
     d.logger = &m->op_logger;
@@ -10620,7 +10619,6 @@ AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
 /* --- sentences and numbers --- */
 /* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is wrong. */
 #define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
-#define AMPI_BAD(code, ...) ampi_fail(f->desc.logger, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_REFUSE_AS(condition, code, ...) \
     AMPI_REFUSE_WITH(f->desc.logger, condition, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_REFUSE_LIST(condition, ...) AMPI_REFUSE_AS(condition, AMP_ERR_ARGUMENT, __VA_ARGS__)
@@ -10703,7 +10701,7 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
         int fits = rank >= 0 && rank <= AMPI_MAX_RANK;
         AMPI_REFUSE_LIST(!ampi_is_free_name(t->name), "tensor %d has no name in UTF-8, or a reserved one", i);
         const char* name = ampi_show(f, t->name);
-        if (size == 0) return AMPI_BAD(AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
+        AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
         for (int k = 0; fits && k < rank; k++) fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
         AMPI_REFUSE_LIST(!fits || bytes / size != t->count,
             "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
@@ -11184,8 +11182,8 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     AMPI_REFUSE_LIST(!key || !out || size == 0, "key or out is missing");
     amp_result r = ampi_file_open(f, path);
     const char* text = r == AMP_OK ? ampi_file_text(f, key) : "";
-    if (!text || strlen(text) >= size) r = AMPI_BAD(AMP_ERR_FORMAT, "'%s' has no text '%s' shorter than %llu", f->path,
-        ampi_show(f, key), (ampi_ull)size);
+    if (!text || strlen(text) >= size) r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text "
+        "'%s' shorter than %llu", f->path, ampi_show(f, key), (ampi_ull)size);
     else if (r == AMP_OK) strcpy(out, text);
     return ampi_file_close(f, r);
 }
