@@ -1615,6 +1615,7 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
   #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
+#define AMPI_PARALLEL_OVER(elements, ...) AMPI_PARALLEL_FOR((elements) >= AMPI_PARALLEL_MIN, __VA_ARGS__)
 
 /* With strict -std=, gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
@@ -1752,9 +1753,8 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
     for (int i = 0; i < 2; i++) {
         const ampi_argument* a = i ? q : p;
         const int64_t size = (int64_t)ampi_type_size(a->dtype);
-        int64_t step;
         if (a->rows == 0 || a->cols == 0 || a->ld > SIZE_MAX / 16 / a->rows) return 0;  /* there is no such memory */
-        step = (int64_t)a->ld * size;
+        int64_t step = (int64_t)a->ld * size;
         count[i] = (int64_t)a->rows;
         width[i] = (int64_t)a->cols * size;
         if (step == width[i]) { width[i] *= count[i]; count[i] = 1; }
@@ -2717,7 +2717,7 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
         _mm256_storeu_ps(dst + (size_t)(i + 4) * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
-/* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, `step` bytes. */
+/* 16 x 16 likewise. */
 AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
     const char* from = (const char*)src;
     for (int i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
@@ -3970,7 +3970,7 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     for (i = 0; alone && i < blocks; i++)
         clamped += ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
     if (alone) return clamped;
-    AMPI_PARALLEL_FOR(job->n >= AMPI_PARALLEL_MIN, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
+    AMPI_PARALLEL_OVER(job->n, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
     return 0;
 }
 
@@ -4382,14 +4382,13 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_plan p;
-    size_t each;
     int cut = 0;
     AMPI_CLEAR(p);
     p.by_rows = rows > columns;
     p.unit = p.by_rows ? g->mr : g->nr;
     p.units = p.by_rows ? rows : columns;
     p.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), p.units);
-    each = ampi_div_up(p.units, p.shares) * p.unit;
+    size_t each = ampi_div_up(p.units, p.shares) * p.unit;
     do ampi_plan_blocks(&p, g, s, p.by_rows ? ampi_min_size(s->m, each) : s->m,
         p.by_rows ? s->n : ampi_min_size(s->n, each), cut);
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
@@ -4442,13 +4441,11 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const size_t room = ampi_room(exec);
     ampi_product s = *product;
-    ampi_plan p;
-    float* memory;
     if (s.m == 0 || s.n == 0) return;
     s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
     s.form = ampi_gemm_form(g, &s, exec);
-    p = ampi_plan_of(g, &s, room);
-    memory = p.shares * p.floats <= room ? ampi_align64(exec->workspace) : NULL;
+    ampi_plan p = ampi_plan_of(g, &s, room);
+    float* memory = p.shares * p.floats <= room ? ampi_align64(exec->workspace) : NULL;
     AMPI_PARALLEL_FOR(p.shares > 1, for (int64_t i = 0; i < (int64_t)p.shares; i++) {
         if (memory) ampi_share_run(g, &s, &p, (size_t)i, memory + (size_t)i * p.floats);
         else ampi_share_on_stack(g, &s, &p, (size_t)i);
@@ -4472,7 +4469,8 @@ AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (!(list[i].use & AMPI_UNUSED)) AMPI_TRY(ampi_check_matrix(logger, call, &list[i]));
+        if (!(list[i].use & AMPI_UNUSED) && (list[i].data || !(list[i].use & AMPI_NULL)))
+            AMPI_TRY(ampi_check_matrix(logger, call, &list[i]));
     return ampi_check_apart(logger, call, list, count);
 }
 #define AMPI_CHECK_MATRICES(logger, call, list) \
@@ -4660,28 +4658,18 @@ typedef struct ampi_layer { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } a
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
 
 /* size: rows, columns. */
-AMPI_FN ampi_argument ampi_layer_argument(const char* name, const ampi_ref* t, int use, const size_t* size) {
-    ampi_argument p;
-    p.name = name; p.data = t->data; p.dtype = t->dtype;
-    p.use = use;
-    p.rows = size[0]; p.cols = p.ld = size[1];
-    return p;
-}
+#define AMPI_LAYER_ARG(name, t, use, size) { name, (t).data, (t).dtype, use, (size)[0], (size)[1], (size)[1] }
 /* Backward, dw alone needs x, and dx w. */
 AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer* t,
         const ampi_layer_sizes* z, int backward) {
-    const int b = t->b.data ? 0 : AMPI_UNUSED, dx = t->dx.data ? 0 : AMPI_UNUSED;
-    const int dw = t->dw.data ? 0 : AMPI_UNUSED, db = t->db.data ? 0 : AMPI_UNUSED;
-    const ampi_argument forward[4] = { ampi_layer_argument("x", &t->x, AMPI_IN, z->x),
-                                       ampi_layer_argument("w", &t->w, AMPI_IN, z->w),
-                                       ampi_layer_argument("b", &t->b, AMPI_IN | b, z->b),
-                                       ampi_layer_argument("y", &t->y, AMPI_OUT, z->y) };
-    const ampi_argument gradients[6] = { ampi_layer_argument("dy", &t->y, AMPI_IN, z->y),
-                                         ampi_layer_argument("x", &t->x, AMPI_IN | dw, z->x),
-                                         ampi_layer_argument("dw", &t->dw, AMPI_OUT | dw, z->w),
-                                         ampi_layer_argument("w", &t->w, AMPI_IN | dx, z->w),
-                                         ampi_layer_argument("dx", &t->dx, AMPI_OUT | dx, z->x),
-                                         ampi_layer_argument("db", &t->db, AMPI_OUT | db, z->b) };
+    const int dx = t->dx.data ? 0 : AMPI_UNUSED, dw = t->dw.data ? 0 : AMPI_UNUSED;
+    const ampi_argument forward[] = {
+        AMPI_LAYER_ARG("x", t->x, AMPI_IN, z->x), AMPI_LAYER_ARG("w", t->w, AMPI_IN, z->w),
+        AMPI_LAYER_ARG("b", t->b, AMPI_NULL, z->b), AMPI_LAYER_ARG("y", t->y, AMPI_OUT, z->y) };
+    const ampi_argument gradients[] = {
+        AMPI_LAYER_ARG("dy", t->y, AMPI_IN, z->y), AMPI_LAYER_ARG("x", t->x, AMPI_IN | dw, z->x),
+        AMPI_LAYER_ARG("dw", t->dw, AMPI_OUT | dw, z->w), AMPI_LAYER_ARG("w", t->w, AMPI_IN | dx, z->w),
+        AMPI_LAYER_ARG("dx", t->dx, AMPI_OUT | dx, z->x), AMPI_LAYER_ARG("db", t->db, AMPI_OUT | AMPI_NULL, z->b) };
     return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger, call, forward);
 }
 
@@ -5483,9 +5471,8 @@ AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
 }
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
-    float value;
     for (int i = 0; i < AMPI_PARTS; i++) total += parts[i];
-    value = (float)(total / (double)n);
+    float value = (float)(total / (double)n);
     ampi_store(mean, 0, &value, 1);
 }
 
@@ -5937,7 +5924,7 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
 }
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     if (!list[AMPI_ARG_Y].data) return;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE)
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
@@ -5946,14 +5933,13 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
     enum { values = 65536 };
     const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
-    float* table;
     int64_t i;
     if (!slow || op == AMPI_SLOPE + (int)AMP_RELU || ampi_type_size(x->dtype) != 2 || n < 4 * values
         || !list[AMPI_ARG_Y].data || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
         ampi_elements(op, 0.0f, list, n);
         return;
     }
-    table = ampi_align64(exec->workspace);
+    float* table = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(1, for (i = 0; i < values; i += AMPI_TILE) {
         float v[AMPI_TILE], one[AMPI_TILE];
         uint16_t* const bits = (uint16_t*)(void*)(table + i);
@@ -6212,7 +6198,7 @@ typedef struct ampi_rows {
 typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
 AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
     const int64_t step = (int64_t)ampi_rows_of_tile(f->d), n = (int64_t)f->rows;
-    AMPI_PARALLEL_FOR(f->rows * f->d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < n; i += step)
+    AMPI_PARALLEL_OVER(f->rows * f->d, for (int64_t i = 0; i < n; i += step)
         work(f, (size_t)i, ampi_min_size(f->rows - (size_t)i, (size_t)step)));
 }
 
@@ -6464,8 +6450,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         AMPI_ARG(running_var, AMP_F32, running, p.channels) };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm", n, list));
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
@@ -6508,8 +6493,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
     AMPI_TRY(AMPI_CHECK(exec, "batch norm backward", n, list));
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN,
-        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     return AMP_OK;
 }
 
@@ -6768,7 +6752,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", p);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
         const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
@@ -6804,7 +6788,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     AMPI_TRY(AMPI_CHECK(exec, "concat", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)rows; i++)
+    AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
         amp_convert((void*)ampi_at(y, yt, (size_t)i * d_total + column), yt, ampi_at(x, xt, (size_t)i * d), xt, d));
     return AMP_OK;
 }
@@ -6817,7 +6801,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
     AMPI_TRY(AMPI_CHECK(exec, "concat backward", n, list));
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (int64_t row = 0; row < (int64_t)rows; row++) {
+    AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
@@ -6908,7 +6892,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy", all, list));
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
-    AMPI_PARALLEL_FOR(all >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < AMPI_PARTS; i += some)
+    AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
     ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
     return AMP_OK;
@@ -6937,7 +6921,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (int64_t part = 0; part < AMPI_PARTS; part++) {
+    AMPI_PARALLEL_OVER(n, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
         ampi_sums s;
@@ -6958,10 +6942,9 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
         amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
-    float factor;
     AMPI_TRY(AMPI_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
-    factor = ampi_loss_factor(loss_scale, weight, n);
+    float factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
     return AMP_OK;
 }

@@ -87,7 +87,7 @@ TABLE = [
     ("openmp", "own.workspace_size = step;", ";"),
     ("hostile", "i < count && i * stride < reach; i++", "i < count && i * stride + 1 < reach; i++"),
     ("hostile", "const size_t p_count = p_stride ? count : 1", "const size_t p_count = p_stride ? count - 1 : 1"),
-    ("gemm", "&t->b, AMPI_IN | b, z->b)", "&t->b, AMPI_UNUSED, z->b)"),
+    ("gemm", "t->b, AMPI_NULL, z->b)", "t->b, AMPI_UNUSED, z->b)"),
     ("conv", "room = padded - (int64_t)dilation * (kernel - 1) - 1;", "room = padded - (int64_t)dilation * (kernel - 1);"),
     ("conv", "if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)",
      "if (s->channels % s->groups != 0)"),
