@@ -2376,9 +2376,7 @@ AMPI_INLINE void ampi_pixel_move(ampi_pixel* p, const ampi_result* c, size_t by)
 }
 AMPI_FN ampi_pixel ampi_pixel_of(const ampi_result* c, size_t column) {
     const size_t pixel = column % c->part;
-    ampi_pixel p;
-    p.column = column;
-    p.x = pixel % c->pitch; p.row = pixel - p.x;
+    ampi_pixel p = { column, pixel % c->pitch, pixel - pixel % c->pitch };
     ampi_pixel_move(&p, c, 0);
     return p;
 }
@@ -2553,10 +2551,8 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
    its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
    or image are one, as far as both are zeros. before: places of the front margin; end: the first behind the pixels. */
 AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next, int step, int size) {
-    ampi_side s;
+    ampi_side s = { count, kernel, first, next, step, size, 0, 0, 0, 0, 0 };
     size_t before, end;
-    s.count = count; s.kernel = kernel;
-    s.first = first; s.next = next; s.step = step; s.size = size;
     s.span = kernel > 1 ? (kernel - 1) * (size_t)(next < 0 ? -next : next) : 0;
     s.low = next < 0 ? first - (int)s.span : first;
     s.phases = ampi_min_size((size_t)step, s.span + 1);
@@ -4574,22 +4570,19 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
 AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger, const char* call,
         const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
         float beta, void* c, amp_dtype c_dtype) {
-    ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, 0, 0, 0 }, { "b", b, b_dtype, AMPI_IN, 0, 0, 0 },
-                             { "c", c, c_dtype, AMPI_OUT, 0, 0, 0 } };
-    int ta, tb;
     AMPI_CLEAR(*s);
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
     *s = *shape;
-    ta = s->trans_a == AMP_TRANS; tb = s->trans_b == AMP_TRANS;
+    const int ta = s->trans_a == AMP_TRANS, tb = s->trans_b == AMP_TRANS;
     if (s->lda == 0) s->lda = ta ? s->m : s->k;
     if (s->ldb == 0) s->ldb = tb ? s->k : s->n;
     if (s->ldc == 0) s->ldc = s->n;
     if (s->batch == 0) s->batch = 1;
     AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS), AMP_ERR_ARGUMENT,
         "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call, (int)s->trans_a, (int)s->trans_b);
-    list[0].rows = ta ? s->k : s->m; list[0].cols = ta ? s->m : s->k; list[0].ld = s->lda;
-    list[1].rows = tb ? s->n : s->k; list[1].cols = tb ? s->k : s->n; list[1].ld = s->ldb;
-    list[2].rows = s->m; list[2].cols = s->n; list[2].ld = s->ldc;
+    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? s->k : s->m, ta ? s->m : s->k, s->lda },
+                                   { "b", b, b_dtype, AMPI_IN, tb ? s->n : s->k, tb ? s->k : s->n, s->ldb },
+                                   { "c", c, c_dtype, AMPI_OUT, s->m, s->n, s->ldc } };
     AMPI_TRY(AMPI_CHECK_MATRICES(logger, call, list));
     AMPI_TRY(ampi_check_batched(logger, call, list, s));
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
@@ -6004,6 +5997,8 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
     r->all = r->v->data == list[AMPI_ARG_Y].data ? 0 : r->v->cols;
     r->floats = NULL;
 }
+/* Declares reader r of f's operand at `arg`. */
+#define AMPI_READER(r, arg) ampi_reader r; ampi_reader_open(&r, f->list, arg)
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
@@ -6322,11 +6317,10 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
     ampi_row_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0, 0.0f, 0.0f };
-    ampi_reader x, dy;
     ampi_sums s;
     size_t c, i, k, n, at;
-    ampi_reader_open(&x, f->list, AMPI_ARG_X);
-    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
+    AMPI_READER(x, AMPI_ARG_X);
+    AMPI_READER(dy, AMPI_ARG_DY);
     for (i = 0; p->spatial == 1 && i < p->n; i++) {
         const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
         const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
@@ -6417,10 +6411,9 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
 AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
     const ampi_bn_plan* p = &f->p;
     const int columns = p->spatial == 1;
-    ampi_reader dy, x;
     q->statistics_by_column = q->params_by_column = columns;
-    ampi_reader_open(&x, f->list, arg);
-    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
+    AMPI_READER(x, arg);
+    AMPI_READER(dy, AMPI_ARG_DY);
     for (size_t image = 0; image < p->n; image++)
         ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
@@ -6502,12 +6495,11 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_row_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1, 0.0f, 0.0f };
-    ampi_reader x, gamma, beta;
     ampi_sums s;
     size_t r;
-    ampi_reader_open(&x, f->list, AMPI_ARG_X);
-    ampi_reader_open(&gamma, f->list, AMPI_ARG_GAMMA);
-    ampi_reader_open(&beta, f->list, AMPI_ARG_BETA);
+    AMPI_READER(x, AMPI_ARG_X);
+    AMPI_READER(gamma, AMPI_ARG_GAMMA);
+    AMPI_READER(beta, AMPI_ARG_BETA);
     ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
     ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
@@ -6547,12 +6539,11 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     float a[AMPI_ROWS], b[AMPI_ROWS];
-    ampi_reader dy, x, gamma;
     ampi_sums s;
     size_t i, r, n, rows;
-    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
-    ampi_reader_open(&x, f->list, AMPI_ARG_X);
-    ampi_reader_open(&gamma, f->list, AMPI_ARG_GAMMA);
+    AMPI_READER(dy, AMPI_ARG_DY);
+    AMPI_READER(x, AMPI_ARG_X);
+    AMPI_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
         ampi_row_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1, 0.0f, 0.0f };
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
@@ -6675,10 +6666,9 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
     const ampi_row_args q = { max, inverse, NULL, NULL, NULL, NULL, 0, 0, base, f->factor };
-    ampi_reader x;
     ampi_sums s;
     size_t i, n, r;
-    ampi_reader_open(&x, f->list, AMPI_ARG_X);
+    AMPI_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
     for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
@@ -6709,11 +6699,10 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float dot[AMPI_ROWS];
     const ampi_row_args q = { dot, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
-    ampi_reader dy, y;
     ampi_sums s;
     size_t i, n;
-    ampi_reader_open(&dy, f->list, AMPI_ARG_DY);
-    ampi_reader_open(&y, f->list, AMPI_ARG_X);
+    AMPI_READER(dy, AMPI_ARG_DY);
+    AMPI_READER(y, AMPI_ARG_X);
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
     for (i = 0; i < rows; i++) dot[i] = (float)s.dot[i];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
@@ -6848,10 +6837,9 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
     const size_t at = row * f->d, padded = ampi_padded(rows);
-    ampi_reader x;
     ampi_sums s;
     size_t r;
-    ampi_reader_open(&x, f->list, AMPI_ARG_X);
+    AMPI_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
     for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
     if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
