@@ -226,8 +226,7 @@ typedef AMPI_ENUM(amp_isa) {
 /* The instruction set in use: the best at the first call, or the available one that the environment variable AMP_ISA
    names (scalar | neon | avx2 | avx512 | avx512_bf16). */
 AMP_DEF amp_isa amp_cpu_isa(void);
-/* For tests: sets it for the whole process while no thread is inside the library. AMP_ERR_UNSUPPORTED if unavailable.
-   */
+/* For tests: sets it for the whole process, while no thread is in the library. AMP_ERR_UNSUPPORTED if unavailable. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
 /* 1 if AMP_SUMS_FAST has a matrix unit with the instruction set in use, else 0. On Linux this asks for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
@@ -1777,9 +1776,8 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
             const int one = (w->use & o->use & AMPI_SAME) && w->data == o->data
                             && ampi_dtype(w->dtype) == ampi_dtype(o->dtype);
             if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED)) continue;
-            if (w->data && o->data && ampi_arguments_meet(w, o))
-                return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s would be written over %s: their memory overlaps",
-                    call, w->name, o->name);
+            AMPI_REFUSE_CALL(w->data && o->data && ampi_arguments_meet(w, o), AMP_ERR_ARGUMENT,
+                "%s: %s would be written over %s: their memory overlaps", call, w->name, o->name);
         }
     return AMP_OK;
 }
@@ -5394,7 +5392,7 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
 }
 
 /* n rounded up to whole groups of lanes; elements of a tile that begins at `start`. */
-AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
+AMPI_INLINE size_t ampi_padded(size_t n) { return ampi_round_up(n, AMPI_LANES); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
 /* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS; or part of a longer one, from
@@ -5460,7 +5458,7 @@ AMPI_INLINE double ampi_lane_total(const double* acc) {
 /* A long sum has this many parts of whole tiles (or rows), of `count`, which threads share. */
 enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
-    return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
+    return ampi_share(count, AMPI_PARTS, (size_t)part);
 }
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
@@ -6200,11 +6198,9 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
 /* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
 AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
         size_t d) {
-    size_t i, n;
-    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
-        const float* v = ampi_read(x, at + i, rows * n, n);
-        ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), v, NULL, rows, n, i > 0);
-    }
+    for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
+        ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), ampi_read(x, at + i, rows * n, n), NULL, rows, n,
+            i > 0);
 }
 
 /* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
@@ -6226,8 +6222,7 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
         const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
-    size_t i, n;
-    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
+    for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
         const float* v = ampi_read(x, at, rows * n, n);
         float* to = add ? tile : ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
@@ -8031,11 +8026,9 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         if (direction) {
             kernels->add_squares(&c->sum, w, AMP_F32, n);
             kernels->add_squares(&c->sum2, g, AMP_F32, n);
-        } else if (p->master && p->low && over.held + over.saturated > 0) {
+        } else if (p->master && p->low && over.held + over.saturated > 0)
             ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
-        } else if (p->low) {
-            ampi_store_f32(p->low, p->low_dtype, i, w, n);
-        }
+        else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
     ampi_kernels_end();
     c->inf = over.held;
@@ -8183,9 +8176,8 @@ AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor,
         amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
-    if (ampi_optimizer_blind(o, s)) {
-        ampi_overflow_clear(found);
-    } else if (checked) {
+    if (ampi_optimizer_blind(o, s)) ampi_overflow_clear(found);
+    else if (checked) {
         *found = s->info;
         found->norm = checked->norm;
     } else {
@@ -11532,7 +11524,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_NULL("amp_model_print", out);
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
-    fprintf(out, "%s", amp_level_name(m->policy.level));
+    fputs(amp_level_name(m->policy.level), out);
     if (m->policy.level != AMP_O0)
         fprintf(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
     fprintf(out, ", batch %d\n", m->desc.batch);
