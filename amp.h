@@ -2322,12 +2322,9 @@ AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t most) {
     return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), most);
 }
 AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
-    ampi_row_pixels r;
-    r.count = count;
-    r.step = (size_t)step;
-    r.left = ampi_steps(-x, step, count);
-    r.inside = ampi_max_size(ampi_steps(width - x, step, count), r.left) - r.left;
-    r.first = (size_t)(x + (int64_t)(r.left * r.step));
+    const size_t left = ampi_steps(-x, step, count);
+    const size_t inside = ampi_max_size(ampi_steps(width - x, step, count), left) - left;
+    const ampi_row_pixels r = { count, left, inside, (size_t)(x + (int64_t)left * step), (size_t)step };
     return r;
 }
 
@@ -7451,9 +7448,8 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     uint64_t sum = 0;
     uint32_t done = 0;
     if (!s) return AMP_ERR_ARGUMENT;
-    const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(!s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", t->place);
-    AMPI_TRY(ampi_tensors_validate(t, logger));
+    AMPI_REFUSE_WITH(&s->logger, !s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", t->place);
+    AMPI_TRY(ampi_tensors_validate(t, &s->logger));
     const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
         if (!(set >> k & 1)) continue;
@@ -7467,7 +7463,7 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     else if (*unscaled && sum != key) wrong = "were unscaled in this window, but not all, or together with others";
     else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key))
         wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one list";
-    AMPI_REFUSE_CALL(wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
+    AMPI_REFUSE_WITH(&s->logger, wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
@@ -7475,11 +7471,11 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
     int src_unscaled, dst_unscaled;
     AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
     AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, &dst_unscaled));
-    const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window", src->place);
+    AMPI_REFUSE_WITH(&s->logger, src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window",
+        src->place);
     for (int i = 0; i < src->count; i++) {
         const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
-        AMPI_REFUSE_CALL(from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
+        AMPI_REFUSE_WITH(&s->logger, from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
             src->place, i, ampi_shown(to), ampi_shown(from));
     }
     return ampi_tensors_apart(s, dst, src);
@@ -7906,9 +7902,9 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
 }
 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
-    const amp_logger* logger = &o->logger;
-    AMPI_REFUSE_CALL(!o->params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
-    AMPI_REFUSE_CALL(o->count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", o->count);
+    AMPI_REFUSE_WITH(&o->logger, !o->params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    AMPI_REFUSE_WITH(&o->logger, o->count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d",
+        o->count);
     for (int i = 0; i < o->count; i++) AMPI_TRY(ampi_param_validate(o, i));
     return AMP_OK;
 }
@@ -7970,9 +7966,9 @@ AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
 }
 
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
-    amp_result r = ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init");
-    if (r == AMP_OK) ampi_params_write_low(o);
-    return r;
+    AMPI_TRY(ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init"));
+    ampi_params_write_low(o);
+    return AMP_OK;
 }
 
 /* --- passes over the parameters --- */

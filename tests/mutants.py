@@ -116,7 +116,7 @@ TABLE = [
     ("gemm", "((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD)", "AMPI_LANES * (p->nc + AMPI_PAD)"),
     ("conv", "if (y < 0 || y >= g->h.size || inside == 0) {", "if (y < 0 || y > g->h.size || inside == 0) {"),
     ("conv", "(size_t)((distance + step - 1) / step), most);", "(size_t)(distance / step), most);"),
-    ("conv", "ampi_max_size(ampi_steps(width - x, step, count), r.left)", "ampi_max_size(ampi_steps(width + 1 - x, step, count), r.left)"),
+    ("conv", "ampi_max_size(ampi_steps(width - x, step, count), left)", "ampi_max_size(ampi_steps(width + 1 - x, step, count), left)"),
     ("conv", "ampi_max_size(end, s.padded > before ? s.padded - before : 0)", "s.padded > before ? s.padded - before : 0"),
     ("conv", "? (size_t)(-(int64_t)s.low / step) : 0;", "? (size_t)(-(int64_t)s.low) : 0;"),
     ("conv", "(plane + y % sh) * g->w.phases + x % sw) * step", "(plane + y % sh) * g->w.phases) * step"),
