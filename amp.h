@@ -5607,6 +5607,11 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
+/* The larger one, or x if it is a NaN. */
+AMPI_INLINE float ampi_pool_larger(float x, float y) {
+    const int nan = (int32_t)ampi_magnitude(x) > 0x7f800000;
+    return ((x > y) | nan) ? x : y;
+}
 /* A task for windows [i, end) and pixel j, which kernel position `place` of the first one meets, and others `step`
    apart; all in lanes. A maximum is the first largest, or a NaN. */
 AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y, int32_t* AMPI_RESTRICT best,
@@ -5620,8 +5625,7 @@ AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
             else if (task == AMPI_POOL_GIVE) *p += y[i + l];
             else if (task == AMPI_POOL_GIVE_MAX) *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
             else if (task == AMPI_POOL_MAX) {
-                const int nan = (int32_t)ampi_magnitude(*p) > 0x7f800000;
-                y[i + l] = ((*p > y[i + l]) | nan) ? *p : y[i + l];
+                y[i + l] = ampi_pool_larger(*p, y[i + l]);
             } else {
                 const int32_t key = ampi_pool_key(*p);
                 at[i + l] = key > best[i + l] ? place : at[i + l];
@@ -5800,12 +5804,98 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     }
 }
 
-/* Works on all planes, 16 at a time, from `plane` on. */
-AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, void (*work)(const ampi_pool_plan* p,
-        const ampi_argument* list, size_t plane)) {
+/* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes are neighbours in a
+   row of n windows. Surplus lanes read what is behind; the next row overwrites what they write. */
+AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
+    return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0 && p->h % 2 == 0
+        && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;
+}
+/* SUM: averages; columns: those of a window are summed first. */
+AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at,
+        const float* AMPI_RESTRICT x, size_t n, size_t rows) {
+    size_t i, l;
+    for (; rows > 0; rows--, x += 4 * n, y += n, at += n)
+        for (i = 0; i < n; i += AMPI_LANES)
+            for (l = 0; l < AMPI_LANES; l++) {
+                const float a = x[2 * (i + l)], b = x[2 * (i + l) + 1];
+                const float c = x[2 * (n + i + l)], d = x[2 * (n + i + l) + 1];
+                if (task == AMPI_POOL_SUM && columns) y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
+                else if (task == AMPI_POOL_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
+                else if (task == AMPI_POOL_MAX)
+                    y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
+                else {
+                    const int32_t second = ampi_pool_key(b), third = ampi_pool_key(c);
+                    int32_t best = ampi_pool_key(a);
+                    uint32_t place = second > best ? 1u : 0u;
+                    best = second > best ? second : best;
+                    place = third > best ? 2u : place;
+                    best = third > best ? third : best;
+                    at[i + l] = ampi_pool_key(d) > best ? 3u : place;
+                }
+            }
+}
+AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, const uint32_t* AMPI_RESTRICT at,
+        const float* AMPI_RESTRICT dy, size_t n, size_t rows) {
+    const int max = task == AMPI_POOL_GIVE_MAX;
+    size_t i, l;
+    uint32_t place;
+    for (; rows > 0; rows--, dy += n, at += n)
+        for (place = 0; place < 4; place += 2, dx += 2 * n)
+            for (i = 0; i < n; i += AMPI_LANES)
+                for (l = 0; l < AMPI_LANES; l++) {
+                    const float g = max ? dy[i + l] : dy[i + l] / 4.0f;
+                    dx[2 * (i + l)] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place)) : g);
+                    dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place + 1)) : g);
+                }
+}
+AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t n,
+        size_t rows), task, columns, to, at, from, n, rows) {
+    (void)hw;
+    if (task == AMPI_POOL_MAX) ampi_quads_take(AMPI_POOL_MAX, 0, to, at, from, n, rows);
+    else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, n, rows);
+    else if (task == AMPI_POOL_GIVE_MAX) ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, n, rows);
+    else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, n, rows);
+    else if (columns) ampi_quads_take(AMPI_POOL_SUM, 1, to, at, from, n, rows);
+    else ampi_quads_take(AMPI_POOL_SUM, 0, to, at, from, n, rows);
+}
+/* Elements [i, i + n) of `all` as floats, with something to read behind them. */
+AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all, float* tile) {
+    if (ampi_dtype(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all) return (const float*)v->data + i;
+    ampi_load_f32(tile, v->data, v->dtype, i, n);
+    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
+    return tile;
+}
+AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane, int backward) {
+    AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
+    uint32_t at[AMPI_PART / 4 + AMPI_LANES];
+    const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows, size = backward ? 4 : 1;
+    const size_t end = ampi_min_size(all, (plane + AMPI_LANES) * windows);
+    size_t i, n;
+    for (i = plane * windows; i < end; i += n) {
+        float* const to = ampi_open(&list[AMPI_ARG_Y], i * size, ow, result);
+        const float* x = NULL;
+        n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
+        if (p->max || !backward) x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, 4 * all, tile);
+        if (!backward)
+            ampi_pool_quads(p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM, !ampi_pool_is_small(p), to, at, x, ow, n / ow);
+        else {
+            if (p->max) ampi_pool_quads(AMPI_POOL_SEARCH, 0, to, at, x, ow, n / ow);
+            ampi_pool_quads(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, 0, to, at,
+                ampi_quads_view(&list[AMPI_ARG_DY], i, n, all, tile), ow, n / ow);
+        }
+        ampi_store(&list[AMPI_ARG_Y], i * size, to, n * size);
+    }
+}
+
+/* Works on all planes, 16 at a time. */
+AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, int backward) {
     int64_t i;
     AMPI_PARALLEL_FOR(p->planes * ((size_t)p->h * (size_t)p->w) >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p->planes; i += AMPI_LANES) work(p, list, (size_t)i));
+        for (i = 0; i < (int64_t)p->planes; i += AMPI_LANES) {
+            if (ampi_pool_is_quads(p)) ampi_pool_quads_planes(p, list, (size_t)i, backward);
+            else if (backward) ampi_pool_backward_planes(p, list, (size_t)i);
+            else ampi_pool_forward_planes(p, list, (size_t)i);
+        });
 }
 
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt, void* y, amp_dtype yt,
@@ -5815,7 +5905,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
     AMPI_TRY(AMPI_CHECK(exec, "pool2d", n, list));
-    ampi_pool_all(&p, list, ampi_pool_forward_planes);
+    ampi_pool_all(&p, list, 0);
     return AMP_OK;
 }
 
@@ -5827,7 +5917,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
                                    AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
     AMPI_TRY(AMPI_CHECK(exec, "pool2d backward", n, list));
-    if (dx) ampi_pool_all(&p, list, ampi_pool_backward_planes);
+    if (dx) ampi_pool_all(&p, list, 1);
     return AMP_OK;
 }
 
