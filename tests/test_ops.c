@@ -1445,7 +1445,7 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
           && ow == (s->width + 2 * s->pad_w - s->kernel_w) / sw + 1);
     x = random_buffer(t, planes * area, 2); dx = make(t, planes * area);
     y = make(yt, planes * (size_t)(oh * ow)); dy = random_buffer(yt, planes * (size_t)(oh * ow), 1);
-    for (i = 0; ties && i < x.n; i++) put(&x, i, floor(get(&x, i)));
+    for (i = 0; ties && i < x.n; i++) put(&x, i, floor(get(&x, i)) * (i % 3 ? 1.0 : -1.0));    /* -0 among 0 */
     CHECK(amp_pool2d_forward(s, x.p, t, y.p, yt, NULL) == AMP_OK);
     CHECK(amp_pool2d_backward(s, dy.p, yt, s->kind == AMP_POOL_MAX ? x.p : NULL, t, dx.p, t, NULL) == AMP_OK);
     for (plane = 0; plane < planes; plane++)
@@ -1463,6 +1463,7 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
                 n = s->exclude_pad ? count : (double)s->kernel_h * s->kernel_w;
                 if (s->kind == AMP_POOL_MAX) {
                     CLOSE(y, o, get(&x, best), 0.0);
+                    CHECK(!signbit(get(&y, o)) == !signbit(get(&x, best)));
                     sum[best] += get(&dy, o); size[best] += fabs(get(&dy, o));
                     continue;
                 }
@@ -1708,6 +1709,9 @@ static void test_pool_order(void) {
     check_average_order(2, 4, 600, 4, 1, 2);
     check_average_order(1, 3, 4300, 3, 1, 1);
     check_average_order(1, 300, 3, 3, 1, 1);
+    check_average_order(19, 8, 20, 2, 2, 0);
+    check_average_order(3, 40, 36, 2, 2, 0);
+    check_average_order(2, 4, 600, 2, 2, 0);
 }
 
 /* Short and long rows take different ways through the code. */
