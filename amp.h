@@ -65,7 +65,8 @@
    never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
    parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
    Floating-point exceptions, where a host unmasks them: steps, evaluation, predictions, statistics, gradient checks and
-   saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says.
+   saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says; a convolution may also raise
+   for sums that it does not store.
    Include it with quotes: <amp.h> is another header on Windows (C++ AMP). */
 
 #ifndef AMPI_PASS    /* see impl-vector */
@@ -5607,7 +5608,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
-/* The larger one, or x if it is a NaN. */
+/* The larger one, or y if both are equal; x if it is a NaN, else y if that is one. */
 AMPI_INLINE float ampi_pool_larger(float x, float y) {
     const int nan = (int32_t)ampi_magnitude(x) > 0x7f800000;
     return ((x > y) | nan) ? x : y;
@@ -5805,20 +5806,23 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
 }
 
 /* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes are neighbours in a
-   row of n windows. Surplus lanes read what is behind; the next row overwrites what they write. */
+   row of `ow` windows. Surplus lanes read what is behind; the next row overwrites what they write. */
 AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
     return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0 && p->h % 2 == 0
-        && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;
+        && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;  /* a row fits a tile */
 }
-/* SUM: averages; columns: those of a window are summed first. */
+/* SUM: averages; columns: those of a window are summed first. Masks keep surplus lanes from overflowing. */
 AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at,
-        const float* AMPI_RESTRICT x, size_t n, size_t rows) {
+        const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
     size_t i, l;
-    for (; rows > 0; rows--, x += 4 * n, y += n, at += n)
-        for (i = 0; i < n; i += AMPI_LANES)
+    for (; rows > 0; rows--, x += 4 * ow, y += ow, at += ow)
+        for (i = 0; i < ow; i += AMPI_LANES) {
+            const uint32_t* const in = ampi_lanes_in(ow - i);
             for (l = 0; l < AMPI_LANES; l++) {
-                const float a = x[2 * (i + l)], b = x[2 * (i + l) + 1];
-                const float c = x[2 * (n + i + l)], d = x[2 * (n + i + l) + 1];
+                const uint32_t keep = task == AMPI_POOL_SUM ? in[l] : ~0u;
+                const float *const above = x + 2 * (i + l), *const below = above + 2 * ow;
+                const float a = ampi_and(above[0], keep), b = ampi_and(above[1], keep);
+                const float c = ampi_and(below[0], keep), d = ampi_and(below[1], keep);
                 if (task == AMPI_POOL_SUM && columns) y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
                 else if (task == AMPI_POOL_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
                 else if (task == AMPI_POOL_MAX)
@@ -5833,32 +5837,34 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
                     at[i + l] = ampi_pool_key(d) > best ? 3u : place;
                 }
             }
+        }
 }
+/* First the upper pixels of a row of windows, then the lower ones; `at` is 2 * row + column. */
 AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, const uint32_t* AMPI_RESTRICT at,
-        const float* AMPI_RESTRICT dy, size_t n, size_t rows) {
+        const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
     const int max = task == AMPI_POOL_GIVE_MAX;
     size_t i, l;
     uint32_t place;
-    for (; rows > 0; rows--, dy += n, at += n)
-        for (place = 0; place < 4; place += 2, dx += 2 * n)
-            for (i = 0; i < n; i += AMPI_LANES)
+    for (; rows > 0; rows--, dy += ow, at += ow)
+        for (place = 0; place < 4; place += 2, dx += 2 * ow)
+            for (i = 0; i < ow; i += AMPI_LANES)
                 for (l = 0; l < AMPI_LANES; l++) {
                     const float g = max ? dy[i + l] : dy[i + l] / 4.0f;
                     dx[2 * (i + l)] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place)) : g);
                     dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place + 1)) : g);
                 }
 }
-AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t n,
-        size_t rows), task, columns, to, at, from, n, rows) {
+AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t ow,
+        size_t rows), task, columns, to, at, from, ow, rows) {
     (void)hw;
-    if (task == AMPI_POOL_MAX) ampi_quads_take(AMPI_POOL_MAX, 0, to, at, from, n, rows);
-    else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, n, rows);
-    else if (task == AMPI_POOL_GIVE_MAX) ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, n, rows);
-    else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, n, rows);
-    else if (columns) ampi_quads_take(AMPI_POOL_SUM, 1, to, at, from, n, rows);
-    else ampi_quads_take(AMPI_POOL_SUM, 0, to, at, from, n, rows);
+    if (task == AMPI_POOL_MAX) ampi_quads_take(AMPI_POOL_MAX, 0, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_GIVE_MAX) ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, ow, rows);
+    else if (columns) ampi_quads_take(AMPI_POOL_SUM, 1, to, at, from, ow, rows);
+    else ampi_quads_take(AMPI_POOL_SUM, 0, to, at, from, ow, rows);
 }
-/* Elements [i, i + n) of `all` as floats, with something to read behind them. */
+/* Elements [i, i + n) of `all` as floats; two groups of lanes can be read behind them. */
 AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all, float* tile) {
     if (ampi_dtype(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all) return (const float*)v->data + i;
     ampi_load_f32(tile, v->data, v->dtype, i, n);

@@ -196,6 +196,7 @@ TABLE = [
     ("ops", "return ((x > y) | nan) ? x : y;", "return x > y ? x : y;"),
     ("ops", "at[i + l] = key > best[i + l] ?", "at[i + l] = key >= best[i + l] ?"),
     ("ops", "place = third > best ? 2u : place;", "place = third >= best ? 2u : place;"),
+    ("ops", "task == AMPI_POOL_SUM ? in[l] : ~0u;", "in == NULL ? 0u : ~0u;"),
     ("ops", "(0.0f + a + c + (b + d)) / 4.0f", "(0.0f + a + b + (c + d)) / 4.0f"),
     ("ops", "(0.0f + a + b + c + d) / 4.0f", "(0.0f + a + c + (b + d)) / 4.0f"),
     ("ops", "ampi_pool_larger(d, ampi_pool_larger(c,", "ampi_pool_larger(c, ampi_pool_larger(d,"),

@@ -1972,6 +1972,29 @@ static void test_pool_exceptions(void) {
             }
 }
 
+/* Large values in windows of their own: no average of a window overflows, and none has infinities of both signs. */
+static void test_average_exceptions(void) {
+    static const float pairs[][2] = { { 3e38f, 3e38f }, { HUGE_VALF, -HUGE_VALF } };
+    int width, first, second, k;
+    for (width = 2; width <= 40; width += 2)
+        for (first = 0; first < 4 * width; first++)
+            for (second = first + 1; second < 4 * width && second < first + width + 3; second++)
+                for (k = 0; k < 2; k++) {
+                    static float x[4 * 40], y[40];
+                    amp_pool2d_shape s;
+                    const int same = first / (2 * width) == second / (2 * width) && first % width / 2 == second % width / 2;
+                    if (same) continue;
+                    memset(&s, 0, sizeof s);
+                    memset(x, 0, sizeof x);
+                    s.kind = AMP_POOL_AVERAGE; s.n = s.channels = 1; s.height = 4; s.width = width;
+                    s.kernel_h = s.kernel_w = 2;
+                    x[first] = pairs[k][0]; x[second] = pairs[k][1];
+                    feclearexcept(FE_ALL_EXCEPT);
+                    CHECK(amp_pool2d_forward(&s, x, AMP_F32, y, AMP_F32, NULL) == AMP_OK);
+                    CHECK_MSG(!fetestexcept(FE_OVERFLOW | FE_INVALID), "width %d, %d, %d", width, first, second);
+                }
+}
+
 static void run_all(void) {
     TEST(test_activation_forward);
     TEST(test_activation_backward);
@@ -2011,6 +2034,7 @@ static void run_all(void) {
     TEST(test_pool_groups);
     TEST(test_pool_nan);
     TEST(test_pool_exceptions);
+    TEST(test_average_exceptions);
     TEST(test_random_normal);
     TEST(test_layer_norm_of_nothing);
     TEST(test_refusals);
