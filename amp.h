@@ -2840,19 +2840,16 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 typedef struct { AMPI_K(reg) q[AMPI_REGISTERS]; } AMPI_V16;
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
     AMPI_V16 r;
-    int i;
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
     return r;
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
 AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
-    int i;
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
     return x;
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
-    int i;
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
     return x;
 }
 #if AMPI_PASS_WIDTH > 1
@@ -2873,8 +2870,7 @@ AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     const int bytes = AMPI_PASS_WIDTH * (t == AMP_F32 ? 4 : 2);
     AMPI_V16 r;
-    int i;
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(load_reg)((const char*)p + i * bytes, t);
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(load_reg)((const char*)p + i * bytes, t);
     return r;
 }
 AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, sizeof x); }
@@ -2894,8 +2890,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) 
 }
 AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
     uint32_t any = 0;
-    int l;
-    for (l = 0; l < 16; l++) any |= limit - (ampi_bits(x.q[l]) & 0x7fffffffu);
+    for (int l = 0; l < 16; l++) any |= limit - (ampi_bits(x.q[l]) & 0x7fffffffu);
     return any >> 31 != 0;
 }
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
@@ -2997,13 +2992,11 @@ AMPI_LANES_FN void AMPI_K(store_any)(void* p, amp_dtype t, AMPI_V16 x, size_t co
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
     const size_t size = t == AMP_F32 ? 4 : 2;
-    size_t i;
-    for (i = 0; i < count; i += AMPI_LANES)
+    for (size_t i = 0; i < count; i += AMPI_LANES)
         AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
 }
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
+    for (size_t i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
 }
 
 /* --- the micro-kernel --- */
@@ -3295,8 +3288,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
 /* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
 AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
-    size_t j;
-    for (j = 0; j < n; j += AMPI_LANES)
+    for (size_t j = 0; j < n; j += AMPI_LANES)
         AMPI_K(store)(dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + p * AMPI_K(nr) + j % AMPI_K(nr),
             AMPI_K(load_any)((const char*)src + j * size, t, n - j));
 }
@@ -3490,7 +3482,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                     const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
                     float* const tile = sums + (kept ? im : 0) * ld;
                     AMPI_K(micro_args) u;
-                    memset(&u, 0, sizeof u);
+                    AMPI_CLEAR(u);
                     u.k = kc; u.first = k0 == 0; u.exact = s->exact;
                     u.ld = ld;
                     if (in_place) u.at = table;
@@ -3538,8 +3530,7 @@ AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v, c
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
-    size_t i;
-    for (i = 0; i < d->rows; i++, padded += d->pitch) {
+    for (size_t i = 0; i < d->rows; i++, padded += d->pitch) {
         const int64_t y = (int64_t)i + g->h.low;
         const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
         if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(padded, d->pitch); continue; }
@@ -3752,7 +3743,6 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
     uint32_t rest[lanes] = { 0 };
     double all[lanes] = { 0 }, tree[AMPI_LANES];
     AMPI_K(doubles) sums[lanes / width];
-    float wide[lanes];
     size_t i, l;
     memcpy(sums, all, sizeof sums);
     for (i = 0; i < n; i += lanes) {
@@ -3760,15 +3750,8 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         AMPI_FETCH(from, AMPI_AHEAD_BYTES);
         AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
         if (n - i < lanes) from = (const char*)memcpy(rest, from, (n - i) * size);
-        if (t == AMP_F16 && width == 4) {  /* faster than from a wider register */
-            AMPI_K(store)(wide, AMPI_K(load_typed)(from, t));
-            AMPI_K(store)(wide + AMPI_LANES, AMPI_K(load_typed)(from + AMPI_LANES * size, t));
-            AMPI_FORGET(wide);
-        }
         AMPI_UNROLL for (l = 0; l < lanes / width; l++)
-            if (t == AMP_F16 && width == 4) sums[l] = AMPI_K(square_reg)(sums[l], wide + l * width, AMP_F32, 0);
-            else sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1 : l) * width * size, t,
-                l % 2);
+            sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1 : l) * width * size, t, l % 2);
     }
     memcpy(all, sums, sizeof all);
     for (l = 0; l < 16; l++) all[l] += all[l + 16];
@@ -4759,37 +4742,31 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
                                          "groups" };
     amp_conv2d_shape* s = &c->s;
     int values[14], i;
-    if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
+    AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
     *s = *shape;
     memcpy(values, s, sizeof values);
     for (i = 0; i < 14; i++)
-        if (values[i] < (i < 7))
-            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i], values[i],
-                i < 7);
+        AMPI_REFUSE_CALL(values[i] < (i < 7), AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i],
+            values[i], i < 7);
     s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
     s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
-    if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE,
-            "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups, s->channels, s->out_channels);
+    AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0, AMP_ERR_SHAPE,
+        "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups, s->channels, s->out_channels);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
-    if (c->out_h < 0 || c->out_w < 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1",
-            s->height, s->width, s->pad_h, s->pad_w);
-    if (c->out_h == 0 || c->out_w == 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE,
-            "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
-            "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w,
-            s->height, s->width, s->pad_h, s->pad_w);
+    AMPI_REFUSE_CALL(c->out_h < 0 || c->out_w < 0, AMP_ERR_SHAPE,
+        "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1", s->height, s->width, s->pad_h, s->pad_w);
+    AMPI_REFUSE_CALL(c->out_h == 0 || c->out_w == 0, AMP_ERR_SHAPE,
+        "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input padded by %dx%d", s->kernel_h,
+        s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width, s->pad_h, s->pad_w);
     c->cg = (size_t)(s->channels / s->groups);
     c->og = (size_t)(s->out_channels / s->groups);
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
     c->w_count = ampi_count4(s->out_channels, s->channels / s->groups, s->kernel_h, s->kernel_w);
     c->y_count = ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
-    if (c->x_count == 0 || c->w_count == 0 || c->y_count == 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %s has more elements than memory can hold",
-            c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
+    AMPI_REFUSE_CALL(c->x_count == 0 || c->w_count == 0 || c->y_count == 0, AMP_ERR_SHAPE,
+        "conv2d: %s has more elements than memory can hold", c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
     c->area = (size_t)s->kernel_h * (size_t)s->kernel_w;
     c->in_pixels = (size_t)s->height * (size_t)s->width;
     c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
@@ -4798,8 +4775,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
 
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
     ampi_conv2d c;
-    amp_result r = ampi_conv2d_init(&c, s, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_conv2d_init(&c, s, ampi_exec_logger(exec)));
     if (out_h) *out_h = c.out_h;
     if (out_w) *out_w = c.out_w;
     return AMP_OK;
@@ -4851,7 +4827,7 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int a
 }
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
         size_t n, size_t k) {
-    memset(v, 0, sizeof *v);
+    AMPI_CLEAR(*v);
     ampi_product_init(&v->s, m, n, k, (void*)out->data, out->dtype, 0);
     v->s.c.beta = add ? 1.0f : 0.0f;
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
@@ -4895,7 +4871,7 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
     const int64_t pixel = (int64_t)phase + pad;
     int64_t period, first = ampi_solve_modulo(dilation, pixel, stride, &period);
     ampi_phase p;
-    memset(&p, 0, sizeof p);
+    AMPI_CLEAR(p);
     p.pixels = phase < size ? (size_t)((size - phase - 1) / stride + 1) : 0;
     p.next = 1;
     if (first >= 0 && first < kernel) {
@@ -5044,7 +5020,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_window_channels(&v->s.b.image) : all;
     size_t group, first;
     if (ampi_depthwise_run(v, exec)) return;
-    memset(&rest, 0, sizeof rest);
+    AMPI_CLEAR(rest);
     if (exec) rest = *exec;
     if (v->s.a.area > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         ampi_widen_weights(&wide, ampi_align64(exec->workspace));
@@ -5130,8 +5106,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
 
 AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
         const ampi_layer* t, int backward) {
-    amp_result r = ampi_conv2d_init(c, shape, logger);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_conv2d_init(c, shape, logger));
     const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count }, { 1, (size_t)c->s.out_channels },
                                  { 1, c->y_count } };
     return ampi_check_layer(logger, backward ? "conv2d backward" : "conv2d", t, &z, backward);
@@ -5143,8 +5118,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
                            AMPI_NO_REF, 0 };
     ampi_convolution v;
     ampi_conv2d c;
-    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
     ampi_conv2d_y(&v, &c, &t);
     ampi_convolution_run(&v, exec);
     return AMP_OK;
@@ -5157,17 +5131,14 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_convolution v;
     ampi_conv2d c;
-    int64_t o;
-    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
         ampi_conv2d_dw(&v, &c, &t);
         ampi_convolution_run(&v, exec);
     }
-    if (db)
-        AMPI_PARALLEL_FOR(c.y_count >= AMPI_PARALLEL_MIN,
-                          for (o = 0; o < (int64_t)c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
+    if (db) AMPI_PARALLEL_OVER(c.y_count,
+        for (int64_t o = 0; o < c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
     return AMP_OK;
 }
 
@@ -5475,7 +5446,7 @@ typedef struct ampi_pool_plan {
 
 AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* logger) {
     int64_t oh, ow;
-    memset(p, 0, sizeof *p);
+    AMPI_CLEAR(*p);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
     AMPI_REFUSE_CALL(s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE, AMP_ERR_DESC,
         "pool2d: kind %d is neither maximum nor average", (int)s->kind);
@@ -5599,8 +5570,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
     const size_t part = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
     char* x = (char*)(uintptr_t)q->list[arg].data + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
-    size_t i;
-    for (i = 0; i < all; i += part) {
+    for (size_t i = 0; i < all; i += part) {
         char* row = x + i / width * w * size;
         if (arg == AMPI_ARG_Y) k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
         else k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, part, part);

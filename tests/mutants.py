@@ -89,8 +89,8 @@ TABLE = [
     ("hostile", "const size_t p_count = p_stride ? count : 1", "const size_t p_count = p_stride ? count - 1 : 1"),
     ("gemm", "t->b, AMPI_NULL, z->b)", "t->b, AMPI_UNUSED, z->b)"),
     ("conv", "room = padded - (int64_t)dilation * (kernel - 1) - 1;", "room = padded - (int64_t)dilation * (kernel - 1);"),
-    ("conv", "if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)",
-     "if (s->channels % s->groups != 0)"),
+    ("conv", "AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0,",
+     "AMPI_REFUSE_CALL(s->channels % s->groups != 0,"),
     # --- kernels of products and convolutions, one text for all instruction sets
     ("gemm", "left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;",
      "left >= 8 ? 8 : left >= 6 ? 6 : left >= 3 ? 4 : left >= 2 ? 2 : 1;"),
