@@ -2533,7 +2533,6 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile in impl-nn */
        AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed */
        AMPI_L1_FLOATS = 4096,  /* half a first-level cache */
-       AMPI_ONCE = 96,         /* so few columns of B that A is not packed */
        AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache sets */
 
 /* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
@@ -3002,14 +3001,15 @@ AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
 /* --- the micro-kernel --- */
 
 /* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
-   ascending order, one fma for each. Row p of b is a packed panel's, [k][nr], or at b + at[p] of planes or windows. In
-   both b and sums the second vector of columns is `next` floats behind the first. */
+   ascending order, one fma for each. k_step 0: a is micro-panels, [k][rows of a micro-tile]. Row p of b is a packed
+   panel's, [k][nr], or at b + at[p] of planes or windows. In both b and sums the second vector of columns is `next`
+   floats behind the first. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
     const float* b; const uint32_t* at;
     float* sums; size_t ld, next;
-    int first, exact;
+    int first, exact, quiet;
 } AMPI_K(micro_args);
 /* A micro-tile. rows, vectors, pairs (a and b hold pairs of bfloat16) are constants where it is called. */
 AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
@@ -3037,17 +3037,20 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
-/* Any number of rows: whole micro-tiles, then smaller ones; a last mr + 2 is split, to leave no two. */
+/* Rows of the next micro-tile. A last mr + 2 is split, as sums of two rows do not hide an fma. */
+AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
+    if (left == AMPI_K(mr) + 2) return AMPI_K(mr) > 8 ? 8 : 4;
+    if (left >= AMPI_K(mr)) return AMPI_K(mr);
+    return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
     size_t i, here;
     for (i = 0; i < rows; i += here) {
-        const size_t left = rows - i;
         AMPI_K(micro_args) u = *args;
-        u.a += i * u.row_step;
+        here = AMPI_K(tile_rows)(rows - i);
+        u.a += i * (u.k_step == 0 ? u.k + AMPI_PAD : u.row_step);
+        if (u.k_step == 0) u.k_step = here;
         u.sums += i * u.ld;
-        here = left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        if (left >= AMPI_K(mr)) here = AMPI_K(mr);
-        if (left == AMPI_K(mr) + 2) here = AMPI_K(mr) > 8 ? 8 : 4;  /* sums of two rows do not hide an fma */
         if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
         else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
         else if (AMPI_K(mr) > 6 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
@@ -3083,18 +3086,28 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
     }
 }
 #endif
+/* Every NaN of the sums becomes 0x7fc00000. */
+AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_K(micro_args)* u) {
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j <= (size_t)two; j++) {
+            float* const sums = u->sums + i * u->ld + j * u->next;
+            AMPI_K(store)(sums, AMPI_K(quiet)(AMPI_K(load)(sums), 0));
+        }
+}
 /* Any number of rows, one or two vectors of columns; form: that of the product. Apart, as registers are scarce. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
+    (void)form;
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
 #endif
 #ifdef AMPI_PASS_PAIRS
-    if (form == AMPI_PAIRS_OF_BF16 && two) { AMPI_K(micro_rows)(rows, AMPI_K(nv), 1, u); return; }
-    if (form == AMPI_PAIRS_OF_BF16) { AMPI_K(micro_rows)(rows, 1, 1, u); return; }
+    if (form == AMPI_PAIRS_OF_BF16 && two) AMPI_K(micro_rows)(rows, AMPI_K(nv), 1, u);
+    else if (form == AMPI_PAIRS_OF_BF16) AMPI_K(micro_rows)(rows, 1, 1, u);
+    else
 #endif
-    (void)form;
     if (two && AMPI_K(nv) > 1) AMPI_K(micro_rows)(rows, AMPI_K(nv), 0, u);
     else AMPI_K(micro_rows)(rows, 1, 0, u);
+    if (u->quiet) AMPI_K(quiet_sums)(rows, two, u);
 }
 
 /* --- rows of operands --- */
@@ -3326,18 +3339,30 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dee
     for (p = 0; p < k && !b->along_k && !b->is_image; p++)
         AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
 }
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats. In place if FP32 and either along k or read `once`;
-   else in `to`, whose rows share no cache sets. */
-AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
-        size_t k0, int once, const ampi_pack_room* room) {
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats. In place if FP32 and along k; else
+   in `to`, whose rows share no cache sets, or in micro-panels. */
+AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to, const ampi_operand* a, size_t i0,
+        size_t m, size_t k0, const ampi_pack_room* room) {
+    size_t i, p, here;
     const size_t row0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
     const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
-    const int in_place = (once || a->along_k) && a->dtype == AMP_F32 && !a->is_image && !a->area;
+    const int in_place = a->along_k && a->dtype == AMP_F32 && !a->is_image && !a->area;
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
     u->a = in_place && u->k > 0 ? (const float*)a->data + row0 * ld + at : to;
     u->row_step = a->along_k ? ld : 1;
     u->k_step = a->along_k ? 1 : ld;
-    if (!in_place) AMPI_K(rows)(to, ld, a, row0, rows, at, length, room);
+    if (in_place) return;
+    if (a->along_k || form != AMPI_FP32 || m <= AMPI_FEW_ROWS) {
+        AMPI_K(rows)(to, ld, a, row0, rows, at, length, room);
+        return;
+    }
+    u->k_step = 0;
+    for (p = 0; p < u->k; p++)
+        for (i = 0; i < m; i += here) {
+            here = AMPI_K(tile_rows)(m - i);
+            AMPI_K(store)(to + i * (u->k + AMPI_PAD) + p * here,
+                AMPI_K(load_any)(ampi_at(a->data, a->dtype, (k0 + p) * a->ld + i0 + i), a->dtype, m - i));
+        }
 }
 #ifdef AMPI_PASS_PAIRS
 /* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of pairs. */
@@ -3446,10 +3471,14 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
     const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->rows, b->padded };
     const int kept = s->k > b->kc;  /* sums wait for the next block of k */
     const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
+    const ampi_result* c = &s->c;
     /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel
        at a time, for L1. */
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
     const int rows_of_b = few && !s->b.along_k;
+    /* Sums that are results stand in C. */
+    const int in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias && c->column == 1
+        && !s->b.is_image && n % AMPI_LANES == 0 && !rows_of_b && s->form != AMPI_AMX_PAIRS;
     const size_t wide = rows_of_b ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
                         : few ? (size_t)AMPI_K(nr) : b->nc;
     const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
@@ -3480,13 +3509,14 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
 #endif
                 for (im = 0; im < rows; im += b->mc) {
                     const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
-                    float* const tile = sums + (kept ? im : 0) * ld;
+                    float* const tile = in_c ? (float*)c->data + i * c->row + j0 + jn : sums + (kept ? im : 0) * ld;
                     AMPI_K(micro_args) u;
                     AMPI_CLEAR(u);
                     u.k = kc; u.first = k0 == 0; u.exact = s->exact;
-                    u.ld = ld;
+                    u.ld = in_c ? c->row : ld;
+                    u.quiet = in_c && k0 + kc == s->k;
                     if (in_place) u.at = table;
-                    AMPI_K(pack_a)(&u, scratch, &s->a, i, mc, k0, nc <= AMPI_ONCE, &room);
+                    AMPI_K(pack_a)(&u, s->form, scratch, &s->a, i, mc, k0, &room);
 #ifdef AMPI_PASS_PAIRS
                     if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
 #endif
@@ -3502,7 +3532,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, s
                         AMPI_K(micro)(s->form, mc, AMPI_K(nv) > 1 && at.column < end, &u);
                         if (AMPI_K(nv) > 1 && at.column < end) ampi_pixel_move(&at, &panels, AMPI_LANES);
                     }
-                    if (k0 + kc == s->k) AMPI_K(store_tile)(&s->c, i, mc, j0 + jn, pieces, count, tile, ld);
+                    if (k0 + kc == s->k && !in_c) AMPI_K(store_tile)(c, i, mc, j0 + jn, pieces, count, tile, ld);
                 }
                 k0 += kc;
             } while (k0 < s->k);
@@ -5086,13 +5116,14 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
 /* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    const ampi_layer none = { AMPI_NO_REF, { NULL, AMP_F16 }, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF,
-                              AMPI_NO_REF, 0 }; /* a low w takes most */
+    ampi_layer none;
     ampi_convolution v;
     ampi_conv2d c;
     size_t floats;
     int h, w;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    AMPI_CLEAR(none);
+    none.w.dtype = AMP_F16;  /* takes most */
     ampi_conv2d_y(&v, &c, &none);
     floats = ampi_convolution_floats(&v);
     for (h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
@@ -5311,7 +5342,7 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     return n > 0 ? ampi_check_apart(ampi_exec_logger(exec), op, list, count) : AMP_OK;
 }
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
-#define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list))
+#define AMPI_CHECK(op, n, list) AMPI_TRY(ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
 /* How far ahead, in bytes, loops over rows of n floats prefetch. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
@@ -5578,7 +5609,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
-/* The larger one, or y if both are equal; x if it is a NaN, else y if that is one. */
+/* The larger one; y if equal or a NaN, unless x is a NaN. */
 AMPI_INLINE float ampi_pool_larger(float x, float y) {
     const int nan = (int32_t)ampi_magnitude(x) > 0x7f800000;
     return ((x > y) | nan) ? x : y;
@@ -5643,11 +5674,15 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     if (q->columns && (task == AMPI_POOL_GIVE || r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
     for (r = r0; q->columns && task == AMPI_POOL_SUM && r < r1; r++)
         ampi_pool_add(q->sums, x + (size_t)(r - r0) * ld, ld);
-    if (task == AMPI_POOL_MAX) ampi_pool_windows(AMPI_POOL_MAX, q, row, d, v, rows, place);
-    else if (task == AMPI_POOL_SEARCH) ampi_pool_windows(AMPI_POOL_SEARCH, q, row, d, v, rows, place);
-    else if (task == AMPI_POOL_GIVE_MAX) ampi_pool_windows(AMPI_POOL_GIVE_MAX, q, row, d, v, rows, place);
-    else if (task == AMPI_POOL_GIVE) ampi_pool_windows(AMPI_POOL_GIVE, q, row, d, v, rows, place);
-    else if (!q->columns || r1 == span.last) ampi_pool_windows(AMPI_POOL_SUM, q, row, d, v, rows, place);
+#define AMPI_EACH(number) case number: ampi_pool_windows(number, q, row, d, v, rows, place); break
+    if (task != AMPI_POOL_SUM || !q->columns || r1 == span.last) switch (task) {
+        AMPI_EACH(AMPI_POOL_SUM);
+        AMPI_EACH(AMPI_POOL_MAX);
+        AMPI_EACH(AMPI_POOL_SEARCH);
+        AMPI_EACH(AMPI_POOL_GIVE);
+        AMPI_EACH(AMPI_POOL_GIVE_MAX);
+    }
+#undef AMPI_EACH
     for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
         ampi_pool_add(x + (size_t)(r - r0) * ld, q->sums, ld);
 }
@@ -5844,22 +5879,20 @@ AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n,
 AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane, int backward) {
     AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
     uint32_t at[AMPI_PART / 4 + AMPI_LANES];
+    const ampi_pool_task task = backward ? (p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE)
+                                         : (p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM);
+    const ampi_argument* y = &list[AMPI_ARG_Y];
     const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows, size = backward ? 4 : 1;
     const size_t end = ampi_min_size(all, (plane + AMPI_LANES) * windows);
-    size_t i, n;
-    for (i = plane * windows; i < end; i += n) {
-        float* const to = ampi_open(&list[AMPI_ARG_Y], i * size, ow, result);
+    for (size_t n, i = plane * windows; i < end; i += n) {
+        float* const to = ampi_open(y, i * size, ow, result);  /* in place without surplus lanes */
         const float* x = NULL;
         n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
         if (p->max || !backward) x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, 4 * all, tile);
-        if (!backward)
-            ampi_pool_quads(p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM, !ampi_pool_is_small(p), to, at, x, ow, n / ow);
-        else {
-            if (p->max) ampi_pool_quads(AMPI_POOL_SEARCH, 0, to, at, x, ow, n / ow);
-            ampi_pool_quads(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, 0, to, at,
-                ampi_quads_view(&list[AMPI_ARG_DY], i, n, all, tile), ow, n / ow);
-        }
-        ampi_store(&list[AMPI_ARG_Y], i * size, to, n * size);
+        if (p->max && backward) ampi_pool_quads(AMPI_POOL_SEARCH, 0, to, at, x, ow, n / ow);
+        if (backward) x = ampi_quads_view(&list[AMPI_ARG_DY], i, n, all, tile);
+        ampi_pool_quads(task, !ampi_pool_is_small(p), to, at, x, ow, n / ow);
+        ampi_store(y, i * size, to, n * size);
     }
 }
 
@@ -5880,7 +5913,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
-    AMPI_TRY(AMPI_CHECK(exec, "pool2d", n, list));
+    AMPI_CHECK("pool2d", n, list);
     ampi_pool_all(&p, list, 0);
     return AMP_OK;
 }
@@ -5892,7 +5925,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
                                    AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
-    AMPI_TRY(AMPI_CHECK(exec, "pool2d backward", n, list));
+    AMPI_CHECK("pool2d backward", n, list);
     if (dx) ampi_pool_all(&p, list, 1);
     return AMP_OK;
 }
@@ -6025,7 +6058,7 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
         size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CHECK(exec, "activation", n, list));
+    AMPI_CHECK("activation", n, list);
     ampi_activation((int)f, list, n, exec);
     return AMP_OK;
 }
@@ -6036,7 +6069,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
         AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
         AMPI_ARG(saved, st, AMPI_IN, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CHECK(exec, "activation backward", n, list));
+    AMPI_CHECK("activation backward", n, list);
     ampi_activation(AMPI_SLOPE | (int)f, list, n, exec);
     return AMP_OK;
 }
@@ -6500,7 +6533,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         AMPI_ARG(save_invstd, AMP_F32, saved, p.channels), AMPI_ARG(running_mean, AMP_F32, running, p.channels),
         AMPI_ARG(running_var, AMP_F32, running, p.channels) };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
-    AMPI_TRY(AMPI_CHECK(exec, "batch norm", n, list));
+    AMPI_CHECK("batch norm", n, list);
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     return AMP_OK;
 }
@@ -6543,7 +6576,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, p.channels) };
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
-    AMPI_TRY(AMPI_CHECK(exec, "batch norm backward", n, list));
+    AMPI_CHECK("batch norm backward", n, list);
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     return AMP_OK;
 }
@@ -6579,7 +6612,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
     ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
-    AMPI_TRY(AMPI_CHECK(exec, "layer norm", all, list));
+    AMPI_CHECK("layer norm", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     AMPI_REFUSE_OP(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
@@ -6673,7 +6706,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    AMPI_TRY(AMPI_CHECK(exec, "layer norm backward", all, list));
+    AMPI_CHECK("layer norm backward", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
     for (size_t start = 0; sums && start < d; start += columns)
@@ -6747,7 +6780,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
-    AMPI_TRY(AMPI_CHECK(exec, "softmax", all, list));
+    AMPI_CHECK("softmax", all, list);
     if (d > 0) ampi_rows_all(ampi_softmax_rows, &f);
     return AMP_OK;
 }
@@ -6778,7 +6811,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
     const ampi_argument list[] = {
         AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
-    AMPI_TRY(AMPI_CHECK(exec, "softmax backward", all, list));
+    AMPI_CHECK("softmax backward", all, list);
     if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
     return AMP_OK;
 }
@@ -6796,7 +6829,7 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
         uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
-    AMPI_TRY(AMPI_CHECK(exec, "dropout", n, list));
+    AMPI_CHECK("dropout", n, list);
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", p);
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
@@ -6816,7 +6849,7 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
         size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
-    AMPI_TRY(AMPI_CHECK(exec, "add", n, list));
+    AMPI_CHECK("add", n, list);
     ampi_elements(AMPI_ADD, 0.0f, list, n);
     return AMP_OK;
 }
@@ -6832,7 +6865,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
-    AMPI_TRY(AMPI_CHECK(exec, "concat", n, list));
+    AMPI_CHECK("concat", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
@@ -6845,7 +6878,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
-    AMPI_TRY(AMPI_CHECK(exec, "concat backward", n, list));
+    AMPI_CHECK("concat backward", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
@@ -6936,7 +6969,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts a call sums: a tile may span these */
     double parts[AMPI_PARTS];
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
-    AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy", all, list));
+    AMPI_CHECK("softmax cross-entropy", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
@@ -6951,7 +6984,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     const ampi_argument list[] = {
         AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
     ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
-    AMPI_TRY(AMPI_CHECK(exec, "softmax cross-entropy backward", all, list));
+    AMPI_CHECK("softmax cross-entropy backward", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_TRY(ampi_check_mean(exec, "softmax cross-entropy backward", n, weight));
     f.factor = ampi_loss_factor(loss_scale, weight, n);
@@ -6965,7 +6998,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1), AMPI_ARG(target, tt, AMPI_IN, n) };
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
-    AMPI_TRY(AMPI_CHECK(exec, op, n, list));
+    AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
     AMPI_PARALLEL_OVER(n, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
@@ -6988,7 +7021,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
         amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
-    AMPI_TRY(AMPI_CHECK(exec, op, n, list));
+    AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     float factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
