@@ -2664,9 +2664,9 @@ AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
 }
 /* Not of half. */
 AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, int odd) {
-    const __m128i x = _mm_loadu_si128((const __m128i*)p), upper = _mm_set1_epi32(-0x10000);
-    const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, upper) : _mm_slli_epi32(x, 16);
-    const __m256d wide = _mm256_cvtps_pd(_mm_castsi128_ps(one));
+    const __m128i x = t == AMP_F16 ? _mm_loadl_epi64((const __m128i*)p) : _mm_loadu_si128((const __m128i*)p);
+    const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, _mm_set1_epi32(-0x10000)) : _mm_slli_epi32(x, 16);
+    const __m256d wide = _mm256_cvtps_pd(t == AMP_F16 ? _mm_cvtph_ps(x) : _mm_castsi128_ps(one));
     return _mm256_fmadd_pd(wide, wide, s);
 }
 AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
