@@ -232,7 +232,7 @@ half_beside() { # half_beside COMPILER: a file that has the compiler's own half 
 mingw() { # to Windows; under Wine, where it is, the program runs too, and files are saved and loaded by many processes
     x86_64-w64-mingw32-gcc -std=c99 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
     have wine || return 0
-    export WINEDEBUG=-all WINEPREFIX=$PWD/build/wine
+    export WINEDEBUG=-all WINEPREFIX=$PWD/$out/wine
     wine $out/compile.exe || return 1
     x86_64-w64-mingw32-gcc -std=c99 -O1 -DAMP_NO_SIMD -c tests/impl.c -o $out/impl.o || return 1
     for t in "files" "checkpoint -DTEST_FILES_ONLY"; do
@@ -254,7 +254,7 @@ msvc() { # msvc FLAGS...: clang with MSVC's macros, as clang-cl has them, before
     x86_64-w64-mingw32-gcc $out/bits.obj $out/impl.obj $out/fltused.c -o $out/msvc.exe || return 1
     have wine || return 0
     $CC -std=c99 -O1 tests/bits.c build/impl.o -o $out/bits -lm && $out/bits | grep hash > $out/here || return 1
-    WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/msvc.exe | tr -d '\r' | grep hash | cmp - $out/here
+    WINEDEBUG=-all WINEPREFIX=$PWD/$out/wine wine $out/msvc.exe | tr -d '\r' | grep hash | cmp - $out/here
 }
 # What windows.h defines, and amp.h may stand behind.
 windows="-Dnear= -Dfar= -Dsmall=char -Dhyper=long -Dinterface=struct -DIN= -DOUT= -DOPTIONAL= -DERROR=0 -Dpascal= -Dcdecl="
