@@ -82,8 +82,8 @@ bench-old: $(B)/bench ## speed beside the header at commit OLD, which git's hist
 	@[ $(OLD_DIR)/bench -nt tests/bench/bench.c ] || $(CC) $(STRICT) $(BENCH_CFLAGS) $(OLD_DIR)/tests/bench/bench.c -o $(OLD_DIR)/bench $(LDLIBS)
 	@$(PYTHON) tests/bench/old.py $(OLD_DIR)/bench $< $(ONLY)
 
-budget: ## lines, bytes, machine code and compile time of amp.h against their budgets, beside the header at commit OLD
-	@CC="$(CC)" OLD="$(OLD)" sh tests/budget.sh
+budget: ## tokens, machine code, length and depth of functions against their budgets (python)
+	@CC="$(CC)" PYTHON="$(PYTHON)" sh tests/budget.sh
 
 bench-counts: ## instructions of the hot paths, written to tests/bench/counts.txt; `make check` compares (valgrind)
 	@CC="$(CC)" sh tests/bench/counts.sh record

@@ -1,6 +1,6 @@
 """check_header.py HEADER [README CC]: what a reader of the header relies on.
 Each tag of the table of contents exists once and in that order; each public prototype has a comment above it or beside
-it, or belongs to a group that has one; only ASCII; lines, functions and sentences of comments are not too long;
+it, or belongs to a group that has one; only ASCII; lines and sentences of comments are not too long;
 every C block of the README compiles, and its program prints what stands there."""
 import re, subprocess, sys, os, tempfile
 
@@ -32,25 +32,6 @@ for i, line in enumerate(lines, 1):
     if len(line) > 120: check(False, "line %d has %d columns" % (i, len(line)))
 passed += 2
 check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
-
-# functions of at most 80 lines, nine in ten of at most 40, half of them of at most 12: a head that continues over lines
-# counts as one
-lengths, start, head = [], None, ""
-for i, line in enumerate(lines):
-    if start is None:
-        line = re.sub(r" *(/\*.*?\*/|//.*)$", "", line)
-        head = head + " " + line if head else line if re.match(r"(?!typedef|extern \"C)[A-Za-z_]", line) else ""
-        if re.search(r"\)[ \w]*\{$", head): start = i
-        if start is not None or line[:1] in "#/}" or re.search(r"[;{}]$", line): head = ""
-    elif line == "}":
-        lengths.append(i - start + 1)
-        check(i - start + 1 <= 80, "line %d: a function of %d lines" % (start + 1, i - start + 1))
-        start = None
-check(len(lengths) == lines.count("}"), "%d functions, but %d ends of one" % (len(lengths), lines.count("}")))
-lengths.sort()
-print("%d functions of more than one line, median %d lines, 90 %% at most %d, longest %d"
-      % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
-check(lengths[len(lengths) // 2] <= 12 and lengths[int(len(lengths) * 0.9)] <= 40, "functions have grown")
 
 # sentences of comments: at most 25 words. They end at . ? ! : ; before a space, and where a row of a table or code
 # begins; code in backquotes is one word, signs are none, and a list of names (commas at every third word) may be long.
