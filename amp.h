@@ -1199,7 +1199,8 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 /* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. A loss: AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
-/* Samples to train or evaluate with: arrays in host memory, or a function that reads some. */
+/* Samples to train or evaluate with: arrays in host memory, or a function that reads some. The struct is copied when a
+   call begins. */
 typedef struct amp_data {
     int64_t     count;                   /* samples; >= 1 */
     const void* inputs[AMP_MAX_INPUTS];  /* as in amp_batch, with `count` for n */
@@ -10280,7 +10281,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 /* Draws batches from a data set: the order of samples, and memory for one batch. */
 typedef struct ampi_feed {
     amp_model* m;
-    const amp_data* data;
+    amp_data data;              /* as it was at the start: `order` has its count */
     const char* what;           /* the call, for messages */
     int64_t* order;
     void* buffers[AMPI_ARRAYS];
@@ -10299,11 +10300,11 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     const amp_allocator* a = &m->desc.allocator;
     AMPI_CLEAR(*f);
     f->m = m;
-    f->data = data;
     f->what = what;
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
         "%s: data is NULL, or its count is not a number of samples", what);
+    f->data = *data;
     f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
     int missing = !f->order;
     for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
@@ -10323,7 +10324,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
 
 /* Fisher-Yates on the epoch's positions of the stream; seed NULL = in order. */
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
-    const int64_t n = f->data->count;
+    const int64_t n = f->data.count;
     for (int64_t i = 0; i < n; i++) f->order[i] = i;
     for (int64_t i = n - 1; seed && i > 0; i--) {
         const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
@@ -10336,7 +10337,7 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
 
 /* The batch of n samples from `at` in the order. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
-    const amp_data* d = f->data;
+    const amp_data* d = &f->data;
     AMPI_CLEAR(*b);
     b->n = n;
     if (d->read) {
@@ -10362,16 +10363,16 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     int n;
     ampi_feed_shuffle(f, NULL, 0);
     AMPI_CLEAR(*info);
-    for (int64_t at = 0; at < f->data->count; at += n) {
+    for (int64_t at = 0; at < f->data.count; at += n) {
         amp_eval_info part;
         amp_batch b;
-        n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
+        n = (int)ampi_min_size((size_t)(f->data.count - at), (size_t)f->m->desc.batch);
         AMPI_TRY(ampi_feed_read(f, at, n, &b));
         AMPI_TRY(amp_evaluate(f->m, &b, &part));
         sum += (double)part.loss * n;
         info->correct += part.correct;
     }
-    info->loss = (float)(sum / (double)f->data->count);
+    info->loss = (float)(sum / (double)f->data.count);
     return AMP_OK;
 }
 
@@ -10410,7 +10411,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
 /* The bar, if the samples up to `to` complete a hundredth of the epoch. */
 AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
     enum { CELLS = 30 };
-    const int64_t count = f->train.data->count;
+    const int64_t count = f->train.data.count;
     const int percent = (int)(100 * to / count), cells = percent * CELLS / 100;
     char text[160];
     if (!f->d.print || !f->d.terminal || (int)(100 * from / count) == percent) return;
@@ -10454,7 +10455,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
 
 /* Samples of an epoch: all but those that do not fill a step of all ranks and micro-batches. */
 AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
-    const int64_t count = f->train.data->count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
+    const int64_t count = f->train.data.count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
     const int64_t rest = f->d.drop_last ? 0 : count % each, batches = count / each + (rest >= ranks);
     const int64_t whole = batches - batches % f->m->desc.accumulate;
     return whole < batches || rest < ranks ? whole * each : count;
@@ -10487,7 +10488,7 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
         loss = f->now.eval_loss = told.loss;
         best = f->info.best.eval_loss;
-        f->now.accuracy = told.correct / (double)f->d.evaluation->count;
+        f->now.accuracy = told.correct / (double)f->evaluation.data.count;
     }
     f->now.best = ampi_is_finite(&loss) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
@@ -10519,7 +10520,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
     AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches "
-        "on %d ranks", (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+        "on %d ranks", (long long)f->train.data.count, m->desc.accumulate, m->comm.size);
     return AMP_OK;
 }
 

@@ -327,6 +327,26 @@ static void test_ends(void) {
     amp_model_destroy(m);
 }
 
+/* What grows while it runs is not trained or evaluated with: the order has been made for the samples of the start. */
+static amp_data growing[2];
+static int grow(amp_model* m, const amp_fit_epoch* epoch, void* user_data) {
+    (void)m; (void)epoch; (void)user_data;
+    growing[0].count = growing[1].count = SAMPLES;
+    return 0;
+}
+static void test_growing_data(void) {
+    amp_model* m = make_level(AMP_O0);
+    amp_fit_desc f = fit_of(3);
+    amp_fit_info info;
+    growing[0] = arrays();
+    growing[1] = sourced();
+    growing[0].count = growing[1].count = BATCH;
+    f.evaluation = &growing[1]; f.on_epoch = grow;
+    CHECK(amp_fit(m, &growing[0], &f, &info) == AMP_OK && info.epochs == 3 && info.last.steps == 1);
+    CHECK_MSG(src.calls == 3 && src.count == 3 * BATCH && growing[0].count == SAMPLES, "%d calls", src.calls);
+    amp_model_destroy(m);
+}
+
 /* Lines per epoch; on a terminal a bar besides. */
 static void test_print(void) {
     amp_model* m = make_level(AMP_O0);
@@ -507,6 +527,7 @@ int main(int argc, char** argv) {
     TEST(test_resume);
     TEST(test_patience);
     TEST(test_ends);
+    TEST(test_growing_data);
     TEST(test_print);
     TEST(test_skips);
     TEST(test_ranks);
