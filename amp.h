@@ -1148,7 +1148,7 @@ typedef struct amp_batch {
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
     amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
-    amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8 */
+    amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy 0 */
     int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
 } amp_batch;
 
@@ -8565,6 +8565,7 @@ struct amp_model {
     int stepped;
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
+    int labels_known;             /* labels were looked at, see ampi_doubt_labels */
     int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
     int saved;                    /* running statistics from before this step exist */
     char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward pass; or "" */
@@ -9867,16 +9868,49 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
+/* Refuses types of a batch or a data set that the model does not read. */
+AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype x, amp_dtype label, const char* what, int with_targets) {
+    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, "
+        "f64 or u8", what, amp_dtype_name(x), (int)x);
+    if (!with_targets || !label) return AMP_OK;
+    AMPI_REFUSE(label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
+        "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label), (int)label);
+
+    for (int i = 0; i < m->loss_count; i++)
+        if (ampi_has_labels(m->losses[i])) return AMP_OK;
+    AMPI_REFUSE(m->loss_count, AMP_ERR_DTYPE, "%s: label_dtype is %s, but the loss '%s' reads targets[0] as floats; "
+        "labels are for softmax_cross_entropy", what, amp_dtype_name(label), m->losses[0]->layer.name);
+    return AMP_OK;
+}
+
+/* Remarks of labels, read as int32 by default, that look like int64 ones: every high word is 0, and at least half of
+   the low words are not. A model looks once, at its first 16 labels or more. */
+AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said, size_t count,
+        const char* what) {
+    if (said || count < 16 || m->labels_known) return;
+    m->labels_known = 1;
+
+    for (int i = 0; i < m->loss_count; i++) {
+        size_t k = ampi_has_labels(m->losses[i]) ? count / 2 : 0, set = 0;
+        for (; k > 0; k--) {
+            uint64_t label;
+            memcpy(&label, (const int32_t*)targets[i] + 2 * (k - 1), sizeof label);
+            if (label >> 32) break;
+            set += label != 0;
+        }
+        if (k > 0 || set * 4 < count) continue;
+        ampi_remark(&m->op_logger, "%s: every second label of targets[%d] is 0: int64 labels need label_dtype AMP_I64, "
+            "others AMP_I32", what, i);
+        return;
+    }
+}
+
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
-    const amp_dtype x = b->input_dtype, label = b->label_dtype;
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what,
         b->n, m->desc.batch);
-    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, "
-        "f64 or u8", what, amp_dtype_name(x), (int)x);
-    AMPI_REFUSE(with_targets && label && label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
-        "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label), (int)label);
+    AMPI_TRY(ampi_check_types(m, b->input_dtype, b->label_dtype, what, with_targets));
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
         if (!n) continue;
@@ -9886,6 +9920,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
             "%s: %s[%d] is not memory of the backend '%s'", what, ampi_array_name(i), n->index, m->backend->name);
         if (ampi_has_labels(n)) AMPI_TRY(ampi_batch_labels(m, b, n));
     }
+    if (with_targets && !b->on_device) ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, what);
     return AMP_OK;
 }
 
@@ -10305,6 +10340,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
         "%s: data is NULL, or its count is not a number of samples", what);
     f->data = *data;
+    if (!data->read) AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
     f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
     int missing = !f->order;
     for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
@@ -10317,6 +10353,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
         missing |= f->bytes[i] && !f->buffers[i];
     }
+    if (!data->read) ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
     AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
         (long long)data->count);
     return AMP_OK;

@@ -868,7 +868,7 @@ static amp_value add_layer(amp_model* m) {
 
 /* Input data and targets of the sizes that the model says; labels are mostly right. */
 static void some_batch(amp_model* m, amp_batch* b, int max_n) {
-    int i, inputs = 0, losses = 0, k;
+    int i, inputs = 0, losses = 0, labels = 0, k;
     memset(b, 0, sizeof *b);
     b->n = byte() < 230 ? 1 + (int)below((unsigned)max_n) : byte() & 1 ? 0 : max_n + 1;
     b->input_dtype = byte() < 64 ? AMP_U8 : (amp_dtype)below(4);
@@ -881,10 +881,12 @@ static void some_batch(amp_model* m, amp_batch* b, int max_n) {
         n = (size_t)(max_n + 1) * 1024;
         b->targets[losses++] = block_new(n * 8, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
         if (l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
+        labels = 1;
         memset(blocks[block_count - 1].whole + GUARD, 0, n * 8);
         for (k = 0; k < max_n && byte() >= 128; k++) blocks[block_count - 1].whole[GUARD + amp_dtype_size(b->label_dtype) * (size_t)k] = (unsigned char)below(4);
         memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
     }
+    if (!labels && byte() < 240) b->label_dtype = AMP_DTYPE_DEFAULT;
 }
 
 static int is_small(amp_model* m) {

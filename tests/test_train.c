@@ -1216,6 +1216,86 @@ static void test_label_types(void) {
     }
 }
 
+/* Labels of a batch whose losses all want floats are a mistake: nobody would read them as such. */
+static void test_labels_for_floats(void) {
+    static const amp_dtype types[] = { AMP_U8, AMP_I32, AMP_I64 };
+    int kind, k;
+    for (kind = 0; kind < 3; kind++) {
+        amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
+        amp_batch b = batch_of(0, 8);
+        amp_data data;
+        amp_eval_info eval;
+        amp_value x, y;
+        amp_model* m;
+        float out[8 * CLASSES];
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        x = amp_linear(m, amp_input(m, 1, SIDE, SIDE), CLASSES);
+        y = kind == 1 ? amp_bce_with_logits(m, x, NULL) : amp_mse(m, x, NULL);
+        amp_name(m, y, "error");
+        if (kind == 2) amp_softmax_cross_entropy(m, x, NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        b.targets[0] = wishes;
+        b.targets[1] = labels;
+        CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+        memset(&data, 0, sizeof data);
+        data.count = 8;
+        data.inputs[0] = pictures;
+        data.targets[0] = wishes;
+        b.label_dtype = AMP_I32;
+        if (kind == 2) {                        /* one loss reads them */
+            CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+            amp_model_destroy(m);
+            continue;
+        }
+        for (k = 0; k < COUNT(types); k++) {
+            char word[160];
+            data.label_dtype = b.label_dtype = types[k];
+            snprintf(word, sizeof word, "label_dtype is %s, but the loss 'error' reads targets[0] as floats; labels are for "
+                     "softmax_cross_entropy", amp_dtype_name(types[k]));
+            CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_DTYPE);
+            CHECK_MSG(strncmp(heard, "train step: ", 12) == 0 && strcmp(heard + 12, word) == 0, "%s", heard);
+            CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_DTYPE && strncmp(heard, "evaluate: ", 10) == 0);
+            CHECK(amp_evaluate_data(m, &data, &eval) == AMP_ERR_DTYPE);
+            CHECK_MSG(strstr(heard, word), "%s", heard);
+            CHECK(amp_predict(m, &b, x, out) == AMP_OK);
+        }
+        CHECK(amp_model_optimizer(m)->state.step == 1);
+        amp_model_destroy(m);
+    }
+}
+
+/* Labels of 64 bits handed as the default, 32: the logger hears of it once, and of nothing that only resembles it. */
+static void test_labels_of_another_size(void) {
+    enum { LONG = 40 };
+    amp_model_desc d = toy_desc(24, AMP_O0, AMP_DTYPE_DEFAULT);
+    static float images[LONG * PIXELS];
+    int i, k;
+    for (k = 0; k < 7; k++) {
+        toy t = make_toy(&d, 0, 0.0f);
+        amp_batch b = batch_of(0, k == 1 ? 15 : 16);
+        amp_data data;
+        amp_eval_info eval;
+        int64_t wide[LONG];
+        int32_t narrow[LONG];
+        for (i = 0; i < LONG; i++) { wide[i] = k == 2 ? 0 : i % CLASSES; narrow[i] = i % 8 == 7 ? 0 : i % CLASSES; }
+        if (k == 3) for (i = 0; i < LONG; i++) narrow[i] = i == 2;      /* one label, which may stand anywhere */
+        b.targets[0] = k < 3 || k > 4 ? (const void*)wide : narrow;
+        if (k == 5) b.label_dtype = AMP_I32;                            /* said, so meant */
+        memset(&data, 0, sizeof data);
+        data.count = LONG / 2;
+        data.inputs[0] = images;
+        data.targets[0] = wide;
+        heard[0] = 0;
+        remarks = 0;
+        for (i = 0; i < 2; i++)
+            CHECK((k == 6 ? amp_evaluate_data(t.m, &data, &eval) : amp_train_step(t.m, &b, NULL)) == AMP_OK);
+        CHECK_MSG(remarks == (k == 0 || k == 6) && heard_code == AMP_OK, "%d: %d, %s", k, remarks, heard);
+        CHECK_MSG(!remarks || strcmp(heard + (k == 6 ? 15 : 12), "every second label of targets[0] is 0: int64 labels need "
+            "label_dtype AMP_I64, others AMP_I32") == 0, "%s", heard);
+        amp_model_destroy(t.m);
+    }
+}
+
 /* Inputs as the model sees them: the values of PyTorch for 0, 1, 100 and 255, (x / 255 - 0.1307) / 0.3081, and the bits of
    single operations for three channels of more than one block, whatever the type of the data. */
 enum { WIDE_PIXELS = 500, WIDE_INPUT = 2 * 3 * WIDE_PIXELS };
@@ -2256,6 +2336,8 @@ int main(int argc, char** argv) {
     TEST(test_smaller_batch);
     TEST(test_input_types);
     TEST(test_label_types);
+    TEST(test_labels_for_floats);
+    TEST(test_labels_of_another_size);
     TEST(test_images);
     TEST(test_dropout);
     TEST(test_dropout_in_micro_batches);
