@@ -9479,22 +9479,38 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     return ampi_run(training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
 }
 
-AMP_DEF amp_result amp_model_finalize(amp_model* m) {
-    if (!m) return AMP_ERR_ARGUMENT;
+/* Tells the logger what is allowed and rarely meant. */
+AMPI_FN void ampi_remark_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
-    AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
-    if (m->build_result != AMP_OK) return m->build_result;
-    const amp_result r = ampi_finalize(m);
-    if (r != AMP_OK) { ampi_unfinalize(m); return r; }
-    m->finalized = 1;
-    for (int i = 0; i < m->loss_count; i++) {  /* what is allowed and rarely meant */
+
+    for (int i = 0; i < m->input_count; i++) {
+        const amp_layer* l = &m->inputs[i]->layer;
+        const int has_colours = l->width == 3 || l->width == 4;
+        if (has_colours && l->channels == l->height && l->height > l->width)
+            ampi_remark(&m->op_logger, "'%s' has %d channels of %dx%d pixels: sizes and data are in the order "
+                "channels, height, width", l->name, l->channels, l->height, l->width);
+    }
+
+    for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
         if (ampi_has_labels(loss) && ampi_is(x, SOFTMAX))
             ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                 loss->layer.name, x->layer.name);
     }
+
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
         ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", o->momentum);
+}
+
+AMP_DEF amp_result amp_model_finalize(amp_model* m) {
+    if (!m) return AMP_ERR_ARGUMENT;
+    AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
+    if (m->build_result != AMP_OK) return m->build_result;
+
+    const amp_result r = ampi_finalize(m);
+    if (r != AMP_OK) { ampi_unfinalize(m); return r; }
+    m->finalized = 1;
+    ampi_remark_doubts(m);
     return AMP_OK;
 }
 

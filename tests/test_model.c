@@ -1163,6 +1163,28 @@ static void test_doubts(void) {
         }
 }
 
+/* Images given as height, width, channels train on nonsense: sizes that look so are told once. */
+static void test_doubts_of_sizes(void) {
+    static const struct { int size[3], doubtful; } cases[] = {
+        { { 32, 32, 3 }, 1 }, { { 5, 5, 4 }, 1 }, { { 3, 32, 32 }, 0 }, { { 32, 32, 1 }, 0 }, { { 32, 16, 3 }, 0 }, { { 32, 32, 2 }, 0 },
+        { { 3, 3, 3 }, 0 }, { { 4, 4, 4 }, 0 }, { { 1, 1, 3 }, 0 }, { { 3, 3, 4 }, 0 }, { { 5, 5, 5 }, 0 } };
+    int i;
+    for (i = 0; i < COUNT(cases); i++) {
+        amp_model_desc d = model_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
+        const int* size = cases[i].size;
+        amp_model* m;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        remarks = 0;
+        heard[0] = 0;
+        amp_mse(m, amp_linear(m, amp_add(m, amp_flatten(m, amp_input(m, size[0], size[1], size[2])),
+                                         amp_flatten(m, amp_input(m, size[0] * size[1] * size[2], 1, 1))), 2), NULL);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK && remarks == cases[i].doubtful, "%d: %d", i, remarks);
+        CHECK_MSG(i != 0 || strcmp(heard, "'input2' has 32 channels of 32x3 pixels: sizes and data are in the order channels, height, width") == 0,
+                  "%s", heard);
+        amp_model_destroy(m);
+    }
+}
+
 /* A backend that takes a ReLU along: the CPU's operators, one after the other, counted. */
 static int relus_taken;
 static amp_result linear_relu(const void* x, amp_dtype xt, const void* w, amp_dtype wt, const void* b, amp_dtype bt, void* y, amp_dtype yt,
@@ -1783,6 +1805,7 @@ int main(int argc, char** argv) {
     TEST(test_values_of_others);
     TEST(test_values_of_many);
     TEST(test_doubts);
+    TEST(test_doubts_of_sizes);
     TEST(test_relu_is_taken_along);
     TEST(test_desc_errors);
     TEST(test_desc_is_copied);
