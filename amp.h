@@ -1263,9 +1263,9 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
    alike, patience needs evaluation data, best_path one rank.
    Resuming behind a whole epoch: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch
    give the same bits as a run without a stop. `best` and `patience` know nothing of earlier epochs.
-   desc NULL = one epoch; info is valid after an error too. Errors: as amp_train_step (AMP_ERR_OVERFLOW: a dead model),
-   amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches),
-   AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
+   desc NULL = one epoch. An error undoes a step's earlier micro-batches, and info is valid. Errors: as amp_train_step
+   (AMP_ERR_OVERFLOW: a dead model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY,
+   AMP_ERR_STATE (between micro-batches), AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
 
 /* >>checkpoint  Everything that training needs to go on, in the safetensors format. */
@@ -10178,7 +10178,15 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->micro = 0;
     if (m->saved) ampi_copy_running(m, 1);
     ampi_run(training_abandon, &m->training);
+    m->stale = m->backend->asynchronous;
     return why;
+}
+
+/* The same between two micro-batches, after an error; nothing where no step is open. */
+AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
+    if (m->micro == 0) return why;
+    m->micro++;
+    return ampi_abandon_step(m, why);
 }
 
 /* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
@@ -10245,8 +10253,8 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
 AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     int refused = own != AMP_OK;
     amp_result r = ampi_any_rank(m, &refused);
-    if (r != AMP_OK && m->micro > 0) { m->micro++; return ampi_abandon_step(m, r); }
-    if (r != AMP_OK || own != AMP_OK) return r != AMP_OK ? r : own;
+    if (r != AMP_OK) return ampi_abandon_open_step(m, r);
+    if (own != AMP_OK) return own;
     return refused ? ampi_model_fail(AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
 }
 
@@ -10558,6 +10566,15 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     return AMP_OK;
 }
 
+/* All epochs, to the end or the first error, which leaves no step open. */
+AMPI_FN amp_result ampi_fit_epochs(ampi_fit* f) {
+    for (int i = f->d.first_epoch; i < f->d.epochs && !f->info.end; i++) {
+        const amp_result r = ampi_fit_epoch(f, i);
+        if (r != AMP_OK) return ampi_abandon_open_step(f->m, r);
+    }
+    return AMP_OK;
+}
+
 AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
@@ -10587,7 +10604,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     amp_result r = ampi_feed_open(&f.train, m, data, "fit");
     if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
     if (r == AMP_OK) r = ampi_fit_check(&f);
-    for (int i = f.d.first_epoch; i < f.d.epochs && r == AMP_OK && !f.info.end; i++) r = ampi_fit_epoch(&f, i);
+    if (r == AMP_OK) r = ampi_fit_epochs(&f);
     ampi_feed_close(&f.evaluation);
     ampi_feed_close(&f.train);
     if (info) *info = f.info;

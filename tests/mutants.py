@@ -411,7 +411,7 @@ TABLE = [
     ("fit", "if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);", "if (r != AMP_OK) return r;"),
     ("fit", "(!f->info.end || f->m->micro); at += total", "!f->info.end; at += total"),
     ("fit", "batches - batches % f->m->desc.accumulate;", "batches;"),
-    ("fit", "int i = f.d.first_epoch; i < f.d.epochs", "int i = 0; i < f.d.epochs"),
+    ("fit", "int i = f->d.first_epoch; i < f->d.epochs", "int i = 0; i < f->d.epochs"),
     ("scaler", "    if (x->unsound) return hit;\n", ""),
     ("scaler", "comes_back = r->is_double && x", "comes_back = 0 && x"),
     ("scaler", "if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;", ""),

@@ -500,6 +500,52 @@ static void test_micro_errors(void) {
     REFUSED(amp_fit(m, &data, NULL, NULL), AMP_ERR_STATE, "micro-batches");
     amp_model_destroy(m);
 }
+/* Bytes of a file, at most `size`; 0 if there is none. */
+static size_t read_file(const char* path, char* out, size_t size) {
+    FILE* in = fopen(path, "rb");
+    size_t n = in ? fread(out, 1, size, in) : 0;
+    if (in) fclose(in);
+    return n;
+}
+/* The checkpoints of both models are the same: weights, moments, running statistics, scaler, counters, random numbers. */
+static int same_checkpoints(amp_model* a, amp_model* b) {
+    static char x[65536], y[65536];
+    size_t n;
+    CHECK_MSG(amp_checkpoint_save(a, "test_fit_a.safetensors") == AMP_OK, "%s", heard);
+    CHECK_MSG(amp_checkpoint_save(b, "test_fit_b.safetensors") == AMP_OK, "%s", heard);
+    n = read_file("test_fit_a.safetensors", x, sizeof x);
+    CHECK(n > 0 && n < sizeof x);
+    n = read_file("test_fit_b.safetensors", y, sizeof y) == n ? n : 0;
+    remove("test_fit_a.safetensors");
+    remove("test_fit_b.safetensors");
+    return n > 0 && memcmp(x, y, n) == 0;
+}
+/* One step of two micro-batches, then data that fails in the second of the next: that step is as if it had not begun. */
+static void test_failed_step(void) {
+    static int32_t wrong[SAMPLES];
+    amp_model_desc d = desc_of(AMP_O2);
+    int k;
+    d.accumulate = 2;
+    for (k = 0; k < 2; k++) {
+        amp_model *a = make(&d), *b = make(&d);
+        amp_fit_desc f = fit_of(1);
+        amp_fit_info info;
+        amp_data data = k ? arrays() : sourced();
+        src.fails_at = 4;
+        memcpy(wrong, labels, sizeof wrong);
+        wrong[3 * BATCH] = CLASSES;
+        if (k) data.targets[0] = wrong;
+        f.in_order = 1;
+        CHECK(amp_fit(a, &data, &f, &info) == (k ? AMP_ERR_ARGUMENT : AMP_ERR_IO) && info.epochs == 0);
+        f.max_steps = 1;
+        CHECK(fit(b, arrays(), &f, NULL) == AMP_OK && amp_model_optimizer(b)->state.step == 1);
+        CHECK(same_checkpoints(a, b));
+        f.max_steps = 0;
+        CHECK_MSG(fit(a, arrays(), &f, NULL) == AMP_OK && fit(b, arrays(), &f, NULL) == AMP_OK, "%s", heard);
+        CHECK(amp_model_optimizer(a)->state.step == 4 && same_checkpoints(a, b));
+        amp_model_destroy(a); amp_model_destroy(b);
+    }
+}
 /* A dead model ends the run, with the step's sentence. */
 static void test_dead(void) {
     amp_model* m = make_level(AMP_O2);
@@ -533,6 +579,7 @@ int main(int argc, char** argv) {
     TEST(test_ranks);
     TEST(test_errors);
     TEST(test_micro_errors);
+    TEST(test_failed_step);
     TEST(test_dead);
     TEST_END();
 }

@@ -388,6 +388,36 @@ static void test_dead_model() {
     }
 }
 
+/* A first micro-batch with inf, a second with a bad label: the fit leaves no trace of the step that they began, with and
+   without a graph. */
+static void test_failed_fit() {
+    for (int graph = 0; graph < 2; graph++) {
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        d.accumulate = 2;
+        amp_model *never = make(d, build_small, amp_cuda_backend(), graph), *fit = make(d, build_small, amp_cuda_backend(), graph);
+        if (!never || !fit) return;
+        std::vector<float> bad(pictures, pictures + SAMPLES * PIXELS);
+        std::vector<int32_t> wrong(labels, labels + SAMPLES);
+        bad[7] = INFINITY;
+        wrong[9] = CLASSES;
+        amp_data data = {};
+        data.count = SAMPLES;
+        data.inputs[0] = bad.data();
+        data.targets[0] = wrong.data();
+        amp_fit_desc f = {};
+        f.in_order = 1;
+        CHECK(amp_fit(fit, &data, &f, NULL) == AMP_ERR_ARGUMENT);
+        CHECK(amp_model_scaler(fit)->state.found_inf == 0 && amp_model_scaler(fit)->state.unsound == 0);
+        CHECK(state_of(never) == state_of(fit));
+        data.inputs[0] = pictures;
+        data.targets[0] = labels;
+        CHECK(amp_fit(never, &data, &f, NULL) == AMP_OK && amp_fit(fit, &data, &f, NULL) == AMP_OK);
+        CHECK(state_of(never) == state_of(fit) && amp_model_optimizer(fit)->state.step == 1);
+        amp_model_destroy(never);
+        amp_model_destroy(fit);
+    }
+}
+
 /* amp_fit on the GPU does what a loop of steps does there; the evaluation is amp_evaluate's. */
 static void test_fit() {
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -1129,6 +1159,7 @@ int main(int argc, char** argv) {
     TEST(test_limits);
     TEST(test_dead_model);
     TEST(test_fit);
+    TEST(test_failed_fit);
     TEST(test_no_waiting);
     TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);
