@@ -8501,6 +8501,7 @@ typedef struct ampi_node {
     float* constants;
     /* what finalize finds */
     int leads;                  /* 1 = a GRAY operator may be LOW before it */
+    int f32_bias;               /* 1 = a LOW product whose bias and result are FP32 */
     amp_dtype visible, wanted;  /* the type that later layers' rules see; that in which all readers read */
     int users;                  /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
@@ -9119,11 +9120,14 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->rule = forced == AMP_F32 ? AMP_RULE_FP32 : AMP_RULE_LOW;
     l->compute_dtype = forced;
 }
-/* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
+/* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. OneFlow's
+   biases are added by GRAY operators of their own, unless a pin or a region moves the layer as a whole. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
     ampi_each(n) n->leads = AMPI_NONE;  /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
+        n->f32_bias = m->policy.style == AMP_STYLE_ONEFLOW && n->layer.rule == AMP_RULE_LOW
+            && n->layer.reason < AMP_REASON_REGION && n->bias != AMPI_NONE && n->leads == 0;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
         for (int j = 0; j < n->input_count; j++)
             if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
@@ -9142,7 +9146,7 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         else if (rule == AMP_RULE_PROMOTE) *t = first == second ? first : AMP_F32;
         else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY
                 && (!n->leads || (first == AMP_F32 && second == AMP_F32)))) *t = AMP_F32;
-        n->visible = rule == AMP_RULE_LOW && m->policy.cast_back ? AMP_F32 : *t;
+        n->visible = n->f32_bias || (rule == AMP_RULE_LOW && m->policy.cast_back) ? AMP_F32 : *t;
         n->wanted = AMP_DTYPE_DEFAULT;
     }
 }
@@ -9158,7 +9162,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
         }
     ampi_each(n) {
         amp_dtype* t = &n->layer.storage_dtype;
-        *t = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
+        *t = n->layer.rule == AMP_RULE_LOW && !n->f32_bias ? n->layer.compute_dtype : n->visible;
         if (ampi_is(n, FLATTEN)) *t = ampi_stored(n->inputs[0]);
         else if (*t == AMP_F32 && n->wanted) *t = n->wanted;
     }
@@ -9312,7 +9316,8 @@ AMPI_FN size_t ampi_plan_arena(amp_model* m) {
 /* Places a parameter of n in each block, or counts sizes before there are blocks. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
-    const int is_bias = index == n->bias, is_low = n->layer.param_dtype != AMP_F32;
+    const int is_bias = index == n->bias;
+    const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
     p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
@@ -9386,7 +9391,7 @@ AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
 /* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights in FP32, unless
-   there are no masters at all. */
+   there are no masters at all, or the style has half ones. */
 AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
@@ -9395,7 +9400,8 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     ampi_each(n) {
         const int is_batch_norm = ampi_is(n, BATCH_NORM);
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
-        const int is_f32 = ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
+        const int low_norm = is_batch_norm ? 0 : ampi_styles[m->policy.style].low_norm;
+        const int is_f32 = ampi_is_norm(n) && !low_norm && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
         n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32 : n->layer.compute_dtype;
         n->layer.parameters = 0;
         ampi_place_param(m, n, n->weight);
@@ -9653,9 +9659,9 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
-AMPI_FN const void* ampi_weights(const amp_model* m, const ampi_node* n, int param) {
+AMPI_FN const void* ampi_weights(const amp_model* m, int param) {
     if (param == AMPI_NONE) return NULL;
-    return n->layer.param_dtype == AMP_F32 ? (const void*)m->params[param].master : m->params[param].low;
+    return m->params[param].low ? m->params[param].low : (const void*)m->params[param].master;
 }
 AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
     return param == AMPI_NONE ? NULL : m->params[param].grad;
@@ -9719,8 +9725,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_exec* e = &m->exec;
     const ampi_node *in = n->reads[0], *second = n->reads[1];
     if (!in || ampi_is(n, FLATTEN)) return AMP_OK;
-    const void *x = in->data, *w = ampi_weights(m, n, n->weight), *b = ampi_weights(m, n, n->bias);
+    const void *x = in->data, *w = ampi_weights(m, n->weight), *b = ampi_weights(m, n->bias);
     const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
+    const amp_dtype bt = n->f32_bias ? AMP_F32 : wt;
     const size_t rows = m->pass.rows, count = rows * n->features;
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
@@ -9728,9 +9735,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     switch ((int)n->layer.op) {
         case AMPI_OP_CAST: return f->convert(y, yt, x, xt, count, e);
         case AMP_OP_CONV2D:
-            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b, wt, y, yt, e);
+            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b, bt, y, yt, e);
         case AMP_OP_LINEAR:
-            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, wt, y, yt, rows, in->features,
+            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, bt, y, yt, rows, in->features,
                 n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt, y, yt, e);
         case AMP_OP_BATCH_NORM:
@@ -9802,7 +9809,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
     const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
     const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype(m->desc.grad_dtype);
-    const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n, n->weight);
+    const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n->weight);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor, *mean = n->stats;
     void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);

@@ -600,14 +600,15 @@ static void every_precision(graph_fn build, int batch, const char* what) {
         { AMP_O0, AMP_F32, AMP_STYLE_PYTORCH },
         { AMP_O1, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O1, AMP_BF16, AMP_STYLE_PYTORCH },
         { AMP_O1, AMP_F16, AMP_STYLE_MINDSPORE }, { AMP_O1, AMP_BF16, AMP_STYLE_MINDSPORE },
+        { AMP_O1, AMP_F16, AMP_STYLE_ONEFLOW }, { AMP_O2, AMP_F16, AMP_STYLE_APEX },
         { AMP_O2, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O2, AMP_BF16, AMP_STYLE_PYTORCH },
         { AMP_O3, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O3, AMP_BF16, AMP_STYLE_PYTORCH } };
     int i;
     for (i = 0; i < (int)(sizeof kinds / sizeof *kinds); i++) {
         char name[80];
         amp_model* m = still_model(batch, kinds[i].level, kinds[i].low, kinds[i].style);
-        snprintf(name, sizeof name, "%s %s %s%s", what, amp_level_name(kinds[i].level),
-                 amp_dtype_name(kinds[i].low), kinds[i].style ? " mindspore" : "");
+        snprintf(name, sizeof name, "%s %s %s %s", what, amp_level_name(kinds[i].level),
+                 amp_dtype_name(kinds[i].low), amp_style_name(kinds[i].style));
         net_begin(m, batch);
         build();
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
@@ -1540,6 +1541,71 @@ static void test_gray_operators(void) {
     amp_model_destroy(m);
 }
 
+/* Layer norms that run in half: their weights are half in Apex's O2 and in OneFlow, which except batch norms alone. */
+static void test_norm_weights_of_a_style(void) {
+    static const struct { amp_style style; amp_level level; int is_low; } want[] = {
+        { AMP_STYLE_APEX, AMP_O2, 1 }, { AMP_STYLE_ONEFLOW, AMP_O1, 1 }, { AMP_STYLE_NNABLA, AMP_O2, 0 },
+        { AMP_STYLE_MINDSPORE, AMP_O3, 0 }, { AMP_STYLE_APEX, AMP_O3, 1 }, { AMP_STYLE_PYTORCH, AMP_O2, 0 } };
+    int i;
+    for (i = 0; i < (int)(sizeof want / sizeof want[0]); i++) {
+        amp_model_desc d = model_desc(2, want[i].level, AMP_F16);
+        amp_model* m = NULL;
+        const amp_param *gamma, *moving;
+        classes v;
+        d.precision.style = want[i].style;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        v = build_classes(m);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        gamma = amp_model_find_param(m, "layer_norm1.weight");
+        moving = amp_model_find_param(m, "batch_norm1.weight");
+        CHECK_MSG(gamma && (gamma->low != NULL) == want[i].is_low, "%s", amp_style_name(want[i].style));
+        CHECK(layer_of(m, v.ln)->param_dtype == (want[i].is_low ? AMP_F16 : AMP_F32));
+        CHECK(gamma && (gamma->master != NULL) == (want[i].level != AMP_O3 || want[i].style == AMP_STYLE_MINDSPORE));
+        CHECK(moving && (moving->low != NULL) == (want[i].level == AMP_O3 && want[i].style != AMP_STYLE_MINDSPORE));
+        amp_model_destroy(m);
+    }
+}
+
+/* OneFlow adds a bias in a gray operator: before a loss it is FP32, and so are the logits; between two matrix layers,
+   or where a pin says so, they are half. */
+static void test_last_bias_of_oneflow(void) {
+    static const float weight = 2048.0f, bias = 0.25f, one = 1.0f;
+    amp_model_desc d = model_desc(1, AMP_O1, AMP_F16);
+    amp_model* m = NULL;
+    amp_value x, first, logits, pinned;
+    amp_param* p[2];
+    amp_batch b;
+    float out = 0;
+    d.precision.style = AMP_STYLE_ONEFLOW;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    x = amp_input(m, 1, 1, 1);
+    first = amp_linear(m, x, 1);
+    logits = amp_linear(m, first, 1);
+    pinned = amp_linear(m, first, 1);
+    amp_pin(m, pinned, AMP_F16);
+    amp_mse(m, logits, NULL);
+    amp_mse(m, pinned, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(layer_of(m, logits)->compute_dtype == AMP_F16 && layer_of(m, logits)->param_dtype == AMP_F16);
+    CHECK(layer_of(m, logits)->storage_dtype == AMP_F32);
+    CHECK(layer_of(m, first)->storage_dtype == AMP_F16 && layer_of(m, pinned)->storage_dtype == AMP_F16);
+    CHECK(amp_model_find_param(m, "linear1.bias")->low != NULL && amp_model_find_param(m, "linear2.weight")->low != NULL);
+    CHECK(amp_model_find_param(m, "linear2.bias")->low == NULL && amp_model_find_param(m, "linear2.bias")->master != NULL);
+    CHECK(amp_model_find_param(m, "linear3.bias")->low != NULL);
+    p[0] = amp_model_find_param(m, "linear1.weight");
+    p[1] = amp_model_find_param(m, "linear2.weight");
+    CHECK(amp_model_write_param(m, p[0], &one) == AMP_OK && amp_model_write_param(m, p[1], &weight) == AMP_OK);
+    p[0] = amp_model_find_param(m, "linear1.bias");
+    p[1] = amp_model_find_param(m, "linear2.bias");
+    CHECK(amp_model_write_param(m, p[0], &out) == AMP_OK && amp_model_write_param(m, p[1], &bias) == AMP_OK);
+    memset(&b, 0, sizeof b);
+    b.n = 1;
+    b.inputs[0] = &one;
+    CHECK(amp_predict(m, &b, logits, &out) == AMP_OK);
+    CHECK_MSG(out == 2048.25f, "%.9g", (double)out);          /* 2048 in half */
+    amp_model_destroy(m);
+}
+
 /* Lists move an operator and say so; a policy edited by hand, too. */
 static void test_lists_in_a_model(void) {
     static const amp_op black[] = { AMP_OP_RELU, AMP_OP_LINEAR };
@@ -1813,6 +1879,8 @@ int main(int argc, char** argv) {
     TEST(test_types_by_level);
     TEST(test_scaler_of_a_style);
     TEST(test_gray_operators);
+    TEST(test_norm_weights_of_a_style);
+    TEST(test_last_bias_of_oneflow);
     TEST(test_lists_in_a_model);
     TEST(test_pins_and_regions);
     TEST(test_manual_lenet);
