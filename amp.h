@@ -522,17 +522,21 @@ typedef AMPI_ENUM(amp_rule) {
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
-/* Whose lists a policy has: X(NAME, "name", a bit for each level, cast_back, scaler at O1, at O2).
-   cast_back: at O1 results of LOW operators are cast back to FP32. scaler: a dynamic scaler's preset where the desc has
-   none. Sources: torch.amp; MindSpore 2.10 (without a scaler at O1); the final apex.amp; NNabla 1.39 with
-   type_config="half"; OneFlow's graph pass. */
+/* Whose lists a policy has:
+   X(NAME, "name", a bit for each level, cast_back, o3_masters, low_norm, scaler at O1, at O2).
+   cast_back: at O1 results of LOW operators are cast back to FP32. o3_masters: O3 keeps FP32 weights, too. low_norm: a
+   layer norm that runs LOW reads LOW weights; batch norms never do while there are masters. scaler: the preset where
+   the desc has none; STATIC is a scale of 1.
+   Sources: torch.amp, whose lists are those for CUDA (on a CPU its softmax, layer norm and sums stay in 16 bits);
+   MindSpore 2.10; the final apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass, where a bias is added
+   by a GRAY operator: a last layer's bias and its logits are FP32. */
 #define AMP_STYLE_LIST(X) \
-    X(PYTORCH, "pytorch", 0xfu, 0, PYTORCH, PYTORCH) \
-    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER) \
-    X(APEX, "apex", 0xfu, 0, APEX, APEX) \
-    X(NNABLA, "nnabla", 0x5u, 0, NNABLA, NNABLA)  /* O0 and O2 */ \
-    X(ONEFLOW, "oneflow", 0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
-#define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
+    X(PYTORCH,   "pytorch",   0xfu, 0, 0, 0, PYTORCH, PYTORCH) \
+    X(MINDSPORE, "mindspore", 0xfu, 1, 1, 0, STATIC,  MINDSPORE_MANAGER) \
+    X(APEX,      "apex",      0xfu, 0, 0, 1, APEX,    APEX) \
+    X(NNABLA,    "nnabla",    0x5u, 0, 0, 0, NNABLA,  NNABLA)  /* O0 and O2 */ \
+    X(ONEFLOW,   "oneflow",   0x3u, 0, 0, 1, STATIC,  STATIC)  /* O0 and O1; set_grad_scaler is a scaler in the desc */
+#define AMPI_X(name, ...) AMP_STYLE_##name,
 typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 #undef AMPI_X
 enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
@@ -567,7 +571,7 @@ typedef struct amp_policy_desc {
     const amp_op* black;      /* operators to run in FP32; give one list or the other */
     int black_count;
     int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
-    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: as above */
+    int master_weights;       /* 0 = the level's (O3 no, but for MindSpore; else yes); 1, AMP_ZERO: as above */
     const amp_logger* logger;
 } amp_policy_desc;
 
@@ -7089,9 +7093,13 @@ AMPI_NAMES(amp_level_name, amp_level, "O0\0O1\0O2\0O3\0")
 AMPI_NAMES(amp_reason_name, amp_reason, "level list\0white list\0black list\0"
     "set by hand\0keep_batchnorm_fp32\0region\0pinned\0")
 
-static const struct { unsigned levels; int cast_back; amp_scaler_preset o1_scaler, o2_scaler; } ampi_styles[] = {
-#define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
-    { levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
+static const struct {
+    unsigned levels;
+    int cast_back, o3_masters, low_norm;
+    amp_scaler_preset o1_scaler, o2_scaler;
+} ampi_styles[] = {
+#define AMPI_X(name, text, levels, cast_back, o3_masters, low_norm, o1_scaler, o2_scaler) \
+    { levels, cast_back, o3_masters, low_norm, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
     AMP_STYLE_LIST(AMPI_X)
 #undef AMPI_X
 };
@@ -7167,7 +7175,8 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.low_dtype = d.low_dtype ? d.low_dtype : AMP_F16;
     out.style = d.style;
     out.cast_back = d.level == AMP_O1 && ampi_styles[d.style].cast_back;
-    out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
+    out.master_weights = d.level != AMP_O3 || ampi_styles[d.style].o3_masters;
+    if (d.master_weights) out.master_weights = d.master_weights == 1;
     for (int i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i), AMP_REASON_LEVEL);
     if (d.keep_batchnorm_fp32 != 0)
@@ -9445,7 +9454,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
     return AMP_OK;
 }
 
-/* A level's scaler, when the user gives none: dynamic where half gradients can underflow, else scale 1. */
+/* A level's scaler, when the user gives none: the style's where half gradients can underflow, else scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
@@ -9455,7 +9464,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
         dynamic |= n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC
         : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler : ampi_styles[m->policy.style].o1_scaler;
-    if (!dynamic) d.init_scale = 1.0f;
+    if (d.preset == AMP_SCALER_STATIC) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
     d.logger = &m->op_logger;
     return amp_scaler_init(&m->training.scaler, &d);

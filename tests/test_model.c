@@ -1482,10 +1482,10 @@ static void test_types_by_level(void) {
 static void test_scaler_of_a_style(void) {
     static const struct { amp_style style; amp_level level; amp_scaler_preset preset; float init; } want[] = {
         { AMP_STYLE_PYTORCH, AMP_O1, AMP_SCALER_PYTORCH, 65536 }, { AMP_STYLE_MINDSPORE, AMP_O2, AMP_SCALER_MINDSPORE_MANAGER, 16777216 },
-        { AMP_STYLE_MINDSPORE, AMP_O0, AMP_SCALER_STATIC, 1 }, { AMP_STYLE_MINDSPORE, AMP_O1, AMP_SCALER_PYTORCH, 65536 },
+        { AMP_STYLE_MINDSPORE, AMP_O0, AMP_SCALER_STATIC, 1 }, { AMP_STYLE_MINDSPORE, AMP_O1, AMP_SCALER_STATIC, 1 },
         { AMP_STYLE_MINDSPORE, AMP_O3, AMP_SCALER_STATIC, 1 }, { AMP_STYLE_APEX, AMP_O1, AMP_SCALER_APEX, 65536 },
         { AMP_STYLE_APEX, AMP_O2, AMP_SCALER_APEX, 65536 }, { AMP_STYLE_APEX, AMP_O3, AMP_SCALER_STATIC, 1 },
-        { AMP_STYLE_NNABLA, AMP_O2, AMP_SCALER_NNABLA, 8 }, { AMP_STYLE_ONEFLOW, AMP_O1, AMP_SCALER_ONEFLOW, 65536 } };
+        { AMP_STYLE_NNABLA, AMP_O2, AMP_SCALER_NNABLA, 8 }, { AMP_STYLE_ONEFLOW, AMP_O1, AMP_SCALER_STATIC, 1 } };
     int i;
     for (i = 0; i < (int)(sizeof want / sizeof want[0]); i++) {
         amp_model_desc d = model_desc(2, want[i].level, AMP_F16);

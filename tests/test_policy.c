@@ -97,27 +97,30 @@ static void test_no_desc_is_O0(void) {
 
 /* What each system puts where, as its documents say it: one letter per operator of `table`, G = gray.
    MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, Dense and ReLU of these operators,
-   the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all.
+   the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all operators, and
+   parameters stay FP32 in each level (seen in 2.10: to_float casts per cell).
    Apex, final version, apex/amp/lists and frontend.py: O1 has linear and conv2d in half, softmax, gelu, layer_norm and the
    losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
    NNabla 1.39, tutorial "Mixed Precision Training", type_config="half": everything in half but SoftMax and the losses;
    statistics of norms are FP32 inside.
    OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, layer_norm, dropout, softmax,
    gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. */
-static const struct { amp_style style; const char* name; int level; const char* rules; int cast_back; } styles[] = {
+static const struct {
+    amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
+} styles[] = {
     /*                                   i c l m a b l r g t s s d a c f x m b */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F", 0 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F", 0 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F", 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F", 0 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F", 0 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F", 0 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F", 0 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F", 0 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F", 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F", 0 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F", 0 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F", 0 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -131,6 +134,10 @@ static void test_styles(void) {
         d.style = styles[k].style;
         p = policy_of(d);
         CHECK(p.style == d.style && p.cast_back == styles[k].cast_back && strcmp(amp_style_name(d.style), styles[k].name) == 0);
+        CHECK_MSG(p.master_weights == styles[k].masters, "%s O%d: masters", styles[k].name, styles[k].level);
+        if (styles[k].level < 2) continue;
+        d.master_weights = AMP_ZERO;                /* the user's word counts */
+        CHECK(policy_of(d).master_weights == 0);
         for (i = 0; i < OPS; i++) {
             amp_rule want = styles[k].rules[2 * i] == 'G' ? AMP_RULE_GRAY : rule_of(styles[k].rules[2 * i]);
             CHECK_MSG(p.rules[table[i].op] == want, "%s O%d: %s is %s", styles[k].name, styles[k].level, table[i].name,
