@@ -1129,7 +1129,8 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
    "<layer>.bias"). NULL if none. After a step, grad is NULL where the group was frozen. */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
-/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters and low copies. */
+/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters and 16-bit weights,
+   in which a value beyond the type becomes its largest finite one. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
 /* Writes the 16-bit copies, after masters were changed by hand. */
@@ -1317,8 +1318,9 @@ AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors file (PyTorch's
-   layers have the same shapes, and with amp_name the same names); types are converted. What the file lacks stays, and
-   the logger hears of it (AMP_OK). *count, if not NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
+   layers have the same shapes, and with amp_name the same names); types are converted, and a value beyond the weights'
+   type becomes its largest finite one. What the file lacks stays. The logger hears of either (AMP_OK). *count, if not
+   NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates; the state of s
@@ -11277,16 +11279,35 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
             theirs, ours, f->owner);
         e->wanted = &t->tensor;
         e->place = (size_t)total;
-        total += (e->end - e->begin + 7) / 8 * 8;
+        /* 16 bits may become FP32 in place. */
+        total += (e->end - e->begin + 7) / 8 * (f->model && ampi_type_size(e->dtype) == 2 ? 16 : 8);
     }
     f->data = (char*)ampi_file_alloc(f, total);
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
+/* Writes what was read of tensor e over the model's. Another type is converted in place; where it is no wider, values
+   beyond it become its largest finite one, and the logger hears how many. */
+AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
+    const amp_model* m = f->model;
+    const amp_tensor* to = e->wanted;
+    const amp_dtype type = ampi_dtype(to->dtype);
+    const size_t size = ampi_type_size(type);
+    char* data = f->data + e->place;
+    size_t beyond = 0;
+    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0, &beyond, NULL };
+
+    if (e->dtype != type) AMPI_TRY(amp_convert_with(data, type, data, e->dtype, to->count, &how));
+    if (beyond > 0)
+        ampi_remark(f->desc.logger, "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
+            (ampi_ull)beyond, (ampi_ull)to->count, ampi_show(f, e->name), amp_dtype_name(type));
+    AMPI_RUN(copy_in, to->data, data, to->count * size);
+    return AMP_OK;
+}
+
 /* Reads the wanted tensors; hands them over if all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
-    const amp_model* m = f->model;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
     for (e = f->entries; e < end; e++) {
         const size_t bytes = (size_t)(e->end - e->begin);
@@ -11298,14 +11319,12 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
             e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
+
     for (e = f->entries; e < end; e++) {
-        const amp_tensor* to = e->wanted;
-        const char* data = f->data + e->place;
         const size_t bytes = (size_t)(e->end - e->begin);
-        if (!to || bytes == 0) continue;
-        if (!m) memcpy(to->data, data, bytes);
-        else if (e->dtype == ampi_dtype(to->dtype)) AMPI_RUN(copy_in, to->data, data, bytes);
-        else AMPI_RUN(upload, to->data, to->dtype, data, e->dtype, to->count);
+        if (!e->wanted || bytes == 0) continue;
+        if (f->model) AMPI_TRY(ampi_file_hand(f, e));
+        else memcpy(e->wanted->data, f->data + e->place, bytes);
     }
     return AMP_OK;
 }

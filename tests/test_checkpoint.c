@@ -17,6 +17,7 @@
 #else
   #define HAVE_POSIX 0
 #endif
+#include <math.h>
 #include "helpers.h"
 
 /* --- helpers --------------------------------------------------------------------------- */
@@ -1552,6 +1553,49 @@ static void test_load_weights_types(void) {
     CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
 }
 
+/* A value beyond the type of the weights becomes its largest finite one, as by amp_model_write_param, and the logger hears
+   of it. An infinity stays one where the file's type is the same or the narrower. */
+static void test_load_weights_saturates(void) {
+    static const struct { amp_level level; amp_dtype type; double values[4]; float expected[4]; const char* told; } rows[] = {
+        { AMP_O3, AMP_F32, { 1e6, -7e4, 0.5, 65504.0 }, { 65504.0f, -65504.0f, 0.5f, 65504.0f }, "2 of 4 values of 'linear2.bias' are beyond f16" },
+        { AMP_O3, AMP_BF16, { 65536.0, 1.0, 2.0, -65536.0 }, { 65504.0f, 1.0f, 2.0f, -65504.0f }, "2 of 4 values of 'linear2.bias' are beyond f16" },
+        { AMP_O3, AMP_F64, { 0.25, 1.0, 1e300, 3.0 }, { 0.25f, 1.0f, 65504.0f, 3.0f }, "1 of 4 values of 'linear2.bias' are beyond f16" },
+        { AMP_O2, AMP_F64, { 0.25, 1e6, -1e300, 3.0 }, { 0.25f, 1e6f, -3.40282347e38f, 3.0f }, "1 of 4 values of 'linear2.bias' are beyond f32" },
+        { AMP_O2, AMP_F32, { 0.25, 1e6, 2.0, 3.0 }, { 0.25f, 1e6f, 2.0f, 3.0f }, NULL },
+        { AMP_O2, AMP_F16, { 0.25, 1e6, 2.0, 3.0 }, { 0.25f, INFINITY, 2.0f, 3.0f }, NULL }
+    };
+    const char* path = in_folder("weights.safetensors");
+    for (int i = 0; i < COUNT(rows); i++) {
+        model_options o = usual;
+        double raw[4];
+        float out[4], again[4], values[4];
+        amp_half low[4];
+        int count = 0;
+        o.level = rows[i].level;
+        amp_model* m = make_model(&o);
+        const amp_param* p = m ? amp_model_find_param(m, "linear2.bias") : NULL;
+        if (!p) { CHECK(p); return; }
+        CHECK(amp_convert(raw, rows[i].type, rows[i].values, AMP_F64, 4) == AMP_OK);
+        const amp_file_tensor t = tensor("linear2.bias", rows[i].type, raw, 1, 4, 0, 0, 0);
+        CHECK(amp_file_save(path, &t, 1, NULL, 0, NULL) == AMP_OK);
+        heard_before[0] = 0;
+        heard_count = 0;
+        CHECK_MSG(amp_checkpoint_load_weights(m, path, &count) == AMP_OK && count == 1, "%s", amp_model_error(m));
+        CHECK(amp_model_read_param(m, p, out) == AMP_OK);
+        memcpy(low, p->low, sizeof low);
+        for (int k = 0; k < 4; k++)
+            CHECK_MSG(to_bits(out[k]) == to_bits(rows[i].expected[k]), "row %d: %g instead of %g", i, (double)out[k],
+                      (double)rows[i].expected[k]);
+        CHECK_MSG(heard_count == (rows[i].told ? 2 : 1), "row %d: %d sentences", i, heard_count);   /* one of what is missing */
+        if (rows[i].told) CHECK_MSG(strstr(heard_before, rows[i].told), "row %d: %s", i, heard_before);
+        CHECK(amp_convert(values, AMP_F32, raw, rows[i].type, 4) == AMP_OK);
+        if (i == 3) memcpy(values, out, sizeof values);         /* no float says what that file does */
+        CHECK(amp_model_write_param(m, p, values) == AMP_OK && amp_model_read_param(m, p, again) == AMP_OK);
+        CHECK_MSG(memcmp(again, out, sizeof out) == 0 && memcmp(low, p->low, sizeof low) == 0, "row %d", i);
+        amp_model_destroy(m);
+    }
+}
+
 /* --- a loop of the caller's ---------------------------------------------------------------- */
 
 /* Frozen batch norm trains otherwise: as a checkpoint it is another model, while weights and statistics fit it. */
@@ -1928,6 +1972,7 @@ int main(int argc, char** argv) {
     TEST(test_model_failures);
     TEST(test_load_weights);
     TEST(test_load_weights_types);
+    TEST(test_load_weights_saturates);
     TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
