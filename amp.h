@@ -1088,7 +1088,8 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns the first mistake of
-   the graph. Only training steps need a loss and parameters. */
+   the graph. Only training steps need a loss and parameters: without a loss all groups are frozen, and there are no
+   gradients and moments. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside --- */
@@ -9338,7 +9339,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (!is_low || m->policy.master_weights) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
     if (is_low) p.low_dtype = n->layer.param_dtype;
-    p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
+    if (m->loss_count) p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
     if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     n->layer.parameters += p.count;
@@ -9472,6 +9473,24 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     return amp_scaler_init(&m->training.scaler, &d);
 }
 
+/* Opens the optimizer. Without a loss each group, or the one that stands for none, is frozen: parameters have no
+   gradients and no moments then. */
+AMPI_FN amp_result ampi_open_training(amp_model* m) {
+    amp_optimizer_desc d = m->desc.optimizer;
+    amp_param_group groups[AMP_MAX_GROUPS];
+
+    if (m->loss_count == 0) {
+        memcpy(groups, m->groups, sizeof groups);
+        for (int i = 0; i < AMP_MAX_GROUPS; i++) groups[i].frozen = 1;
+        d.groups = groups;
+        d.group_count = ampi_or(d.group_count, 1, 0);
+    }
+
+    AMPI_TRY(ampi_run(training_open, &m->training, &d, m->params, m->param_count));
+    m->training.optimizer.desc.group_count = m->desc.optimizer.group_count;
+    return AMP_OK;
+}
+
 /* All of finalize; on failure the caller takes it back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
@@ -9482,6 +9501,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
             n->layer.name);
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
     if (m->moments < 0) return AMP_ERR_DESC;
+    if (m->loss_count == 0) m->moments = 0;
     ampi_resolve_types(m);
     AMPI_TRY(ampi_init_scaler(m));
     ampi_resolve_storage(m);
@@ -9492,8 +9512,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i));
     ampi_place_all(m);
     AMPI_TRY(ampi_init_values(m));
-    if (m->param_count == 0) return AMP_OK;
-    return ampi_run(training_open, &m->training, &m->desc.optimizer, m->params, m->param_count);
+    return m->param_count ? ampi_open_training(m) : AMP_OK;
 }
 
 /* Tells the logger what is allowed and rarely meant. */

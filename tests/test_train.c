@@ -958,6 +958,67 @@ static void test_untrainable(void) {
     amp_model_destroy(m);
 }
 
+/* A model for predictions alone has weights and what its values need: no gradients, no moments, all groups frozen. */
+static void test_predictions_need_no_gradients(void) {
+    int level, kind, k;
+    for (level = AMP_O0; level <= AMP_O3; level++)
+        for (kind = AMP_SGD; kind <= AMP_LAMB; kind++) {
+            amp_model_desc d = toy_desc(8, (amp_level)level, AMP_BF16);
+            amp_param_group groups[2];
+            amp_model* m[4];
+            amp_memory memory[4];
+            amp_value y[4];
+            amp_batch b = batch_of(0, 8);
+            float out[4][8 * CLASSES], weights[CLASSES * 4];
+            amp_param* p;
+            int i, count;
+            memset(groups, 0, sizeof groups);
+            d.optimizer.kind = (amp_optimizer_kind)kind;
+            for (k = 0; k < 4; k++) {           /* with a loss, without; with groups in the desc; loaded */
+                amp_value x;
+                d.optimizer.groups = groups;
+                d.optimizer.group_count = k == 2 ? 2 : 0;
+                d.seed = k == 3 ? 6 : 5;
+                CHECK(amp_model_create(&m[k], &d) == AMP_OK);
+                x = amp_batch_norm(m[k], amp_linear(m[k], amp_input(m[k], 1, SIDE, SIDE), 4), NULL);
+                y[k] = amp_linear(m[k], x, CLASSES);
+                if (k == 2) amp_group(m[k], y[k], 1);
+                if (k == 0) amp_softmax_cross_entropy(m[k], y[k], NULL);
+                CHECK_MSG(amp_model_finalize(m[k]) == AMP_OK, "%s", amp_model_error(m[k]));
+                CHECK(amp_model_memory(m[k], &memory[k]) == AMP_OK);
+            }
+            CHECK(memory[0].gradient_bytes > 0 && memory[0].optimizer_bytes > 0);
+            CHECK(amp_model_finalize(m[0]) == AMP_ERR_STATE);
+            CHECK(amp_checkpoint_save(m[1], "test_train.safetensors") == AMP_OK);
+            CHECK(amp_checkpoint_load_weights(m[3], "test_train.safetensors", &count) == AMP_OK && count == 8);
+            for (k = 0; k < 4; k++)
+                CHECK(amp_predict(m[k], &b, y[k], out[k]) == AMP_OK && memcmp(out[k], out[0], sizeof out[0]) == 0);
+            for (k = 1; k < 4; k++) {
+                amp_optimizer* o = amp_model_optimizer(m[k]);
+                CHECK(memory[k].gradient_bytes == 0 && memory[k].optimizer_bytes == 0);
+                CHECK(memory[k].parameter_bytes == memory[0].parameter_bytes
+                      && memory[k].low_parameter_bytes == memory[0].low_parameter_bytes);
+                p = amp_model_params(m[k], &count);
+                for (i = 0; i < count; i++) CHECK(!p[i].grad && !p[i].m && !p[i].v);
+                CHECK(count == 6 && o && o->groups[0].frozen && o->desc.group_count == (k == 2 ? 2 : 0));
+                o->groups[0].frozen = 0;
+                CHECK(amp_train_step(m[k], &b, NULL) == AMP_ERR_STATE && strstr(amp_model_error(m[k]), "no loss"));
+                CHECK(amp_optimizer_step(o, NULL, NULL) == AMP_ERR_ARGUMENT);
+                CHECK(amp_predict(m[k], &b, y[k], out[0]) == AMP_OK && memcmp(out[k], out[0], sizeof out[0]) == 0);
+                p = amp_model_find_param(m[k], "linear2.weight");
+                for (i = 0; i < CLASSES * 4; i++) weights[i] = 0.0f;
+                CHECK(amp_model_write_param(m[k], p, weights) == AMP_OK && amp_model_sync_params(m[k]) == AMP_OK);
+                CHECK(amp_predict(m[k], &b, y[k], out[0]) == AMP_OK && memcmp(out[k], out[0], sizeof out[0]) != 0);
+            }
+            if (level == AMP_O2) {
+                CHECK(amp_checkpoint_load(m[1], "test_train.safetensors") == AMP_OK);
+                CHECK(amp_predict(m[1], &b, y[1], out[0]) == AMP_OK && memcmp(out[1], out[0], sizeof out[0]) == 0);
+            }
+            remove("test_train.safetensors");
+            for (k = 0; k < 4; k++) amp_model_destroy(m[k]);
+        }
+}
+
 /* --- accumulation ------------------------------------------------------------------------------------ */
 
 /* Small whole numbers: every product and sum is exact, so k micro-batches, or two ranks, must give the bits of one batch. */
@@ -2328,6 +2389,7 @@ int main(int argc, char** argv) {
     TEST(test_failed_steps_leave_nothing);
     TEST(test_refused_micro_batches);
     TEST(test_untrainable);
+    TEST(test_predictions_need_no_gradients);
     TEST(test_accumulation_exact);
     TEST(test_accumulation_net);
     TEST(test_scale_stays_in_window);

@@ -941,6 +941,29 @@ static void test_predictions_and_statistics() {
     amp_model_destroy(gpu);
 }
 
+/* Without a loss: no gradients and no moments on the device either; weights can be read, written and loaded. */
+static void test_predictions_alone() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    builder build = [](amp_model* m) { small_logits = amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 20)), CLASSES); };
+    amp_model *cpu = make(d, build, NULL), *gpu = make(d, build, amp_cuda_backend());
+    if (!cpu || !gpu) return;
+    amp_batch b = batch_of(0, 8);
+    amp_memory memory;
+    float p[8 * CLASSES], q[8 * CLASSES];
+    CHECK(amp_model_memory(gpu, &memory) == AMP_OK && memory.gradient_bytes == 0 && memory.optimizer_bytes == 0);
+    CHECK(amp_train_step(gpu, &b, NULL) == AMP_ERR_STATE);
+    std::vector<float> all = weights(gpu), half(amp_model_params(cpu, NULL)->count, 0.5f);
+    CHECK(same(all, weights(cpu)) && amp_model_write_param(gpu, amp_model_params(gpu, NULL), half.data()) == AMP_OK);
+    CHECK(amp_checkpoint_save(cpu, "build/test_cuda_model.ckpt") == AMP_OK);
+    CHECK_MSG(amp_checkpoint_load(gpu, "build/test_cuda_model.ckpt") == AMP_OK && same(all, weights(gpu)), "%s", amp_model_error(gpu));
+    remove("build/test_cuda_model.ckpt");
+    CHECK(amp_predict(cpu, &b, small_logits, p) == AMP_OK && amp_predict(gpu, &b, small_logits, q) == AMP_OK);
+    for (int i = 0; i < 8 * CLASSES; i++)
+        CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+}
+
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
@@ -1177,6 +1200,7 @@ int main(int argc, char** argv) {
     TEST(test_checkpoints_travel);
     TEST(test_writing_parameters);
     TEST(test_predictions_and_statistics);
+    TEST(test_predictions_alone);
     TEST(test_ranks);
     TEST(test_host_memory);
     TEST(test_bad_desc);
