@@ -1236,7 +1236,7 @@ typedef AMPI_ENUM(amp_fit_end) {
 } amp_fit_end;
 typedef struct amp_fit_info {
     int           epochs;      /* of this run, the last one in part if `end` came within it */
-    amp_fit_epoch last, best;  /* zeroed while there is none */
+    amp_fit_epoch last, best;  /* zeroed while there is none; whole epochs, also where writing best_path failed */
     amp_fit_end   end;         /* what ended it */
 } amp_fit_info;
 
@@ -1249,7 +1249,8 @@ typedef struct amp_fit_desc {
     int      drop_last;          /* 1 = without a smaller last batch */
     const amp_data* evaluation;  /* evaluated after each epoch; NULL = none */
     int      patience;           /* ends the run after so many epochs in a row without a better loss; 0 = never */
-    const char* best_path;       /* checkpoint after each epoch that is best so far; NULL = none */
+    const char* best_path;       /* checkpoint after each epoch that is best so far, tried before the first step, when a
+                                    file at the path stays; NULL = none */
     amp_fit_epoch* history;      /* [epochs - first_epoch]; NULL = not wanted */
     void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
     int      terminal;   /* 1 = also a bar within an epoch, redrawn on its line */
@@ -1265,8 +1266,9 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 /* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one; with `accumulate`
    it leaves out batches that do not fill a step. The order depends on seed, epoch and count alone. After a skipped step
    the next batch follows.
-   Several ranks share each step's samples, but for fewer samples than ranks at the end. Their callbacks must decide
-   alike, patience needs evaluation data, best_path one rank.
+   Several ranks share each step's samples, but for fewer samples than ranks at the end. An error or the end of patience
+   on one ends the fit of all (AMP_ERR_ARGUMENT on the others). Their callbacks must decide alike, patience needs
+   evaluation data, best_path one rank.
    Resuming behind a whole epoch: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch
    give the same bits as a run without a stop. `best` and `patience` know nothing of earlier epochs.
    desc NULL = one epoch. An error undoes a step's earlier micro-batches, and info is valid. Errors: as amp_train_step
@@ -10286,13 +10288,16 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was skipped */
 }
 
-/* A rank whose batch is refused may not leave others waiting for gradients: all refuse. */
-AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
-    int refused = own != AMP_OK;
-    amp_result r = ampi_any_rank(m, &refused);
+/* A rank that fails may not leave others waiting for its sums: all fail. Theirs is the sentence. */
+AMPI_FN amp_result ampi_fail_together(amp_model* m, amp_result own, const char* sentence) {
+    int failed = own != AMP_OK;
+    amp_result r = ampi_any_rank(m, &failed);
     if (r != AMP_OK) return ampi_abandon_open_step(m, r);
     if (own != AMP_OK) return own;
-    return refused ? ampi_model_fail(AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
+    return failed ? ampi_model_fail(AMP_ERR_ARGUMENT, "%s", sentence) : AMP_OK;
+}
+AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
+    return ampi_fail_together(m, own, "train step: the batch of another rank was refused");
 }
 
 /* A training pass needs more than evaluation. */
@@ -10499,6 +10504,7 @@ typedef struct ampi_fit {
 } ampi_fit;
 
 #if !defined(AMP_NO_STDIO)
+AMPI_FN amp_result ampi_checkpoint_try(amp_model* m, const char* path);  /* see impl-checkpoint */
 AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
     (void)user_data;
     fputs(text, stdout);
@@ -10576,12 +10582,15 @@ AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
+AMPI_FN amp_result ampi_fit_agree(amp_model* m, amp_result own) {
+    return ampi_fail_together(m, own, "fit: another rank failed, and its logger has the reason");
+}
+
+/* Evaluates the epoch, enters it in the books, and saves the best one. */
+AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
     amp_eval_info told;
-    AMPI_CLEAR(f->now);
-    f->now.epoch = epoch + 1;
-    AMPI_TRY(ampi_fit_pass(f));
     float loss = f->now.loss, best = f->info.best.loss;
+
     if (f->d.evaluation) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
         loss = f->now.eval_loss = told.loss;
@@ -10592,12 +10601,25 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
     if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
-#if !defined(AMP_NO_STDIO)
-    if (f->now.best && f->d.best_path) AMPI_TRY(amp_checkpoint_save(f->m, f->d.best_path));
-#endif
     f->info.last = f->now;
     if (f->d.history) f->d.history[f->info.epochs] = f->now;
     f->info.epochs++;
+#if !defined(AMP_NO_STDIO)
+    if (f->now.best && f->d.best_path) return amp_checkpoint_save(f->m, f->d.best_path);
+#endif
+    return AMP_OK;
+}
+
+/* Ranks agree on what one finds behind an epoch: that it failed, or that patience ends. */
+AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
+    AMPI_CLEAR(f->now);
+    f->now.epoch = epoch + 1;
+    AMPI_TRY(ampi_fit_pass(f));
+    AMPI_TRY(ampi_fit_agree(f->m, ampi_fit_judge(f)));
+    int waited = f->info.end == AMP_FIT_PATIENCE;
+    if (f->d.patience > 0) AMPI_TRY(ampi_any_rank(f->m, &waited));
+    if (waited) f->info.end = AMP_FIT_PATIENCE;
+
     ampi_fit_print_epoch(f);
     if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data)) f->info.end = AMP_FIT_CALLBACK;
     return AMP_OK;
@@ -10621,14 +10643,16 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT, "fit: patience needs evaluation "
         "data: each rank has its own loss");
     AMPI_REFUSE(m->micro, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
-#if defined(AMP_NO_STDIO)
-    AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
-#endif
     if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
     AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches "
         "on %d ranks", (long long)f->train.data.count, m->desc.accumulate, m->comm.size);
+#if defined(AMP_NO_STDIO)
+    AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
     return AMP_OK;
+#else
+    return d->best_path ? ampi_checkpoint_try(m, d->best_path) : AMP_OK;
+#endif
 }
 
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
@@ -10641,6 +10665,7 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     amp_result r = ampi_feed_open(&f.train, m, data, "fit");
     if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
     if (r == AMP_OK) r = ampi_fit_check(&f);
+    if (m->finalized) r = ampi_fit_agree(m, r);
     if (r == AMP_OK) r = ampi_fit_epochs(&f);
     ampi_feed_close(&f.evaluation);
     ampi_feed_close(&f.train);
@@ -10725,6 +10750,7 @@ typedef struct ampi_file {
     const amp_file_tensor* tensors;  /* what is to be written, or read to */
     const amp_file_text* texts;      /* to be written */
     int count, text_count;
+    int is_trial;                    /* what was written is removed, and the file at the path stays */
     amp_model* model;                /* NULL = the tensors lie on the host */
     const char* owner;               /* of the tensors, as a sentence has it */
     FILE* stream;
@@ -11029,8 +11055,8 @@ AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file
         r = ampi_file_cannot(f, "write");
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
-    if (r == AMP_OK && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
-    if (r != AMP_OK) { remove(temporary); return r; }
+    if (r == AMP_OK && !f->is_trial && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
+    if (r != AMP_OK || f->is_trial) { remove(temporary); return r; }
 #if defined(AMPI_OS) && !defined(_WIN32)
     /* Flushes the new name, too, where a directory can be flushed. */
     char* slash = strrchr(temporary, '/');
@@ -11633,7 +11659,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
 }
 
 /* m = NULL: a loop, whose parameters may have changed since init. */
-enum { AMPI_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
+enum { AMPI_SAVE, AMPI_TRY_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
         const amp_file_tensor* more, int more_count, const amp_file_desc* desc, int* count) {
     ampi_checkpoint c;
@@ -11659,8 +11685,10 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     c.passes = m ? m->training.passes : 0;
     ampi_numbers_list(&c);
     if (!m) AMPI_TRY(ampi_params_validate(&c.o));
-    amp_result r = what == AMPI_SAVE ? ampi_state_save(&c, path) : ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
-    if (r == AMP_OK && what != AMPI_SAVE) r = ampi_file_open(&c.file, path);
+    c.file.is_trial = what == AMPI_TRY_SAVE;
+    const int saves = what <= AMPI_TRY_SAVE;
+    amp_result r = saves ? ampi_state_save(&c, path) : ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
+    if (r == AMP_OK && !saves) r = ampi_file_open(&c.file, path);
     if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);
     if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(&c, count);
     ampi_free(c.tensors, &c.file.desc.allocator);
@@ -11674,6 +11702,10 @@ AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* 
 }
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_SAVE, path, NULL);
+}
+/* Writes what amp_checkpoint_save would, beside path, and removes it: can the model be saved there? */
+AMPI_FN amp_result ampi_checkpoint_try(amp_model* m, const char* path) {
+    return ampi_model_do(m, AMPI_TRY_SAVE, path, NULL);
 }
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_LOAD, path, NULL);

@@ -462,7 +462,7 @@ TABLE = [
     ("train hostile", "AMPI_REFUSE(label < 0 || label >= classes,", "AMPI_REFUSE(label >= classes,"),
     ("train", "x[k] = (x[k] - mean[0]) / mean[how->channels];", "x[k] = x[k] / mean[how->channels] - mean[0];"),
     ("train", "if (how.constants || how.scale != 0.0f || from == AMP_U8)", "if (from == AMP_U8)"),
-    ("train", "int refused = own != AMP_OK;", "int refused = 0;"),
+    ("train", "int failed = own != AMP_OK;", "int failed = 0;"),
     ("train", "dynamic |= n->layer.compute_dtype == AMP_F16;", ";"),
     ("train", "if (b->on_device && m->backend->asynchronous) return AMP_OK;", "if (b->on_device) return AMP_OK;"),
     ("train", "if (m->saved) ampi_copy_running(m, 1);", "ampi_copy_running(m, 1);"),

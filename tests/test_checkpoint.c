@@ -1058,6 +1058,42 @@ static void check_resume(const model_options* o, const char* what) {
     CHECK_MSG(alloc_live == 0, "%s: %ld blocks", what, alloc_live);
 }
 
+#if HAVE_POSIX
+static amp_result no_data(amp_batch* batch, const int64_t* indices, void* user_data) {
+    (void)batch; (void)indices; (void)user_data;
+    CHECK(count_files("best.") == *(int*)user_data);
+    return AMP_ERR_IO;
+}
+/* amp_fit tries its best_path before the first step: no file is there afterwards, and an old one keeps its bytes. */
+static void test_trial(void) {
+    const char* path = in_folder("best.safetensors");
+    amp_model* m = make_model(&usual);
+    amp_fit_desc f;
+    amp_data data;
+    size_t n, k;
+    int files = 0;
+    unsigned char *before, *after;
+    if (!m) return;
+    memset(&f, 0, sizeof f);
+    memset(&data, 0, sizeof data);
+    data.count = 8; data.read = no_data; data.user_data = &files;
+    f.best_path = path;
+    CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && strstr(heard, "read") && count_files("best.") == 0);
+    CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+    before = read_bytes(path, &n);
+    train(m, 0, 3);                /* what would be saved now is another file */
+    files = 1;
+    CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && strstr(heard, "read") && count_files("best.") == 1);
+    after = read_bytes(path, &k);
+    CHECK(n == k && memcmp(before, after, n) == 0);
+    free(before); free(after);
+    CHECK(mkdir(in_folder("best.folder"), 0700) == 0);
+    f.best_path = in_folder("best.folder");
+    CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && strstr(heard, "not a regular file"));
+    amp_model_destroy(m);
+}
+#endif
+
 static void test_resume(void) {
     static const amp_level levels[4] = { AMP_O0, AMP_O1, AMP_O2, AMP_O3 };
     model_options o = usual;
@@ -1959,6 +1995,9 @@ int main(int argc, char** argv) {
     TEST(test_order_of_calls);
 #endif
     TEST(test_arguments);
+#if HAVE_POSIX && !defined(TEST_FILES_ONLY)
+    TEST(test_trial);
+#endif
 #if !defined(TEST_FILES_ONLY)
     TEST(test_resume);
     TEST(test_known_graph);

@@ -267,10 +267,33 @@ static void test_patience(void) {
     CHECK(history[info.best.epoch - 1].best && history[info.best.epoch - 1].eval_loss == info.best.eval_loss);
     CHECK(amp_checkpoint_load(best, f.best_path) == AMP_OK && amp_evaluate_data(best, &data, &told) == AMP_OK);
     CHECK(told.loss == info.best.eval_loss && !same_weights(m, best));
-    f.patience = 0; f.epochs = 1; f.best_path = "there/is/no/such/directory";
-    CHECK(fit(m, data, &f, &info) == AMP_ERR_IO && heard[0]);
     amp_model_destroy(m); amp_model_destroy(best);
     remove("test_fit_best.safetensors");
+}
+
+/* A best file that cannot be written: known before the first step, or, if it comes later, told behind a whole epoch. */
+static char best_path[80];
+static amp_result lose_path(amp_batch* b, const int64_t* indices, void* user_data) {
+    if (src.calls == 1) snprintf(best_path, sizeof best_path, "there/is/no/such/directory");
+    return read_source(b, indices, user_data);
+}
+static void test_best_path(void) {
+    amp_model* m = make_level(AMP_O0);
+    amp_data data = sourced();
+    amp_fit_desc f = fit_of(2);
+    amp_fit_epoch history[2];
+    amp_fit_info info;
+    f.history = history; f.best_path = best_path;
+    snprintf(best_path, sizeof best_path, "there/is/no/such/directory");
+    CHECK(amp_fit(m, &data, &f, &info) == AMP_ERR_IO && src.calls == 0 && strstr(heard, "no/such"));
+    CHECK(info.epochs == 0 && info.last.epoch == 0 && info.best.epoch == 0);
+    snprintf(best_path, sizeof best_path, "test_fit_best.safetensors");
+    data.read = lose_path;
+    CHECK(amp_fit(m, &data, &f, &info) == AMP_ERR_IO && src.calls == BATCHES && strstr(heard, "no/such"));
+    CHECK(info.epochs == 1 && info.last.epoch == 1 && info.best.epoch == 1 && history[0].epoch == 1);
+    CHECK(info.last.best && info.last.loss == info.best.loss && info.best.loss == history[0].loss);
+    CHECK(remove("test_fit_best.safetensors") != 0);        /* the trial leaves nothing */
+    amp_model_destroy(m);
 }
 
 /* --- early ends ----------------------------------------------------------------------------------------- */
@@ -412,9 +435,9 @@ static void test_ranks(void) {
             amp_data data = sourced();
             src.fails_at = 1;
             sums = 0;
-            CHECK(fit(m, arrays(), &f, NULL) == AMP_OK && sums == 6);
+            CHECK(fit(m, arrays(), &f, NULL) == AMP_OK && sums == 1 + 6 + 1);
             sums = 0;
-            CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && sums == 1 && strstr(heard, "the data's read returned"));
+            CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && sums == 2 && strstr(heard, "the data's read returned"));
             f.patience = 1;
             CHECK(fit(m, arrays(), &f, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "evaluation data"));
         }
@@ -422,6 +445,62 @@ static void test_ranks(void) {
     }
     for (i = 0; i < SAMPLES; i++) { CHECK(times[i] <= 1); all += times[i]; }
     CHECK(all == 48);
+}
+
+/* Another rank, as it shows in the sums of flags: it failed before the told_at-th sum. What this rank told in its last. */
+static int told_at;
+static float told_last;
+static amp_result with_another(void* data, amp_dtype t, size_t count, void* stream, void* user_data) {
+    float* flag = (float*)data;
+    (void)t; (void)stream; (void)user_data;
+    told_last = flag[0];
+    if (++sums == told_at && count == 1) flag[0] += 1.0f;
+    return AMP_OK;
+}
+/* What one rank alone finds, before the first step or behind an epoch, ends the fit of all after as many sums. */
+static void test_failing_rank(void) {
+    static int32_t wrong[SAMPLES];
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_comm comm;
+    amp_data data = arrays(), bad = arrays(), none = arrays();
+    amp_fit_desc f = fit_of(3), broken;
+    amp_fit_info info;
+    amp_model* m;
+    int k;
+    memset(&comm, 0, sizeof comm);
+    comm.all_reduce_sum = with_another; comm.size = 2;
+    d.comm = &comm;
+    m = make(&d);
+    memcpy(wrong, labels, sizeof wrong);
+    wrong[SAMPLES - 1] = CLASSES;
+    bad.targets[0] = wrong;
+    none.count = 0;
+    f.evaluation = &data; f.drop_last = 1;
+    for (k = 0; k < 3; k++) {               /* a file, the data, an argument: before the first step */
+        broken = f;
+        if (k == 0) broken.best_path = "there/is/no/such/directory";
+        if (k == 2) broken.evaluation = &none;
+        told_at = sums = 0;
+        CHECK(fit(m, k == 1 ? none : data, &broken, &info) == (k ? AMP_ERR_ARGUMENT : AMP_ERR_IO));
+        CHECK_MSG(sums == 1 && told_last == 1.0f && info.epochs == 0, "%d: %d sums", k, sums);
+    }
+    told_at = 1; sums = 0;
+    CHECK(fit(m, data, &f, &info) == AMP_ERR_ARGUMENT && sums == 1 && strstr(heard, "fit: another rank"));
+    CHECK(info.epochs == 0 && amp_model_optimizer(m)->state.step == 0);
+    f.evaluation = &bad;                    /* a label: behind the first epoch of three steps */
+    told_at = sums = 0;
+    CHECK_MSG(fit(m, data, &f, &info) == AMP_ERR_ARGUMENT && strstr(heard, "label 4"), "%d sums, %s", sums, heard);
+    CHECK_MSG(told_last == 1.0f && sums == 1 + 9 + 1, "%d sums", sums);
+    f.evaluation = &data;
+    told_at = sums;
+    sums = 0;
+    CHECK(fit(m, data, &f, &info) == AMP_ERR_ARGUMENT && sums == told_at && strstr(heard, "fit: another rank"));
+    f.patience = 2;                         /* another's patience has ended behind the second epoch */
+    told_at = 1 + 2 * (9 + 2);
+    sums = 0;
+    CHECK(fit(m, data, &f, &info) == AMP_OK && info.end == AMP_FIT_PATIENCE && info.epochs == 2 && sums == told_at);
+    CHECK(info.last.best && told_last == 0.0f);
+    amp_model_destroy(m);
 }
 
 /* --- errors ------------------------------------------------------------------------------------------------- */
@@ -572,11 +651,13 @@ int main(int argc, char** argv) {
     TEST(test_sources);
     TEST(test_resume);
     TEST(test_patience);
+    TEST(test_best_path);
     TEST(test_ends);
     TEST(test_growing_data);
     TEST(test_print);
     TEST(test_skips);
     TEST(test_ranks);
+    TEST(test_failing_rank);
     TEST(test_errors);
     TEST(test_micro_errors);
     TEST(test_failed_step);
