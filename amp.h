@@ -1197,8 +1197,10 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
-    float loss;     /* as in training, without dropout and with the running statistics */
-    int   correct;  /* rows whose largest logit is the label, over all cross-entropy losses */
+    float   loss;         /* as in training, without dropout and with the running statistics */
+    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the label, and elements of a
+                             BCE whose logit is > 0 as the target is > 1/2 */
+    int64_t predictions;  /* rows and elements in all, for an accuracy; 0 = none, as an MSE has no right answers */
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
@@ -1218,7 +1220,7 @@ typedef struct amp_data {
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: mean loss per sample, and number correct. Allocates for the call. Errors: as
+/* amp_evaluate over all samples: mean loss per sample, and the sums of both counts. Allocates for the call. Errors: as
    amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
@@ -1227,7 +1229,7 @@ typedef struct amp_fit_epoch {
     int64_t steps, skipped;  /* optimizer steps applied, and skipped */
     float   loss;            /* in training: mean per sample, without skipped batches */
     float   eval_loss;       /* of the evaluation data; 0 without */
-    double  accuracy;        /* amp_eval_info.correct per sample of the evaluation data; 0 without */
+    double  accuracy;        /* correct / predictions of the evaluation data; -1 where there are none */
     float   scale, lr;       /* loss scale and base rate at its end */
     int     best;            /* 1 = eval_loss (loss if there is none) is this run's lowest */
 } amp_fit_epoch;
@@ -8534,7 +8536,7 @@ typedef struct ampi_pass {
     int accumulate;             /* add to the weight gradients */
     float grad_factor;          /* 1 / (micro-batches * ranks) */
     int looking;                /* leave batch norm's running statistics alone */
-    int* correct;               /* counts rows of logits with the largest at the label; or NULL */
+    amp_eval_info* told;        /* in which predictions are counted; or NULL */
     amp_layer_stats* observed;  /* statistics of each layer; or NULL */
 } ampi_pass;
 
@@ -9730,13 +9732,14 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* Counts rows with the largest logit, the first of equals, at the label, before later layers overwrite logits. */
-AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
+/* Counts rows of a cross-entropy; with the largest logit, the first of equals, at the label they are correct. */
+AMPI_FN amp_result ampi_count_rows(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
     const amp_dtype t = ampi_stored(logits);
     int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
     size_t n;
+
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
         AMPI_RUN(download, m->rows, AMP_F32, ampi_at(logits->data, t, i * classes), t, n * classes);
@@ -9745,9 +9748,29 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const ampi_node* loss) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
             for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            *m->pass.correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
+            m->pass.told->correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
         }
     }
+    m->pass.told->predictions += (int64_t)m->pass.rows;
+    return AMP_OK;
+}
+
+/* Counts elements of a BCE; with logit > 0 and target > 1/2, or neither, they are correct, but not a NaN. */
+AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
+    const ampi_node* logits = loss->reads[0];
+    const size_t count = m->pass.rows * logits->features;
+    const amp_dtype t = ampi_stored(logits);
+    float x[AMPI_BLOCK], target[AMPI_BLOCK];
+    size_t n;
+
+    for (size_t i = 0; i < count; i += n) {
+        n = ampi_min_size(count - i, AMPI_BLOCK);
+        AMPI_RUN(download, x, AMP_F32, ampi_at(logits->data, t, i), t, n);
+        AMPI_RUN(copy_out, target, (const float*)loss->target + i, n * sizeof *target);
+        for (size_t j = 0; j < n; j++)
+            m->pass.told->correct += (x[j] > 0.0f) == (target[j] > 0.5f) && !amp_is_nan(&x[j], AMP_F32);
+    }
+    m->pass.told->predictions += (int64_t)count;
     return AMP_OK;
 }
 
@@ -9789,9 +9812,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->concat_forward(second->data, ampi_stored(second), second->features, y, yt, n->features,
                 in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            AMPI_TRY(f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
-                in->features, e));
-            return m->pass.correct ? ampi_count_correct(m, n) : AMP_OK;
+            return f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
+                in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x, xt, n->target, AMP_F32, loss,
                 rows * in->features, e);
@@ -9826,6 +9848,8 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
         const int relu = n != last && ampi_takes_relu(m, n);
         AMPI_TRY(ampi_forward_node(m, n, relu));
         AMPI_TRY(ampi_observe(m, n, 0));
+        if (m->pass.told && ampi_has_labels(n)) AMPI_TRY(ampi_count_rows(m, n));  /* later layers may overwrite logits */
+        if (m->pass.told && ampi_is(n, BCE_WITH_LOGITS)) AMPI_TRY(ampi_count_elements(m, n));
         if (relu) n = n->next;
     }
     return AMP_OK;
@@ -10351,7 +10375,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
         float* out) {
     fenv_t floats;
     ampi_start_pass(m, b, 0);
-    if (told) m->pass.correct = &told->correct;
+    m->pass.told = told;
     feholdexcept(&floats);
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
@@ -10362,9 +10386,10 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_no
 }
 
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
-    amp_eval_info told = { 0.0f, 0 };
+    amp_eval_info told;
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
     AMPI_REFUSE_NULL("evaluate", info);
+    AMPI_CLEAR(told);
     AMPI_TRY(ampi_evaluate(m, batch, m->last, &told, NULL));
     *info = told;
     return AMP_OK;
@@ -10474,6 +10499,7 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
         AMPI_TRY(amp_evaluate(f->m, &b, &part));
         sum += (double)part.loss * n;
         info->correct += part.correct;
+        info->predictions += part.predictions;
     }
     info->loss = (float)(sum / (double)f->data.count);
     return AMP_OK;
@@ -10526,12 +10552,13 @@ AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
 }
 AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
-    char text[240], evaluated[80] = "";
+    char text[240], evaluated[40] = "", accuracy[40] = "";
     if (!f->d.print) return;
-    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g, %.2f %%", e->eval_loss, 100.0 * e->accuracy);
-    AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n", f->d.terminal ? "\r" : "",
-        e->epoch, f->d.epochs, e->loss, evaluated, (long long)e->steps, (long long)e->skipped, e->scale,
-        e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g", e->eval_loss);
+    if (e->accuracy >= 0.0) AMPI_SAY(accuracy, ", %.2f %%", 100.0 * e->accuracy);
+    AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s%s  applied %lld  skipped %lld  scale %g%s%*s\n",
+        f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, e->loss, evaluated, accuracy, (long long)e->steps,
+        (long long)e->skipped, e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
 
@@ -10591,11 +10618,12 @@ AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
     amp_eval_info told;
     float loss = f->now.loss, best = f->info.best.loss;
 
+    f->now.accuracy = -1.0;
     if (f->d.evaluation) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
         loss = f->now.eval_loss = told.loss;
         best = f->info.best.eval_loss;
-        f->now.accuracy = told.correct / (double)f->evaluation.data.count;
+        if (told.predictions > 0) f->now.accuracy = (double)told.correct / (double)told.predictions;
     }
     f->now.best = ampi_is_finite(&loss) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;

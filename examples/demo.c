@@ -138,7 +138,8 @@ static amp_result train(amp_model* m, run* r, const data_set* d, const int* orde
 }
 
 static amp_result evaluate(amp_model* m, run* r, const data_set* d, float* x, int32_t* labels) {
-    int total = d->count < MAX_TEST ? d->count : MAX_TEST, first, correct = 0;
+    int total = d->count < MAX_TEST ? d->count : MAX_TEST, first;
+    int64_t correct = 0;
     for (first = 0; first < total; first += BATCH) {
         int n = total - first < BATCH ? total - first : BATCH;
         amp_batch batch = { .n = n, .inputs = { x }, .targets = { labels } };
@@ -149,7 +150,7 @@ static amp_result evaluate(amp_model* m, run* r, const data_set* d, float* x, in
         if (result != AMP_OK) return result;
         correct += info.correct;
     }
-    r->accuracy = 100.0 * correct / total;
+    r->accuracy = 100.0 * (double)correct / total;
     return AMP_OK;
 }
 

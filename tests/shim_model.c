@@ -87,6 +87,6 @@ int shim_model_evaluate(void* m, const float* x, const int32_t* labels, int n, f
     amp_batch b = shim_batch(x, labels, n);
     amp_eval_info info;
     amp_result r = amp_evaluate((amp_model*)m, &b, &info);
-    if (r == AMP_OK) { *loss = info.loss; *correct = info.correct; }
+    if (r == AMP_OK) { *loss = info.loss; *correct = (int)info.correct; }
     return (int)r;
 }

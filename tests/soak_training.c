@@ -78,7 +78,7 @@ static double accuracy(amp_model* m) {
         amp_batch b = batch_at(&fresh, k);
         amp_eval_info e;
         CHECK(amp_evaluate(m, &b, &e) == AMP_OK && amp_is_finite(&e.loss, AMP_F32));
-        correct += e.correct;
+        correct += (int)e.correct;
     }
     return 100.0 * correct / (batches * BATCH);
 }

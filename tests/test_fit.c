@@ -168,7 +168,8 @@ static void test_as_by_hand(void) {
         amp_fit_info info;
         amp_eval_info part, all;
         double loss = 0.0, sum = 0.0;
-        int epoch, at, correct = 0, n;
+        int epoch, at, n;
+        int64_t correct = 0;
         f.in_order = 1; f.evaluation = &data; f.history = history;
         CHECK_MSG(fit(a, data, &f, &info) == AMP_OK, "%s", heard);
         for (epoch = 0; epoch < 2; epoch++)
@@ -384,6 +385,46 @@ static void test_print(void) {
     f.terminal = 1;
     CHECK(fit(m, data, &f, NULL) == AMP_OK && e.printed == 2 + 2 * (BATCHES + 1) && e.bars == 2 * (BATCHES + 1));
     amp_model_destroy(m);
+}
+
+/* A solved task with a loss that has no right answers: none are printed, and none told. */
+static void test_print_without_answers(void) {
+    static float targets[SAMPLES * CLASSES];
+    int kind;
+    for (kind = 0; kind < 3; kind++) {                      /* MSE; BCE, all right; a cross-entropy beside a BCE */
+        amp_model_desc d = desc_of(AMP_O0);
+        amp_data data = arrays();
+        amp_fit_desc f = fit_of(60);
+        amp_fit_info info;
+        amp_eval_info told;
+        amp_model* m = NULL;
+        amp_value x;
+        ends e;
+        int i;
+        for (i = 0; i < SAMPLES * CLASSES; i++) targets[i] = labels[i / CLASSES] == i % CLASSES ? 1.0f : 0.0f;
+        memset(&e, 0, sizeof e);
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        x = amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16)), CLASSES);
+        if (kind == 2) amp_softmax_cross_entropy(m, x, NULL);
+        if (kind > 0) amp_bce_with_logits(m, x, NULL);
+        else amp_mse(m, x, NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        data.targets[kind == 2] = targets;
+        f.evaluation = &data; f.print = print; f.user_data = &e;
+        CHECK_MSG(fit(m, data, &f, &info) == AMP_OK, "%s", heard);
+        CHECK(amp_evaluate_data(m, &data, &told) == AMP_OK);
+        CHECK(told.predictions == (kind == 0 ? 0 : (kind == 2 ? SAMPLES : 0) + SAMPLES * CLASSES));
+        if (kind == 0) {
+            CHECK(info.last.accuracy == -1.0 && told.correct == 0);
+            CHECK_MSG(strstr(e.text, "  evaluation 0.") && !strchr(e.text, '%') && strstr(e.text, "  applied "), "%s", e.text);
+        } else {
+            CHECK_MSG(info.last.accuracy == 1.0 && told.correct == told.predictions, "%g", info.last.accuracy);
+            CHECK_MSG(strstr(e.text, ", 100.00 %"), "%s", e.text);
+        }
+        f.evaluation = NULL;
+        CHECK(fit(m, data, &f, &info) == AMP_OK && info.last.accuracy == -1.0);
+        amp_model_destroy(m);
+    }
 }
 
 /* NNabla's updater: an overflow goes on with the next batch. What counts are the steps that were applied. */
@@ -655,6 +696,7 @@ int main(int argc, char** argv) {
     TEST(test_ends);
     TEST(test_growing_data);
     TEST(test_print);
+    TEST(test_print_without_answers);
     TEST(test_skips);
     TEST(test_ranks);
     TEST(test_failing_rank);

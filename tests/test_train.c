@@ -154,7 +154,7 @@ static void test_learning(void) {
                     CHECK_MSG(after.loss < 0.7f * before.loss && after.correct > 16,
                               "%s %s %s: loss %g, then %g with %d right", kinds[k].name,
                               amp_level_name((amp_level)level), amp_dtype_name((amp_dtype)low), (double)before.loss,
-                              (double)after.loss, after.correct);
+                              (double)after.loss, (int)after.correct);
                     CHECK(amp_model_optimizer(t.m)->state.step + amp_model_scaler(t.m)->state.skipped == 41);
                     CHECK((amp_model_params(t.m, NULL)[0].master == NULL) == (level == 3));
                     amp_model_destroy(t.m);
@@ -1178,7 +1178,7 @@ static void test_evaluation_changes_nothing(void) {
             correct += best == labels[i];
             loss += (log(exp((double)l[0]) + exp((double)l[1]) + exp((double)l[2])) - (double)l[labels[i]]) / 8.0;
         }
-        CHECK_MSG(correct == e1.correct && fabs(loss - (double)e1.loss) < 1e-6, "%d %d, %g %g", correct, e1.correct,
+        CHECK_MSG(correct == e1.correct && fabs(loss - (double)e1.loss) < 1e-6, "%d %d, %g %g", correct, (int)e1.correct,
                   loss, (double)e1.loss);
         amp_model_destroy(t.m);
     }
@@ -1224,6 +1224,56 @@ static void test_ties(void) {
     amp_model_destroy(m);
 }
 
+/* Right answers: labels of a cross-entropy, elements of a BCE by their side of 0 and 1/2, none of an MSE; all are summed. */
+static void test_right_answers(void) {
+    enum { WIDE = 700, ROWS = 3 };
+    static float x[ROWS * 4], targets[ROWS * WIDE], out[ROWS * WIDE];
+    static const int32_t answers[ROWS] = { 5, 1, 699 };
+    int losses, i, k;
+    for (losses = 1; losses < 8; losses++) {            /* bits: 1 cross-entropy, 2 BCE, 4 MSE */
+        amp_model_desc d = toy_desc(ROWS, losses & 1 ? AMP_O2 : AMP_O0, AMP_F16);
+        amp_batch b;
+        amp_eval_info e;
+        amp_model* m;
+        amp_value logits;
+        int correct = 0, predictions = 0;
+        memset(&b, 0, sizeof b);
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        logits = amp_linear(m, amp_input(m, 4, 1, 1), WIDE);
+        for (i = 0; i < ROWS * 4; i++) x[i] = test_uniform();
+        for (i = 0; i < ROWS * WIDE; i++) targets[i] = (float)(test_random() % 5u) / 4.0f;
+        b.n = ROWS;
+        b.inputs[0] = x;
+        for (i = k = 0; i < 3; i++) {
+            if (!(losses >> i & 1)) continue;
+            b.targets[k++] = i == 0 ? (const void*)answers : (const void*)targets;
+            if (i == 0) amp_softmax_cross_entropy(m, logits, NULL);
+            else if (i == 1) amp_bce_with_logits(m, logits, NULL);
+            else amp_mse(m, logits, NULL);
+        }
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        CHECK(amp_predict(m, &b, logits, out) == AMP_OK);
+        for (k = 0; k < ROWS; k++) {
+            int best = 0;
+            for (i = 0; i < WIDE; i++) {
+                const float z = out[k * WIDE + i], t = targets[k * WIDE + i];
+                if (z > out[k * WIDE + best]) best = i;
+                if (losses & 2) correct += t > 0.5f ? z > 0.0f : z <= 0.0f;
+            }
+            if (losses & 1) correct += best == answers[k];
+        }
+        if (losses & 1) predictions += ROWS;
+        if (losses & 2) predictions += ROWS * WIDE;
+        CHECK_MSG(amp_evaluate(m, &b, &e) == AMP_OK && e.correct == correct && e.predictions == predictions,
+                  "losses %d: %d of %d, not %d of %d", losses, (int)e.correct, (int)e.predictions, correct, predictions);
+        put_bits(&x[4], 0x7fc00000u);                   /* a NaN is on neither side */
+        for (i = 0; i < ROWS * WIDE; i++) targets[i] = 0.0f;
+        for (i = correct = 0; i < ROWS * WIDE; i++) correct += i / WIDE != 1 && out[i] <= 0.0f;
+        if (losses == 2) CHECK(amp_evaluate(m, &b, &e) == AMP_OK && e.correct == correct && e.predictions == predictions);
+        amp_model_destroy(m);
+    }
+}
+
 /* A batch that is not full gives what a model of just that size gives. */
 static void test_smaller_batch(void) {
     int level;
@@ -1260,7 +1310,7 @@ static void test_label_types(void) {
         if (k % 3 == 2) { b.targets[0] = u8; b.label_dtype = AMP_U8; }
         for (i = 0; i < 20; i++) CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
         CHECK(amp_evaluate(t.m, &b, &eval) == AMP_OK && eval.correct == (k ? correct : eval.correct));
-        correct = eval.correct;
+        correct = (int)eval.correct;
         snap(k ? &snap_b : &snap_a, t);
         if (k) CHECK_MSG(same(&snap_a, &snap_b), "%s", amp_dtype_name(b.label_dtype));
         for (i = 0; k % 3 == 1 && i < 4; i++) {
@@ -2326,7 +2376,7 @@ static void test_batch_on_device(void) {
         CHECK(amp_train_step(s.m, &host, &a) == AMP_OK && amp_train_step(t.m, &device, &b) == AMP_OK);
     CHECK(memcmp(&a, &b, sizeof a) == 0);
     CHECK(amp_evaluate(s.m, &host, &ea) == AMP_OK && amp_evaluate(t.m, &device, &eb) == AMP_OK);
-    CHECK(memcmp(&ea, &eb, sizeof ea) == 0 && ea.correct > 0);
+    CHECK(ea.loss == eb.loss && ea.correct == eb.correct && ea.correct > 0);
     amp_model_destroy(s.m);
     amp_model_destroy(t.m);
 }
@@ -2425,5 +2475,6 @@ int main(int argc, char** argv) {
     TEST(test_reading_micro_batches);
     TEST(test_batch_on_device);
     TEST(test_ties);
+    TEST(test_right_answers);
     TEST_END();
 }

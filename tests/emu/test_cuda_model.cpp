@@ -388,6 +388,30 @@ static void test_dead_model() {
     }
 }
 
+/* Right answers are those of the CPU for each kind of loss: labels and elements on either side. */
+static void build_losses(amp_model* m) {
+    amp_value x = amp_linear(m, amp_input(m, 1, SIDE, SIDE), 200);
+    amp_bce_with_logits(m, x, NULL);
+    amp_mse(m, x, NULL);
+    amp_softmax_cross_entropy(m, x, NULL);
+}
+static void test_right_answers() {
+    amp_model_desc d = desc_of(AMP_O0, AMP_F16);
+    amp_model *cpu = make(d, build_losses, NULL), *gpu = make(d, build_losses, amp_cuda_backend());
+    if (!cpu || !gpu) return;
+    std::vector<float> targets(8 * 200);
+    for (float& t : targets) t = test_uniform() > 0.0f ? 1.0f : 0.0f;
+    amp_batch b = batch_of(0, 8);
+    b.targets[0] = b.targets[1] = targets.data();
+    b.targets[2] = labels;
+    amp_eval_info x = {}, y = {};
+    CHECK(amp_evaluate(cpu, &b, &x) == AMP_OK && amp_evaluate(gpu, &b, &y) == AMP_OK);
+    CHECK(x.predictions == 8 * 200 + 8 && y.predictions == x.predictions);
+    CHECK_MSG(x.correct > 600 && y.correct == x.correct, "%d, %d", (int)x.correct, (int)y.correct);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+}
+
 /* A first micro-batch with inf, a second with a bad label: the fit leaves no trace of the step that they began, with and
    without a graph. */
 static void test_failed_fit() {
@@ -439,7 +463,7 @@ static void test_fit() {
         CHECK(amp_train_step(loop, &first, NULL) == AMP_OK && amp_train_step(loop, &second, NULL) == AMP_OK);
     CHECK(same(weights(loop), weights(fit)) && told.last.steps == 2);
     CHECK(amp_evaluate(loop, &first, &a) == AMP_OK && amp_evaluate(loop, &second, &b) == AMP_OK);
-    CHECK(told.last.eval_loss == (float)((8.0 * a.loss + 4.0 * b.loss) / 12.0) && told.last.accuracy == (a.correct + b.correct) / 12.0);
+    CHECK(told.last.eval_loss == (float)((8.0 * a.loss + 4.0 * b.loss) / 12.0) && told.last.accuracy == (double)(a.correct + b.correct) / 12.0);
     amp_model_destroy(loop);
     amp_model_destroy(fit);
 }
@@ -1181,6 +1205,7 @@ int main(int argc, char** argv) {
     TEST(test_replays);
     TEST(test_limits);
     TEST(test_dead_model);
+    TEST(test_right_answers);
     TEST(test_fit);
     TEST(test_failed_fit);
     TEST(test_no_waiting);
