@@ -91,11 +91,14 @@ bench-counts: ## instructions of the hot paths, written to tests/bench/counts.tx
 coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
 	+@LEAN="$(LEAN)" sh tests/coverage.sh 95
 
-mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, hours)
-	@$(PYTHON) tests/mutants.py
+# Drawn by the date unless the user says otherwise.
+SEED  ?= $(shell date +%Y%m%d)
+COUNT ?=
+mutants: ## plant random faults in amp.h, one a copy, and see that tests fail; COUNT=300 SEED=7 (python, hours)
+	@$(PYTHON) tests/mutants.py amp.h $(or $(COUNT),300) $(SEED) --table
 
-mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu (python, half an hour)
-	@$(PYTHON) tests/emu/mutants.py
+mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu; COUNT=60 SEED=7 (python, hours)
+	@$(PYTHON) tests/mutants.py amp_cuda.cuh $(or $(COUNT),60) $(SEED)
 
 check: $(TESTS:%=$(B)/test_%) $(B)/train_small demo-program ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	+@CC="$(CC)" LEAN="$(LEAN)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh

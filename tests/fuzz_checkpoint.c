@@ -1,6 +1,7 @@
 /* fuzz_checkpoint.c - the safetensors reader on hostile files.
    With libFuzzer:   clang -g -fsanitize=fuzzer,address -DAMP_FUZZER fuzz_checkpoint.c amp.o -lm && ./a.out corpus/
    Without:          cc fuzz_checkpoint.c amp.o -lm && ./a.out [rounds] [seed]     (mutates a few files of its own)
+                     ./a.out rounds seed corpus     (writes them there instead, for libFuzzer to begin with)
    A file is either refused, and then no target has changed, or accepted, and then what was read survives being written
    and read again. */
 #if defined(__unix__) || defined(__APPLE__)
@@ -154,6 +155,15 @@ static void repair_length(unsigned char* p, size_t n, size_t data) {
     for (i = 0; i < 8; i++) p[i] = (unsigned char)((unsigned long long)header >> (8 * i) & 255);
 }
 
+/* Writes an input into a folder. */
+static void keep(const char* folder, unsigned long number, const unsigned char* p, size_t n) {
+    char name[300];
+    FILE* f;
+    snprintf(name, sizeof name, "%.200s/%lu", folder, number);
+    f = fopen(name, "wb");
+    if (!f || fwrite(p, 1, n, f) != n || fclose(f) != 0) give_up("cannot write");
+}
+
 int main(int argc, char** argv) {
     static unsigned char p[MAX_FILE];
     unsigned long rounds = argc > 1 ? strtoul(argv[1], NULL, 10) : 20000, i;
@@ -164,7 +174,8 @@ int main(int argc, char** argv) {
         unsigned k, count = 1 + below(4);
         for (k = 0; k < count && n > 8; k++) n = mutate(p, n);
         if (n > 8 && below(4)) repair_length(p, n, data);
-        LLVMFuzzerTestOneInput(p, n);
+        if (argc > 3) keep(argv[3], i, p, n);
+        else LLVMFuzzerTestOneInput(p, n);
     }
     remove(path);
     remove(again);

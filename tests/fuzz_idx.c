@@ -1,6 +1,7 @@
 /* fuzz_idx.c - the examples' reader of MNIST files (inflate, gzip, IDX) on hostile files.
-   With libFuzzer:   clang -g -fsanitize=fuzzer,address -DAMP_FUZZER fuzz_idx.c impl.c -lm && ./a.out corpus/
-   Without:          cc fuzz_idx.c impl.c -lm && ./a.out [rounds] [seed]     (mutates a few files of its own)
+   With libFuzzer:   clang -g -fsanitize=fuzzer,address -DAMP_FUZZER fuzz_idx.c -lm && ./a.out corpus/
+   Without:          cc fuzz_idx.c -lm && ./a.out [rounds] [seed]     (mutates a few files of its own)
+                     ./a.out rounds seed corpus     (writes them there instead, for libFuzzer to begin with)
    Input: one byte that says where to cut, then an image file and a label file. They are either refused with one line,
    or accepted, and then every pixel and label is there and in its range. The packed data is also unpacked without its
    checksum, which would otherwise stop nearly every mutation at the door. */
@@ -127,6 +128,15 @@ static size_t mutate(uint8_t* p, size_t n) {
     }
 }
 
+/* Writes an input into a folder. */
+static void keep(const char* folder, unsigned long number, const uint8_t* p, size_t n) {
+    char name[300];
+    FILE* f;
+    snprintf(name, sizeof name, "%.200s/%lu", folder, number);
+    f = fopen(name, "wb");
+    if (!f || fwrite(p, 1, n, f) != n || fclose(f) != 0) give_up("cannot write");
+}
+
 /* Each round runs on memory of exactly the file's size, so that a sanitizer sees the first byte too many. */
 int main(int argc, char** argv) {
     static uint8_t p[MAX_FILE];
@@ -140,7 +150,8 @@ int main(int argc, char** argv) {
         exact = (uint8_t*)malloc(n);
         if (!exact) give_up("no memory");
         memcpy(exact, p, n);
-        LLVMFuzzerTestOneInput(exact, n);
+        if (argc > 3) keep(argv[3], i, exact, n);
+        else LLVMFuzzerTestOneInput(exact, n);
         free(exact);
     }
     printf("%lu passed, 0 failed\n", rounds);
