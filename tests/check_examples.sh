@@ -23,6 +23,10 @@ for picture in examples/lessons/*.svg; do
 done
 [ "$(grep -c '<svg' $out/lessons/index.html)" -eq "$(find examples/lessons -name '*.c' | wc -l)" ] ||
     { echo "the page of the lessons lacks a picture"; exit 1; }
+awk 'length > 100 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/lessons/*.txt ||
+    { echo "a line of a table is wider than the page gives it room"; exit 1; }
+[ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '*.c' | wc -l)))" ] ||
+    { echo "the page has other lists than exercises and answers of each lesson"; exit 1; }
 # With a setting that amp.h refuses an example says so and fails.
 spoilt() { # spoilt EXAMPLE SETTING VALUE
     sed "s/$2/$3/" examples/$1.c > $out/spoilt.c

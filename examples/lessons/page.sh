@@ -28,17 +28,20 @@ code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .8
 pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height: 1.4; margin: 0 0 1rem }
 .lesson { display: grid; gap: 1rem 1.5rem; align-items: start;
           grid-template: "picture" auto "table" auto "text" auto / minmax(0, 1fr) }
+.lesson > pre { grid-area: table; font-size: 12px; margin: 0 }
 @media (min-width: 1150px) {
   .lesson { grid-template: "picture table" auto "text table" 1fr / minmax(0, 1fr) fit-content(50%) }
+  .lesson > pre { font-size: min(12px, .74vw) }      /* 100 letters fit into it */
 }
 .picture { grid-area: picture; overflow-x: auto }
-.lesson > pre { grid-area: table; font-size: 12px; margin: 0 }
 .text { grid-area: text; min-width: 0 }
 .picture svg { display: block; width: 100%; min-width: 36rem; max-width: 940px; height: auto }
 details { border-left: 3px solid var(--line); padding-left: 1rem }
 summary { cursor: pointer; color: var(--quiet) }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem }
-th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top }
+th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top;
+         overflow-wrap: normal }
+td code { overflow-wrap: anywhere }
 th { background: var(--box) }
 </style>
 <main>
@@ -93,6 +96,12 @@ function item(tag, opening, first) {
     print "<li>"
     text = first
 }
+# Whether a number at the start of a line is the next one of a list: a sentence may end and begin there, too.
+function counts(number) {
+    if (number != 1 && (open != "ol" || number != count + 1)) return 0
+    count = number
+    return 1
+}
 function row(line,    cells, n, i, cell) {
     if (line ~ /^\|[-| :]+$/) return
     cell = open == "table" ? "td" : "th"
@@ -111,7 +120,7 @@ function block(line) {
     else if (line ~ /^##+ /) { leave(); sub(/^##+ /, "", line); print "<h3>" inline(line) "</h3>" }
     else if (line ~ /^\|/) row(line)
     else if (line ~ /^- /) item("ul", "<ul>", substr(line, 3))
-    else if (match(line, /^[0-9]+\. /)) item("ol", "<ol start=\"" line + 0 "\">", substr(line, RLENGTH + 1))
+    else if (match(line, /^[0-9]+\. /) && counts(line + 0)) item("ol", "<ol>", substr(line, RLENGTH + 1))
     else if (line ~ /^    / && open != "ol" && open != "ul") { enter("pre", "<pre>"); print escaped(substr(line, 5)) }
     else { if (open != "ol" && open != "ul") enter("p", "<p>"); text = text (text ? "\n" : "") line }
 }
