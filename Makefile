@@ -169,6 +169,6 @@ $(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h 
 
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
 # before, and takes that of the tests: examples, lessons, one compilation of amp.h.
-$(B)/%: examples/%.c amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
+$(B)/%: examples/%.c amp.h $(wildcard examples/*.h examples/lessons/*.h) $(B)/impl.o | $(B)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)

@@ -1,4 +1,4 @@
-/* 04_scale.c - lesson 4: how large a scale?
+/* 04_scale.c - lesson 4: how large a scale?                                           Run:  make lesson N=4
 
    A network learns from gradients: for each weight, how much the loss would change with it. The backward pass computes
    them layer by layer, from the last to the first, and in mixed precision keeps them in half. Half ends at 2^-24: below
@@ -7,9 +7,7 @@
    too large a scale gradients overflow, and their step must be skipped.
 
    One network of six layers trains 40 times. Only the scale, which stays fixed, is another. Its loss is a mean over
-   512 x 512 terms a picture, as when each pixel of a large picture has a label: that makes small gradients.
-
-   Run:  make lesson N=4                                                                                            */
+   512 x 512 terms a picture, as when each pixel of a large picture has a label: that makes small gradients. */
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../chart.h"
@@ -71,13 +69,15 @@ static float train(amp_model* m) {
 }
 
 static int draw(const char* path, char* error) {
+    char x_label[64];
+    snprintf(x_label, sizeof x_label, "loss scale (the loss is divided by 2^%g)", log2((double)TERMS));
     chart_series s[4] = { { "half", "#2f86eb", NULL, 3, 1, .y = accuracy, .count = SCALES },
                           { "FP32", "#8a8f98", "6 5", 2, 1, .y = fp32, .count = SCALES },
                           { "gradients lost", "#d9660f", NULL, 3, 1, .y = lost, .count = SCALES },
                           { "steps skipped", "#e0455e", NULL, 3, 1, .y = skipped, .count = SCALES } };
-    chart_panel panels[2] = { { "What was learnt", "loss scale", "accuracy, %", .x_prefix = "2^", .series = s,
+    chart_panel panels[2] = { { "What was learnt", x_label, "accuracy, %", .x_prefix = "2^", .series = s,
                                 .series_count = 2 },
-                              { "What got in the way", "loss scale", "share, %", .x_prefix = "2^", .series = s + 2,
+                              { "What got in the way", x_label, "share, %", .x_prefix = "2^", .series = s + 2,
                                 .series_count = 2 } };
     return chart_write(path, "How large a scale?", panels, 2, error);
 }

@@ -5,19 +5,20 @@
    network has a layer of each kind; the weights of its second convolution are multiplied by 300, then by 90000. The
    batch norm behind it divides by the spread of its input: in FP32 the factor is gone again, and nothing happens. In
    half what exceeds 65504 is infinite, and inf / inf is NaN ("not a number"), in all layers behind. A norm also squares
-   its input. amp.h does that in FP32 at every level; column "by hand" is O3 with norms whose squares are half. */
+   its input: amp.h in FP32 at every level; column "by hand", the network by raw calls in half (by_hand.h), in half. */
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../chart.h"
 #include "../data.h"
+#include "by_hand.h"
 
-enum { LAYERS = 14, COLUMNS = 5, GAINS = 2, BATCH = 64 };
-enum { IN_FP32, IN_HALF, OVERFLOWED, SPOILT, STATES };       /* of a layer; spoilt: it lies behind an overflow */
+enum { LAYERS = BY_HAND_LAYERS, LEVELS = 4, COLUMNS = 5, GAINS = 2, BATCH = BY_HAND_BATCH };
+enum { IN_FP32, IN_HALF, OVERFLOWED, SPOILT, STATES };       /* of a layer; spoilt: NaN, or (by hand) 1 % wrong */
 static const char* const state_names[STATES] = { "FP32", "half", "overflowed", "spoilt" };
 static const char* const colors[STATES] = { CHART_NEUTRAL, "#2f9e63", "#e5322d", "#e8a09c" };
 static const char* const columns[COLUMNS + 1] = { "O0", "O1", "O2", "O3", "by hand", NULL };
 static const float gains[GAINS] = { 300.0f, 90000.0f };
-static float targets[BATCH * 10];              /* 1 for the right digit, else 0 */
+static float targets[BATCH * 10], loss_by_hand[2];           /* 1 for the right digit, else 0; in FP32, in half */
 
 /* One layer of each kind. */
 static void build(amp_model* m) {
@@ -30,23 +31,18 @@ static void build(amp_model* m) {
     amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
 }
 
-/* 1 if the square of x is infinite in half. */
-static int square_overflows(float x) {
-    amp_half square = amp_half_from_float(x * x);
-    return amp_is_inf(&square, AMP_F16);
-}
-
-/* One forward and backward pass: the state of each layer, and the largest value of its output. Returns the bytes of
-   activations and their gradients. */
-static size_t look(const data_set* d, int column, float gain, int* state, float* largest, const char** names) {
+/* One forward and backward pass at a level: the state of each layer, and the largest value of its output. At O0 also
+   the states by hand, in the last column, and their loss. Returns the bytes of activations and gradients. */
+static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS], float* largest, const char** names) {
     static float weights[8 * 8 * 9];
     amp_model_desc desc = { .batch = BATCH, .seed = 1, .logger = { .log = amp_log_stderr } };
     amp_batch batch = { .n = BATCH, .inputs = { d->pixels }, .input_dtype = AMP_U8, .targets = { targets } };
     amp_layer_stats s[LAYERS];
     amp_memory memory;
     amp_model* m;
-    int overflowed = 0;
-    desc.precision.level = column < 4 ? (amp_level)column : AMP_O3;
+    double error[LAYERS];
+    int infinite[LAYERS];
+    desc.precision.level = (amp_level)level;
     amp_model_create(&m, &desc);
     build(m);
     if (amp_model_finalize(m) != AMP_OK || amp_model_memory(m, &memory) != AMP_OK) exit(1);
@@ -54,14 +50,15 @@ static size_t look(const data_set* d, int column, float gain, int* state, float*
     amp_model_read_param(m, p, weights);
     for (size_t i = 0; i < p->count; i++) weights[i] *= gain;
     amp_model_write_param(m, p, weights);
+    if (level == 0) by_hand_compare(m, d->pixels, targets, error, infinite, loss_by_hand);
     if (amp_model_stats(m, &batch, s, LAYERS) != AMP_OK) exit(1);
     for (int i = 0; i < LAYERS; i++) {
         const amp_layer* l = amp_model_layer(m, i);
-        int norm = l->op == AMP_OP_BATCH_NORM || l->op == AMP_OP_LAYER_NORM, broken = s[i].output.infs > 0;
-        if (norm && column == 4) broken |= square_overflows(s[i - 1].output.largest);     /* of its input */
-        state[i] = overflowed ? SPOILT : broken ? OVERFLOWED : l->compute_dtype == AMP_F32 ? IN_FP32 : IN_HALF;
-        overflowed |= broken;
-        largest[i] = s[i].output.largest;
+        const amp_stats* out = i < LAYERS - 1 ? &s[i].output : &s[i - 1].output_gradient;        /* of the loss */
+        state[level][i] = out->infs ? OVERFLOWED : out->nans ? SPOILT : l->compute_dtype == AMP_F32 ? IN_FP32 : IN_HALF;
+        if (level == 0) state[LEVELS][i] = infinite[i] ? OVERFLOWED : !(error[i] < 0.01) ? SPOILT
+                                           : i % (LAYERS - 1) ? IN_HALF : IN_FP32;
+        largest[i] = i < LAYERS - 1 ? out->largest : loss_by_hand[0];
         names[LAYERS - 1 - i] = amp_op_name(l->op);
     }
     amp_model_destroy(m);
@@ -79,15 +76,15 @@ int main(int argc, char** argv) {
     int state[COLUMNS][LAYERS], count[GAINS][STATES] = { { 0 } }, red[GAINS][COLUMNS] = { { 0 } };
     chart_series series[GAINS][STATES];
     chart_panel panels[GAINS];
-    float largest[COLUMNS][LAYERS], finite = 0.0f;
-    size_t bytes[COLUMNS];
+    float largest[LEVELS][LAYERS], finite = 0.0f;
+    size_t bytes[LEVELS];
     data_set d;
     if (argc > 2 || !chart_try(picture, error) || !data_digits(&d, BATCH, 1, error)) return stop(error);
     for (int i = 0; i < BATCH; i++) targets[i * 10 + d.labels[i]] = 1.0f;
     for (int g = 0; g < GAINS; g++) {
         printf("%-24s  FP32's largest", titles[g]);
         for (int c = 0; c < COLUMNS; c++) {
-            bytes[c] = look(&d, c, gains[g], state[c], largest[c], names);
+            if (c < LEVELS) bytes[c] = look(&d, c, gains[g], state, largest[c], names);
             printf("  %-10s", columns[c]);
         }
         for (int i = 0; i < LAYERS; i++) {
@@ -100,7 +97,7 @@ int main(int argc, char** argv) {
                 printf("  %-10s", state_names[now]);
             }
         }
-        printf("\n\n");
+        printf("\nloss by hand: %.4f in FP32, %.4f in half\n\n", (double)loss_by_hand[0], (double)loss_by_hand[1]);
         for (int k = 0; k < STATES; k++)
             series[g][k] = (chart_series){ state_names[k], colors[k], NULL, 15, 1, y[g][k], x[g][k], NULL, count[g][k],
                                            CHART_POINTS };
@@ -108,9 +105,12 @@ int main(int argc, char** argv) {
                                    .series = series[g], .series_count = STATES };
     }
     printf("%-40s", "bytes of activations and gradients");
-    for (int c = 0; c < COLUMNS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
-    for (amp_half h = { 0 }; amp_is_finite(&h, AMP_F16); h.bits++)
-        if (!square_overflows(amp_half_to_float(h))) finite = amp_half_to_float(h);
+    for (int c = 0; c < LEVELS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
+    for (amp_half h = { 0 }, square = h; amp_is_finite(&square, AMP_F16); h.bits++) {
+        float v = amp_half_to_float(h);
+        square = amp_half_from_float(v * v);
+        finite = amp_is_finite(&square, AMP_F16) ? v : finite;
+    }
     printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n", (double)finite);
     printf("check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)largest[0][4]);
     data_free(&d);
