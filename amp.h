@@ -53,7 +53,8 @@
    they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has changed nothing:
    AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger gets one sentence that names the
-   place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it.
+   place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it. Numbers in texts
+   and pictures have a decimal point in every locale.
    Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
    A NULL desc is all defaults, a NULL logger silent, a NULL info not wanted. In C++ {} works where a desc is expected.
    Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless bytes are named.
@@ -1552,7 +1553,6 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>  /* vsnprintf */
 #include <stdlib.h>
 #include <string.h>
 
@@ -1681,23 +1681,215 @@ typedef unsigned long long ampi_ull;  /* sizes and counts for "%llu" */
 /* A caller's size for "%lld": one that was negative before it became a size_t is so again. */
 AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 
-/* Formats a sentence for the logger and returns the code. */
+/* Bits of a float and back; memcpy is the only punning that every compiler honours. */
+AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
+AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
+AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+#define AMPI_INF64 0x7ff0000000000000u  /* of an infinite double; those of a NaN are more */
+
+/* Bits in memory tell a NaN under any compiler flag. */
+AMPI_FN uint64_t ampi_bits64_at(const double* p) {
+    uint64_t u;
+    AMPI_FORGET(p);
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+/* --- texts: what printf writes, in whatever locale the program is --- */
+/* Digits of a double, as many as any has. */
+enum { AMPI_DIGITS = 1100 };
+
+/* The decimal digits of a finite number, exact, the lowest first, with zeros above. Returns how many; d[*ones] is that
+   of the ones. */
+AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
+    uint64_t integer = magnitude & 0xfffffffffffffu;
+    int power = (int)(magnitude >> 52), count = 0, factor = 2, i, carry;
+    memset(d, 0, AMPI_DIGITS);
+    if (power > 0) integer |= (uint64_t)1 << 52;
+    else power = 1;
+    power -= 1075;  /* the number is integer * 2^power */
+    for (; power < 0 && integer % 2 == 0; power++) integer /= 2;
+    for (; integer > 0; integer /= 10) d[count++] = (char)(integer % 10);
+
+    *ones = power < 0 ? -power : 0;
+    if (power < 0) { power = -power; factor = 5; }  /* 2^-k is 5^k / 10^k */
+    for (; power > 0; power--) {
+        for (i = 0, carry = 0; i < count || carry > 0; i++) {
+            carry += d[i] * factor;
+            d[i] = (char)(carry % 10);
+            carry /= 10;
+        }
+        count = i;
+    }
+    return count;
+}
+
+/* Rounds the lowest `drop` of `count` digits away; a tie goes to even. Returns how many digits there are then. */
+AMPI_FN int ampi_decimal_round(char d[AMPI_DIGITS], int count, int drop) {
+    int rest = 0, i;
+    if (drop <= 0) return count;
+    for (i = 0; i < drop - 1; i++) rest |= d[i];
+    int up = d[drop - 1] > 5 || (d[drop - 1] == 5 && (rest || d[drop] % 2));
+    memset(d, 0, (size_t)drop);
+
+    for (i = drop; up; i++) {
+        up = d[i] == 9;
+        d[i] = (char)(up ? 0 : d[i] + 1);
+        if (i >= count) count = i + 1;
+    }
+    return count;
+}
+
+/* A number in a base, with zeros before it to at least so many digits. Returns the text's length. */
+AMPI_FN size_t ampi_write_unsigned(char* out, uint64_t value, unsigned base, size_t least) {
+    size_t n = 0;
+    for (uint64_t rest = value; n < least || rest > 0; rest /= base) n++;
+    for (size_t i = n; i > 0; value /= base) out[--i] = "0123456789abcdef"[value % base];
+    return n;
+}
+
+/* x as by "%.<precision>g", or f, in the C locale. Returns the text's length. */
+AMPI_FN size_t ampi_write_float(char* out, double x, int precision, char kind) {
+    const uint64_t bits = ampi_bits64_at(&x), magnitude = bits & ~((uint64_t)1 << 63);
+    char d[AMPI_DIGITS], *at = out;
+    int ones, exponent = 0, decimals = precision;
+    if (bits != magnitude) *at++ = '-';
+    if (magnitude >= AMPI_INF64) {
+        memcpy(at, magnitude == AMPI_INF64 ? "inf" : "nan", 3);
+        return (size_t)(at + 3 - out);
+    }
+    int count = ampi_decimal(magnitude, d, &ones);
+
+    if (kind == 'f') count = ampi_decimal_round(d, count, ones - decimals);
+    else {
+        if (precision == 0) precision = 1;
+        count = ampi_decimal_round(d, count, count - precision);
+        if (count > 0) exponent = count - 1 - ones;
+        if (exponent >= -4 && exponent < precision) exponent = 0;
+        else ones = count - 1;
+        for (decimals = ones; decimals > 0 && d[ones - decimals] == 0;) decimals--;
+    }
+    for (int i = count > ones ? count - 1 : ones; i >= ones - decimals; i--) {
+        *at++ = (char)('0' + (i < 0 ? 0 : d[i]));
+        if (i == ones && decimals > 0) *at++ = '.';
+    }
+    if (exponent != 0) {
+        *at++ = 'e';
+        *at++ = exponent < 0 ? '-' : '+';
+        at += ampi_write_unsigned(at, (uint64_t)(exponent < 0 ? -exponent : exponent), 10, 2);
+    }
+    return (size_t)(at - out);
+}
+
+/* The next of the arguments, as by "%d", u or x, with ll before it if `is_long`. Returns the text's length. */
+AMPI_FN size_t ampi_write_integer(char* out, va_list* args, int is_long, char kind, size_t least) {
+    const int64_t x = kind == 'd' ? (is_long ? va_arg(*args, long long) : va_arg(*args, int))
+        : is_long ? (int64_t)va_arg(*args, ampi_ull) : (int64_t)va_arg(*args, unsigned);
+    const int sign = kind == 'd' && x < 0;
+    *out = '-';
+    return (size_t)sign
+        + ampi_write_unsigned(out + sign, sign ? 0 - (uint64_t)x : (uint64_t)x, kind == 'x' ? 16 : 10, least);
+}
+
+/* The width or precision at *format: digits, or * for the next of the arguments. */
+AMPI_FN int ampi_format_size(const char** format, va_list* args) {
+    int size = 0;
+    if (**format == '*') { ++*format; return va_arg(*args, int); }
+    for (; **format >= '0' && **format <= '9'; ++*format) size = 10 * size + **format - '0';
+    return size;
+}
+
+/* Adds n bytes of a text, or with text = NULL n spaces, behind *at bytes of out[size]; leaves out what does not
+   fit. */
+AMPI_FN void ampi_append(char* out, size_t size, size_t* at, const char* text, size_t n) {
+    n = ampi_min_size(n, size - 1 - *at);
+    if (text) memcpy(out + *at, text, n);
+    else memset(out + *at, ' ', n);
+    *at += n;
+}
+
+/* vsnprintf in no locale, of %s %c %d %u %x %g %f %% with -, width, precision and ll. Returns the length of what
+   fitted. */
+AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* args) {
+    char number[AMPI_DIGITS];
+    size_t at = 0;
+    for (;;) {
+        size_t n = strcspn(format, "%");
+        ampi_append(out, size, &at, format, n);
+        format += n;
+        if (!*format) break;
+
+        const int is_left = *++format == '-';
+        format += is_left;
+        const size_t width = (size_t)ampi_format_size(&format, args);
+        const int is_precise = *format == '.';
+        format += is_precise;
+        const int precision = ampi_format_size(&format, args);
+        const int is_long = *format == 'l';
+        format += 2 * is_long;
+        const char kind = *format++, *text = number;
+
+        n = 1;
+        if (kind == 's') {
+            text = va_arg(*args, const char*);
+            for (n = 0; !(is_precise && n == (size_t)precision) && text[n];) n++;
+        } else if (kind == 'g' || kind == 'f')
+            n = ampi_write_float(number, va_arg(*args, double), is_precise ? precision : 6, kind);
+        else if (kind == 'c') number[0] = (char)va_arg(*args, int);
+        else if (kind == '%') number[0] = '%';
+        else n = ampi_write_integer(number, args, is_long, kind, is_precise ? (size_t)precision : 1);
+
+        const size_t pad = width > n ? width - n : 0;
+        if (!is_left) ampi_append(out, size, &at, NULL, pad);
+        ampi_append(out, size, &at, text, n);
+        if (is_left) ampi_append(out, size, &at, NULL, pad);
+    }
+    out[at] = 0;
+    return at;
+}
+
 #if AMPI_GNU
-__attribute__((format(printf, 3, 4), unused))
+  #define AMPI_PRINTF(sentence, first) __attribute__((format(printf, sentence, first), unused))
+#else
+  #define AMPI_PRINTF(sentence, first)
 #endif
-static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
+/* Formats into out[size] and returns the text's length; SAY: into an array. */
+AMPI_PRINTF(3, 4) static size_t ampi_say(char* out, size_t size, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    size = ampi_format(out, size, format, &args);
+    va_end(args);
+    return size;
+}
+#define AMPI_SAY(text, ...) ampi_say(text, sizeof (text), __VA_ARGS__)
+
+#if !defined(AMP_NO_STDIO)
+/* Writes a text of less than 600 bytes. */
+AMPI_PRINTF(2, 3) static void ampi_print(FILE* out, const char* format, ...) {
+    char text[600];
+    va_list args;
+    va_start(args, format);
+    ampi_format(text, sizeof text, format, &args);
+    va_end(args);
+    fputs(text, out);
+}
+#endif
+
+/* Formats a sentence for the logger and returns the code. */
+AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
     char sentence[512], *p;
     va_list args;
     if (!logger || !logger->log) return code;
     va_start(args, format);
-    vsnprintf(sentence, sizeof sentence, format, args);
+    ampi_format(sentence, sizeof sentence, format, &args);
     va_end(args);
     for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';  /* a name may hold anything */
     (logger->log)(code, sentence, logger->user_data);  /* log: perhaps a macro */
     return code;
 }
-/* Formats into an array. */
-#define AMPI_SAY(text, ...) snprintf(text, sizeof (text), __VA_ARGS__)
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
 /* All return from the function: REFUSE on a condition, with a code and a sentence for a logger (REFUSE_CALL: `logger`,
@@ -1708,14 +1900,6 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
-
-/* Bits of a float and back; memcpy is the only punning that every compiler honours. */
-AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
-AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
-AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
-AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
-AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
-#define AMPI_INF64 0x7ff0000000000000u  /* of an infinite double; those of a NaN are more */
 
 /* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above U+10FFFF are not. */
 AMPI_FN int ampi_is_utf8(const char* text) {
@@ -1740,7 +1924,6 @@ AMPI_FN int ampi_is_utf8(const char* text) {
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }  /* at least 1 */
-AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) { *out = a * b; return b == 0 || a <= SIZE_MAX / b; }
 AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) { *out = a + b; return a <= SIZE_MAX - b; }
@@ -1837,12 +2020,6 @@ AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
 /* Tests of bits in memory hold for NaN under any compiler flag. */
 AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     uint32_t u;
-    AMPI_FORGET(p);
-    memcpy(&u, p, sizeof u);
-    return u;
-}
-AMPI_FN uint64_t ampi_bits64_at(const double* p) {
-    uint64_t u;
     AMPI_FORGET(p);
     memcpy(&u, p, sizeof u);
     return u;
@@ -6929,7 +7106,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (size_t i = 0; i < n; i++)
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
-            "softmax cross-entropy: label %ld at row %llu is outside 0..%llu", (long)labels[i],
+            "softmax cross-entropy: label %d at row %llu is outside 0..%llu", (int)labels[i],
             (ampi_ull)i, (ampi_ull)(classes - 1));
     return AMP_OK;
 }
@@ -9348,7 +9525,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     n->layer.parameters += p.count;
     if (!name) return;
-    snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
+    ampi_say(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
     p.name = name;
     const amp_tensor grad = { p.grad, p.grad_dtype, p.count, name };
     m->params[index] = p;
@@ -10197,7 +10374,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
     else if (any && m->comm.size > 1) AMPI_SAY(info->message, "the model produces inf or nan on another rank");
     else if (!any && m->desc.accumulate > 1)
-        snprintf(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
+        ampi_say(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
     return AMP_OK;
 }
 
@@ -10874,7 +11051,7 @@ AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, c
     if (!cut) { head = n; tail = 0; }
     while (head > 0 && ampi_is_inside(text[head])) head--;
     while (tail > 0 && ampi_is_inside(text[n - tail])) tail--;
-    snprintf(out, AMPI_SHOWN, "%.*s%s%s", (int)head, text, cut ? "..." : "", text + n - tail);
+    ampi_say(out, AMPI_SHOWN, "%.*s%s%s", (int)head, text, cut ? "..." : "", text + n - tail);
     return out;
 }
 AMPI_FN const char* ampi_show(ampi_file* f, const char* name) { return ampi_show_ends(name, 57, 0, f->name); }
@@ -10884,7 +11061,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
     size_t at = 1, i;
     strcpy(out, "[");
     for (i = 0; i < rank && i < AMPI_MAX_RANK; i++)
-        at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
+        at += ampi_say(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
     strcpy(out + at, i < rank ? ",...]" : "]");
     return out;
 }
@@ -10892,7 +11069,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
 /* A number's only text: decimal, or eight hexadecimal digits for a float's bits or a CRC-32. */
 enum { AMPI_NUMBER = 24 };
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
-    snprintf(out, AMPI_NUMBER, as_bits ? "%08llx" : "%llu", (ampi_ull)n);
+    ampi_say(out, AMPI_NUMBER, as_bits ? "%.8llx" : "%llu", (ampi_ull)n);
     return out;
 }
 AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
@@ -10956,7 +11133,7 @@ AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     n = ampi_min_size(i, name + 200);
     while (n > name && ampi_is_inside(path[n])) n--;
     memcpy(out, path, n);
-    snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
+    ampi_say(out + n, AMPI_SUFFIX, ".%.8x.tmp", (unsigned)amp_random_bits(seed, (uint64_t)draw));
 }
 
 /* Opens the regular file at path to read; or creates and names a temporary one with its mode. */
@@ -10995,9 +11172,10 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
 /* --- writing --- */
 /* A string in quotes: a plain prefix, then a text in which JSON's own characters become \u00XX. */
 AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
-    fprintf(out, "\"%s", prefix);
+    putc('"', out);
+    fputs(prefix, out);
     for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\') fprintf(out, "\\u%04x", (unsigned)*text);
+        if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\') ampi_print(out, "\\u%.4x", (unsigned)*text);
         else putc(*text, out);
     putc('"', out);
 }
@@ -11024,13 +11202,13 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
             if (ampi_type_size(t->tensor.dtype) != element) continue;
             putc(',', out);
             ampi_put_string(out, "", t->tensor.name);
-            fprintf(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
+            ampi_print(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
                     ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
                     ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
             begin = end;
         }
     const uint64_t at = (uint64_t)ftell(out);
-    fprintf(out, "}%*s", (int)(7 - at % 8), "");
+    ampi_print(out, "}%*s", (int)(7 - at % 8), "");
     return at / 8 * 8;  /* eight bytes less than the file now has */
 }
 
@@ -11324,7 +11502,7 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
     ampi_json_header(&j, f);
-    AMPI_REFUSE_FILE(j.error, "'%s', byte %ld of the header: %s", f->path, (long)(j.at - header), j.error);
+    AMPI_REFUSE_FILE(j.error, "'%s', byte %lld of the header: %s", f->path, (long long)(j.at - header), j.error);
     return ampi_file_check(f);
 }
 
@@ -11339,7 +11517,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
         char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
         if (!e && weights_alone) {
             const size_t at = strlen(f->missing), room = sizeof f->missing - at;
-            if (f->missing_count++ < 3) snprintf(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
+            if (f->missing_count++ < 3) ampi_say(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
             continue;
         }
         AMPI_REFUSE_FILE(!e, "'%s' has no tensor '%s'", f->path, name);
@@ -11537,7 +11715,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
             const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype : AMP_F32, count, *names };
             if (!data[k]) continue;
-            snprintf(*names++, sizeof *names, "%s%s", name, suffixes[!p][k]);
+            ampi_say(*names++, sizeof *names, "%s%s", name, suffixes[!p][k]);
             t->tensor = tensor;
             t->shape[0] = count;
             t->rank = 1;
@@ -11553,7 +11731,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
 
 enum { AMPI_SCALER_TEXT = 2 * AMP_SCALER_STATE_BYTES + 1 };
 AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
-    for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) ampi_say(out + 2 * i, 3, "%.2x", bytes[i]);
     return out;
 }
 
@@ -11790,12 +11968,12 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 #if !defined(AMP_NO_STDIO)
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
-    fprintf(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), o->state.lr);
-    if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
-    else fprintf(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
-    fprintf(out, ", weight decay %g, clip ", d->weight_decay);
-    fprintf(out, d->clip_norm > 0.0f ? "%g" : "off", d->clip_norm);
-    fprintf(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
+    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), o->state.lr);
+    if (d->kind == AMP_SGD) ampi_print(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
+    else ampi_print(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
+    ampi_print(out, ", weight decay %g, clip ", d->weight_decay);
+    ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", d->clip_norm);
+    ampi_print(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
 
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
@@ -11806,25 +11984,25 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
     fputs(amp_level_name(m->policy.level), out);
     if (m->policy.level != AMP_O0)
-        fprintf(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
-    fprintf(out, ", batch %d\n", m->desc.batch);
-    fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
+        ampi_print(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
+    ampi_print(out, ", batch %d\n", m->desc.batch);
+    ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
             "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         char shape[48];
         AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
-        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
+        ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
                 shape, amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
                 l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule),
                 amp_reason_name(l->reason), (ampi_ull)l->parameters);
-        if (l->in_place || l->op == AMP_OP_FLATTEN) fprintf(out, "%12s", "in place");
-        else fprintf(out, "%12llu", (ampi_ull)l->activation_bytes);
-        fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
+        if (l->in_place || l->op == AMP_OP_FLATTEN) ampi_print(out, "%12s", "in place");
+        else ampi_print(out, "%12llu", (ampi_ull)l->activation_bytes);
+        ampi_print(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
         parameters += l->parameters;
     }
     AMPI_TRY(amp_model_memory(m, &mem));
-    fprintf(out, "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
+    ampi_print(out, "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
             "moments %llu, workspace %llu\n", (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
             (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes, (ampi_ull)mem.gradient_bytes,
             (ampi_ull)mem.optimizer_bytes, (ampi_ull)mem.workspace_bytes);
@@ -11837,10 +12015,10 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     uint64_t most = 1;
     int first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
-    fprintf(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
+    ampi_print(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
             (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
             s->smallest, s->largest);
-    fprintf(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
+    ampi_print(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
             s->suggested_scale);
     for (int i = 0; i < AMP_STATS_BINS; i++) {
@@ -11850,7 +12028,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
         if (s->histogram[i] > most) most = s->histogram[i];
     }
     for (int i = first; i <= last; i++)
-        fprintf(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
+        ampi_print(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
                 (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
@@ -11870,9 +12048,9 @@ typedef struct ampi_picture {
 
 /* Text in ASCII, with nothing that SVG would interpret. */
 AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, const char* text) {
-    fprintf(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
+    ampi_print(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
     for (; *text; text++)
-        if (*text == '<' || *text == '&') fprintf(p->out, "&#%d;", *text);
+        if (*text == '<' || *text == '&') ampi_print(p->out, "&#%d;", *text);
         else putc(*text >= 32 && *text < 127 ? *text : '?', p->out);
     fputs("</text>\n", p->out);
 }
@@ -11884,22 +12062,22 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     uint64_t most = 1;
     p->y += bars ? tall + 6 : 36;
     if (p->out && p->svg) ampi_svg_text(p, bars ? 20 : 10, color, name);
-    else if (p->out) fprintf(p->out, bars ? "  %-22s|" : "%s\n", name);
+    else if (p->out) ampi_print(p->out, bars ? "  %-22s|" : "%s\n", name);
     if (!p->out || !bars) return;
     if (p->svg) ampi_svg_text(p, 700, color, told);
-    if (p->svg) fprintf(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
+    if (p->svg) ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
     for (int i = 0; i < p->count; i++) if (bars[p->low + i] > most) most = bars[p->low + i];
     for (int i = 0; i < p->count; i++) {
         const double share = (double)bars[p->low + i] / (double)most;
         if (!p->svg) putc(" .:-=+*#@"[share > 0.0 ? 1 + (int)(7.0 * share) : 0], p->out);
-        else if (share > 0.0) fprintf(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + tall * share);
+        else if (share > 0.0) ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + tall * share);
     }
-    fprintf(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
+    ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
 
 AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     p->list(p);
-    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" viewBox=\"0 0 1060 %d\" "
+    ampi_print(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" viewBox=\"0 0 1060 %d\" "
             "font-family=\"sans-serif\" font-size=\"12\">\n", p->y + 12, p->y + 12);
     p->y = 0;
     p->out = out;

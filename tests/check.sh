@@ -252,11 +252,11 @@ mingw() { # to Windows; under Wine, where it is, the program runs too, and files
         (cd $out && wine test.exe) || return 1
     done
 }
-msvc() { # msvc FLAGS...: clang with MSVC's macros, as clang-cl has them, before mingw-w64's headers of libc
+msvc() { # msvc FLAGS...: clang with MSVC's macros, as clang-cl has them, before mingw-w64's headers of libc, whose va_arg lacks brackets
     set -- "$@" -isystem "$(echo '#include <stdio.h>' | x86_64-w64-mingw32-gcc -E - | sed -n 's/^# 1 "\(.*\)\/stdio.h".*/\1/p' | head -n 1)"
     { echo '#include <_mingw.h>'
       for m in NORETURN DEPRECATED; do printf '#undef __MINGW_ATTRIB_%s\n#define __MINGW_ATTRIB_%s\n' $m $m; done
-      printf '#include <%s.h>\n' stdlib stdio string stdint math float process io; echo '#undef __attribute__'; } > $out/msvc.h
+      printf '#include <%s.h>\n' stdlib stdio string stdint stdarg math float process io; printf '#undef va_arg\n#define va_arg __builtin_va_arg\n#undef __attribute__\n'; } > $out/msvc.h
     for part in bits impl; do # its own headers of vectors leave out what the command line does not allow
         clang --target=x86_64-pc-windows-msvc -fms-compatibility-version=19.38 -include $out/msvc.h "$@" -std=c99 -O1 \
             -mno-stack-arg-probe -c tests/$part.c -o $out/$part.obj || return 1

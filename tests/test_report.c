@@ -1,6 +1,10 @@
 /* test_report.c - statistics of tensors and models, and what is printed for people. */
+#if defined(__unix__) || defined(__APPLE__)
+  #define _GNU_SOURCE
+#endif
 #include "helpers.h"
 #include <fenv.h>
+#include <locale.h>
 #include <math.h>
 #include <float.h>
 
@@ -690,6 +694,128 @@ static void test_history_marks_culprits(void) {
     remove(SVG);
 }
 
+/* --- numbers in texts ------------------------------------------------------------------------------- */
+
+/* Writes numbers with a decimal comma from here on; 0 if no such locale is there. glibc's localedef makes one. */
+static int set_decimal_comma(void) {
+    static const char* const names[] = { "de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE", "German_Germany.1252" };
+    int i, set = 0;
+    for (i = 0; i < COUNT(names) && !set; i++) set = setlocale(LC_ALL, names[i]) && *localeconv()->decimal_point == ',';
+#if defined(__GLIBC__)
+    char folder[] = "/tmp/amp_report_XXXXXX", name[60], command[200];
+    FILE* f;
+    if (set || !mkdtemp(folder)) return set;
+    snprintf(name, sizeof name, "%s/map", folder);
+    if ((f = fopen(name, "w")) != NULL) {
+        fputs("<code_set_name> ASCII\n<comment_char> %\n<escape_char> /\nCHARMAP\n", f);
+        for (i = 0; i < 128; i++) fprintf(f, "<U%04X> /x%02x c\n", (unsigned)i, (unsigned)i);
+        fputs("END CHARMAP\n", f);
+        fclose(f);
+    }
+    snprintf(name, sizeof name, "%s/source", folder);
+    if ((f = fopen(name, "w")) != NULL) {
+        fputs("LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \".\"\ngrouping 3;3\nEND LC_NUMERIC\n", f);
+        fclose(f);
+    }
+    snprintf(command, sizeof command, "cd %s && localedef -c -f ./map -i ./source ./comma > log 2>&1", folder);
+    set = system(command) >= 0 && setenv("LOCPATH", folder, 1) == 0 && setlocale(LC_ALL, "comma");
+    unsetenv("LOCPATH");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command) == 0 && set;
+#else
+    return set;
+#endif
+}
+
+static char fit_line[300];
+static void keep_line(const char* line, void* user_data) {
+    (void)user_data;
+    snprintf(fit_line, sizeof fit_line, "%s", line);
+}
+
+/* Whatever amp.h writes with numbers in it, one after the other: pictures, texts, a refusal, a step's message. */
+static void write_everything(char* out, size_t size) {
+    static amp_history h;
+    model t = make_model(AMP_O2, AMP_F16, 0.25f, 0);
+    amp_batch b = full_batch();
+    amp_data data;
+    amp_fit_desc fit;
+    amp_step_info info;
+    amp_stats s;
+    FILE* f = tmpfile();
+    size_t n = 0;
+    int i;
+    memset(&h, 0, sizeof h);
+    memset(&s, 0, sizeof s);
+    memset(&fit, 0, sizeof fit);
+    memset(&data, 0, sizeof data);
+    s.smallest = 2.93874e-39f; s.largest = 1234.5f; s.suggested_scale = 0.5f;
+    data.count = N; data.inputs[0] = pictures; data.targets[0] = labels;
+    fit.evaluation = &data; fit.print = keep_line;
+    CHECK_MSG(amp_report_svg(t.m, &b, SVG) == AMP_OK, "%s", amp_model_error(t.m));
+    n += (size_t)snprintf(out + n, size - n, "%s", read_file(SVG));
+    n += (size_t)snprintf(out + n, size - n, "%s", printed_report(t.m, &b));
+    for (i = 0; i < 3; i++) { CHECK(amp_train_step(t.m, &b, &info) == AMP_OK); amp_history_add(&h, &info); }
+    CHECK(amp_history_svg(&h, SVG, NULL) == AMP_OK);
+    n += (size_t)snprintf(out + n, size - n, "%s", read_file(SVG));
+    if (f) {
+        CHECK(amp_model_print(t.m, f) == AMP_OK && amp_stats_print(&s, f) == AMP_OK);
+        n += (size_t)snprintf(out + n, size - n, "%s", read_back(f));
+    }
+    CHECK(amp_fit(t.m, &data, &fit, NULL) == AMP_OK);
+    CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 2.5e-39f) == AMP_ERR_ARGUMENT);
+    n += (size_t)snprintf(out + n, size - n, "%s%s\n", fit_line, heard);
+    CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1e38f) == AMP_OK && amp_train_step(t.m, &b, &info) == AMP_OK);
+    n += (size_t)snprintf(out + n, size - n, "%s\n", info.message);
+    CHECK_MSG(n < size, "%lu", (unsigned long)n);
+    amp_model_destroy(t.m);
+    remove(SVG);
+}
+
+/* A program's locale changes no picture and no text. */
+static void test_no_decimal_comma(void) {
+    static char plain[60000], comma[60000];
+    size_t n;
+    write_everything(plain, sizeof plain);
+    CHECK(strstr(plain, "M154.5 ") && strstr(plain, "|x| 2.93874e-39 to 1234.5\n") && strstr(plain, ": 2.5e-39 must be"));
+    if (!set_decimal_comma()) { TEST_SKIP("no locale with a decimal comma"); return; }
+    snprintf(comma, sizeof comma, "%g", 1.5);
+    CHECK_MSG(strcmp(comma, "1,5") == 0, "%s", comma);
+    write_everything(comma, sizeof comma);
+    setlocale(LC_ALL, "C");
+    for (n = 0; plain[n] && plain[n] == comma[n]; n++) {}
+    CHECK_MSG(plain[n] == comma[n], "...%.60s", comma + (n < 30 ? 0 : n - 30));
+}
+
+/* The same digits as printf's %g, of every exponent, ties and carries among them. */
+static void test_numbers_are_printfs(void) {
+    static const uint32_t bits[] = { 0, 1, 2, 0x007fffffu, 0x00800000u, 0x7f7fffffu, 0x7f800000u, 0x7fc00000u, 0x49742408u /* 1000000.5 */,
+        0x4996b43au /* 1234567.25 */, 0x501502f9u /* 9.9999999e9 */, 0x447a0000u, 0x38d1b717u /* 1e-4 */, 0x38d1b716u, 0x3dcccccdu, 0x3f7fffffu,
+        0x49742404u /* 1000000.25 */, 0x497423f8u /* 999999.5 */, 0x497423f0u, 0x47c35008u /* 100000.0625 */, 0x48f423f8u };
+    amp_stats s;
+    int i, k;
+    memset(&s, 0, sizeof s);
+    for (i = 0; i < 2000; i++) {
+        FILE* f = tmpfile();
+        char want[100];
+        uint32_t x[3];
+        if (!f) { TEST_SKIP("no temporary file"); return; }
+        for (k = 0; k < 3; k++) x[k] = i < COUNT(bits) ? bits[i] ^ (uint32_t)k << 31 : (test_random() << 16 ^ test_random());
+        if (i % 2 && i >= COUNT(bits)) put_bits(&s.smallest, to_bits((float)(int)(x[0] % 20000000) * 0.5f));    /* ties */
+        else put_bits(&s.smallest, x[0]);
+        put_bits(&s.largest, x[1]);
+        put_bits(&s.suggested_scale, x[2] & 0x7fffffffu);
+        if (s.largest != s.largest) put_bits(&s.largest, to_bits(s.largest) & 0x7fffffffu);   /* printf may print its sign */
+        if (s.smallest != s.smallest) put_bits(&s.smallest, to_bits(s.smallest) & 0x7fffffffu);
+        CHECK(amp_stats_print(&s, f) == AMP_OK);
+        read_back(f);
+        snprintf(want, sizeof want, "|x| %g to %g\n", (double)s.smallest, (double)s.largest);
+        CHECK_MSG(strstr(text, want), "%.120s, not %s", text, want);
+        snprintf(want, sizeof want, "suggested scale %g\n", (double)s.suggested_scale);
+        CHECK_MSG(strstr(text, want), "%.200s, not %s", text, want);
+    }
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     int i;
@@ -715,5 +841,7 @@ int main(int argc, char** argv) {
     TEST(test_report_errors);
     TEST(test_history_wraps);
     TEST(test_history_marks_culprits);
+    TEST(test_numbers_are_printfs);
+    TEST(test_no_decimal_comma);
     TEST_END();
 }
