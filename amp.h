@@ -12046,11 +12046,11 @@ typedef struct ampi_picture {
 } ampi_picture;
 #define AMPI_GRAY "#7b7f86"  /* like all colors about as far from white as from black */
 
-/* Text in ASCII, with nothing that SVG would interpret. */
+/* Text in ASCII, with nothing that XML would interpret, the end of a CDATA section "]]>" included. */
 AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, const char* text) {
     ampi_print(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
     for (; *text; text++)
-        if (*text == '<' || *text == '&') ampi_print(p->out, "&#%d;", *text);
+        if (*text == '<' || *text == '>' || *text == '&') ampi_print(p->out, "&#%d;", *text);
         else putc(*text >= 32 && *text < 127 ? *text : '?', p->out);
     fputs("</text>\n", p->out);
 }

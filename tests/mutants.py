@@ -307,7 +307,7 @@ class Header:
     # The quick ones first.
     tests = "policy report fit gpt files model half checkpoint alloc hostile scaler train optim nan ops gemm conv".split()
     likely = {
-        "base": "alloc hostile half", "cpu": "half", "half": "half", "vector": "gemm conv half optim", "kernels": "gemm conv",
+        "base": "alloc hostile half report", "cpu": "half", "half": "half", "vector": "gemm conv half optim", "kernels": "gemm conv",
         "convert": "half", "scan": "scaler optim", "gemm": "gemm hostile", "conv": "conv", "math": "ops", "nn": "ops",
         "pool": "ops", "rows": "ops", "elementwise": "ops", "loss": "ops", "attention": "ops", "policy": "policy",
         "scaler": "scaler", "optim": "optim", "backend": "train model", "model": "model train", "train": "train fit",
