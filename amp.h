@@ -1199,9 +1199,11 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float   loss;         /* as in training, without dropout and with the running statistics */
-    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the label, and elements of a
-                             BCE whose logit is > 0 as the target is > 1/2 */
-    int64_t predictions;  /* rows and elements in all, for an accuracy; 0 = none, as an MSE has no right answers */
+    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the label, and
+                             elements of a BCE whose logit is > 0 as the target is > 1/2 */
+    int64_t predictions;  /* rows and elements in all; 0 = none: an MSE has no right answers */
+    char    message[288]; /* a sentence if the loss is not finite, which the logger hears, too; else "" */
+    char    culprit[48];  /* the layer that it blames; "" if none */
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
@@ -1221,15 +1223,15 @@ typedef struct amp_data {
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: mean loss per sample, and the sums of both counts. Allocates for the call. Errors: as
-   amp_evaluate, and as amp_fit for the data. */
+/* amp_evaluate over all samples: mean loss per sample, both counts, the first message. Allocates for the
+   call. Errors: as amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
 typedef struct amp_fit_epoch {
     int     epoch;           /* from 1 */
     int64_t steps, skipped;  /* optimizer steps applied, and skipped */
     float   loss;            /* in training: mean per sample, without skipped batches */
-    float   eval_loss;       /* of the evaluation data; 0 without */
+    float   eval_loss;       /* of the evaluation data; 0 without. Where not finite the logger has heard why */
     double  accuracy;        /* correct / predictions of the evaluation data; -1 where there are none */
     float   scale, lr;       /* loss scale and base rate at its end */
     int     best;            /* 1 = eval_loss (loss if there is none) is this run's lowest */
@@ -8714,6 +8716,7 @@ typedef struct ampi_pass {
     float grad_factor;          /* 1 / (micro-batches * ranks) */
     int looking;                /* leave batch norm's running statistics alone */
     amp_eval_info* told;        /* in which predictions are counted; or NULL */
+    int64_t first;              /* evaluation: the batch's first sample in its data */
     amp_layer_stats* observed;  /* statistics of each layer; or NULL */
 } ampi_pass;
 
@@ -9865,7 +9868,7 @@ AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overfl
 
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0,
-        (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, NULL };
+        (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, 0, NULL };
     m->pass = p;
     ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
@@ -9909,7 +9912,8 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* Counts rows of a cross-entropy; with the largest logit, the first of equals, at the label they are correct. */
+/* Counts rows of a cross-entropy, before later layers overwrite logits; with the largest logit, the
+   first of equals, at the label they are correct. */
 AMPI_FN amp_result ampi_count_rows(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t classes = logits->features, most = ampi_rows_at_once(classes);
@@ -10025,7 +10029,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
         const int relu = n != last && ampi_takes_relu(m, n);
         AMPI_TRY(ampi_forward_node(m, n, relu));
         AMPI_TRY(ampi_observe(m, n, 0));
-        if (m->pass.told && ampi_has_labels(n)) AMPI_TRY(ampi_count_rows(m, n));  /* later layers may overwrite logits */
+        if (m->pass.told && ampi_has_labels(n)) AMPI_TRY(ampi_count_rows(m, n));
         if (m->pass.told && ampi_is(n, BCE_WITH_LOGITS)) AMPI_TRY(ampi_count_elements(m, n));
         if (relu) n = n->next;
     }
@@ -10262,10 +10266,11 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     }
     return count;
 }
-/* Keeps m->trouble for amp_step_info; the logger hears of each layer once. */
+/* Keeps m->trouble for amp_step_info; in training the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
-    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
     m->suspect = n;
+    if (!m->pass.training) return 1;
+    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
     return n->blamed = 1;
 }
 
@@ -10273,6 +10278,8 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
    0 if nowhere: then the loss scale is to blame. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
+    const ampi_ull first = (ampi_ull)m->pass.first, last = first + m->pass.rows - 1;
+    char where[80];
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return 0;
     ampi_each(n) {
@@ -10281,14 +10288,17 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, n->data, ampi_stored(n), count, &what);
         if (bad == count) continue;
-        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does "
-            "not help", what, n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, (ampi_ull)bad);
+        if (m->pass.training) AMPI_SAY(where, "%llu; a lower loss scale does not help", (ampi_ull)bad);
+        else AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % n->features), first + bad / n->features);
+        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %s", what,
+            n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, where);
         return ampi_blame(m, n);
     }
     for (int i = 0; i < m->loss_count; i++) {
         if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
-        AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets",
-            m->losses[i]->layer.name, what);
+        AMPI_SAY(where, " of samples %llu to %llu", first, last);
+        AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
+            m->losses[i]->layer.name, what, m->pass.training ? "" : where);
         return ampi_blame(m, m->losses[i]);
     }
     return 0;
@@ -10547,27 +10557,52 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 }
 
 /* --- evaluation --- */
-/* A pass in evaluation mode: the losses into *told or, if NULL, the value of `last` into out. */
-AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, const ampi_node* last, amp_eval_info* told,
-        float* out) {
+/* Says in *info why the loss of the pass is not finite. What an open training step has found stays. */
+AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
+    const ampi_node* suspect = m->suspect;
+    char trouble[sizeof m->trouble];
+
+    memcpy(trouble, m->trouble, sizeof trouble);
+    if (ampi_diagnose_forward(m)) {
+        memcpy(info->message, m->trouble, sizeof info->message);
+        AMPI_SAY(info->culprit, "%s", m->suspect->layer.name);
+    } else AMPI_SAY(info->message, "the weighted sum of the losses is not finite");
+    memcpy(m->trouble, trouble, sizeof trouble);
+    m->suspect = suspect;
+}
+
+/* A pass in evaluation mode: the losses into *told, cleared, or, if NULL, the value of `last` into out.
+   The batch begins at sample `first` of its data. */
+AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, int64_t first, const ampi_node* last,
+        amp_eval_info* told, float* out) {
     fenv_t floats;
     ampi_start_pass(m, b, 0);
+    m->pass.first = first;
     m->pass.told = told;
     feholdexcept(&floats);
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
         : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last), m->pass.rows * last->features);
+    if (told) AMPI_FORGET(&told->loss);  /* its bits will be tested */
+    if (told && r == AMP_OK && !ampi_is_finite(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
     return r;
 }
 
+/* amp_evaluate without its remark, for a batch that begins at sample `first` of its data. */
+AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first, amp_eval_info* told) {
+    AMPI_CLEAR(*told);
+    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
+    return ampi_evaluate(m, batch, first, m->last, told, NULL);
+}
+
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     amp_eval_info told;
-    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
+    if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_NULL("evaluate", info);
-    AMPI_CLEAR(told);
-    AMPI_TRY(ampi_evaluate(m, batch, m->last, &told, NULL));
+    AMPI_TRY(ampi_evaluate_losses(m, batch, 0, &told));
+    if (told.message[0]) ampi_remark(&m->op_logger, "evaluate: %s", told.message);
     *info = told;
     return AMP_OK;
 }
@@ -10577,7 +10612,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    return ampi_evaluate(m, batch, ampi_source(n), NULL, out);  /* before a layer that works in place */
+    return ampi_evaluate(m, batch, 0, ampi_source(n), NULL, out);  /* before a layer that works in place */
 }
 
 /* --- data sets --- */
@@ -10663,6 +10698,7 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     return AMP_OK;
 }
 
+/* The loss per sample and the counts of the whole data; of its messages the first, which is logged. */
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
     int n;
@@ -10673,10 +10709,14 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
         amp_batch b;
         n = (int)ampi_min_size((size_t)(f->data.count - at), (size_t)f->m->desc.batch);
         AMPI_TRY(ampi_feed_read(f, at, n, &b));
-        AMPI_TRY(amp_evaluate(f->m, &b, &part));
+        AMPI_TRY(ampi_evaluate_losses(f->m, &b, at, &part));
         sum += (double)part.loss * n;
         info->correct += part.correct;
         info->predictions += part.predictions;
+        if (!part.message[0] || info->message[0]) continue;
+        memcpy(info->message, part.message, sizeof info->message);
+        memcpy(info->culprit, part.culprit, sizeof info->culprit);
+        ampi_remark(&f->m->op_logger, "%s: %s", f->what, info->message);
     }
     info->loss = (float)(sum / (double)f->data.count);
     return AMP_OK;

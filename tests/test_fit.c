@@ -427,6 +427,34 @@ static void test_print_without_answers(void) {
     }
 }
 
+/* NaNs in evaluation data: the first of them is told, once for each time that the data is evaluated. */
+static void test_evaluation_nan(void) {
+    static float spoilt[SAMPLES * PIXELS];
+    amp_model* m = make_level(AMP_O0);
+    amp_data data = arrays(), bad = arrays();
+    amp_fit_desc f = fit_of(9);
+    amp_fit_info info;
+    amp_eval_info told;
+    int before;
+    memcpy(spoilt, pictures, sizeof spoilt);
+    put_bits(&spoilt[19 * PIXELS + 5], 0x7fc00000u);
+    put_bits(&spoilt[40 * PIXELS + 6], 0x7fc00000u);
+    bad.inputs[0] = spoilt;
+    before = heard_count;
+    CHECK(amp_evaluate_data(m, &bad, &told) == AMP_OK && heard_count == before + 1 && heard_code == AMP_OK);
+    CHECK(amp_is_nan(&told.loss, AMP_F32) && told.predictions == SAMPLES && strcmp(told.culprit, "input1") == 0);
+    CHECK_MSG(strstr(told.message, "nan: first in the output of 'input1', element 5 of sample 19"), "%s", told.message);
+    CHECK(strncmp(heard, "evaluate data: ", 15) == 0 && strcmp(heard + 15, told.message) == 0);
+    f.evaluation = &bad; f.patience = 2; f.best_path = "test_fit_best.safetensors";
+    before = heard_count;
+    CHECK(fit(m, data, &f, &info) == AMP_OK && info.end == AMP_FIT_PATIENCE && info.epochs == 2 && !info.best.best);
+    CHECK(heard_count == before + 2 && strncmp(heard, "fit: evaluation: ", 17) == 0);
+    CHECK_MSG(strcmp(heard + 17, told.message) == 0, "%s", heard);
+    CHECK(remove("test_fit_best.safetensors") != 0);
+    CHECK(amp_evaluate_data(m, &data, &told) == AMP_OK && !told.message[0] && !told.culprit[0]);
+    amp_model_destroy(m);
+}
+
 /* NNabla's updater: an overflow goes on with the next batch. What counts are the steps that were applied. */
 static void test_skips(void) {
     amp_model_desc d = desc_of(AMP_O2);
@@ -697,6 +725,7 @@ int main(int argc, char** argv) {
     TEST(test_growing_data);
     TEST(test_print);
     TEST(test_print_without_answers);
+    TEST(test_evaluation_nan);
     TEST(test_skips);
     TEST(test_ranks);
     TEST(test_failing_rank);

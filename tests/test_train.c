@@ -1274,6 +1274,59 @@ static void test_right_answers(void) {
     }
 }
 
+/* An evaluation whose loss is not finite says where that began; the logger hears it beside AMP_OK. */
+static void test_evaluation_not_finite(void) {
+    static float x[3 * 4], targets[3 * 2];
+    amp_model_desc d = toy_desc(3, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_batch b;
+    amp_eval_info e;
+    amp_step_info info;
+    amp_model* m;
+    amp_param* w;
+    amp_value y;
+    int i, before;
+    memset(&b, 0, sizeof b);
+    d.accumulate = 2; d.logger = LISTENER;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    y = amp_linear(m, amp_input(m, 4, 1, 1), 2);
+    amp_mse(m, y, NULL);
+    amp_mse(m, y, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+    b.n = 3;
+    b.inputs[0] = x;
+    b.targets[0] = b.targets[1] = targets;
+    memset(&e, 0x5a, sizeof e);
+    before = heard_count;
+    CHECK(amp_evaluate(m, &b, &e) == AMP_OK && !e.message[0] && !e.culprit[0] && heard_count == before);
+    put_bits(&x[1], 0x7fc00000u);                       /* a micro-batch of a training step has found its own */
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    CHECK(strstr(heard, "'input1', element 1;"));
+    x[1] = 0.0f;
+    put_bits(&x[9], 0xff800000u);
+    for (i = 0; i < 2; i++) {                           /* each time */
+        heard[0] = 0;
+        CHECK(amp_evaluate(m, &b, &e) == AMP_OK && heard_code == AMP_OK && strcmp(e.culprit, "input1") == 0);
+        CHECK_MSG(strcmp(e.message, "the model produces inf: first in the output of 'input1', element 1 of sample 2") == 0, "%s",
+                  e.message);
+        CHECK(strncmp(heard, "evaluate: ", 10) == 0 && strcmp(heard + 10, e.message) == 0);
+    }
+    x[9] = 0.0f;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    CHECK_MSG(strstr(info.message, "'input1', element 1;") && strcmp(info.culprit, "input1") == 0, "%s", info.message);
+    put_bits(&targets[3], 0x7fc00000u);
+    CHECK(amp_evaluate(m, &b, &e) == AMP_OK && strcmp(e.culprit, "mse1") == 0);
+    CHECK_MSG(strcmp(e.message, "the loss 'mse1' is nan although every layer's output is finite: look at the targets of samples "
+                     "0 to 2") == 0, "%s", e.message);
+    for (i = 0; i < 6; i++) targets[i] = 1.5e19f;       /* squares of 2.25e38, whose sum is too large */
+    CHECK(amp_evaluate(m, &b, &e) == AMP_OK && !amp_is_finite(&e.loss, AMP_F32) && !e.culprit[0]);
+    CHECK_MSG(strcmp(e.message, "the weighted sum of the losses is not finite") == 0, "%s", e.message);
+    w = amp_model_find_param(m, "linear1.bias");
+    put_bits(&w->master[1], 0x7f800000u);
+    CHECK(amp_model_sync_params(m) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK && strcmp(e.culprit, "linear1") == 0);
+    CHECK_MSG(strstr(e.message, "'linear1', element 1 of sample 0"), "%s", e.message);
+    amp_model_destroy(m);
+}
+
 /* A batch that is not full gives what a model of just that size gives. */
 static void test_smaller_batch(void) {
     int level;
@@ -2476,5 +2529,6 @@ int main(int argc, char** argv) {
     TEST(test_batch_on_device);
     TEST(test_ties);
     TEST(test_right_answers);
+    TEST(test_evaluation_not_finite);
     TEST_END();
 }

@@ -408,6 +408,11 @@ static void test_right_answers() {
     CHECK(amp_evaluate(cpu, &b, &x) == AMP_OK && amp_evaluate(gpu, &b, &y) == AMP_OK);
     CHECK(x.predictions == 8 * 200 + 8 && y.predictions == x.predictions);
     CHECK_MSG(x.correct > 600 && y.correct == x.correct, "%d, %d", (int)x.correct, (int)y.correct);
+    std::vector<float> bad(pictures, pictures + 8 * PIXELS);
+    bad[5 * PIXELS + 3] = NAN;
+    b.inputs[0] = bad.data();
+    CHECK(amp_evaluate(gpu, &b, &y) == AMP_OK && !amp_is_finite(&y.loss, AMP_F32) && strcmp(y.culprit, "input1") == 0);
+    CHECK_MSG(strstr(y.message, "first in the output of 'input1', element 3 of sample 5"), "%s", y.message);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
 }
