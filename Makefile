@@ -5,7 +5,7 @@ PROCESSOR := $(shell grep -sm1 '^flags' /proc/cpuinfo)
 LEAN    := $(if $(PROCESSOR),$(if $(filter avx512bw,$(PROCESSOR)),,-DAMP_NO_AVX512))
 # Lines for debuggers, no variables: those take gcc half as long again, and with sanitizers minutes.
 CFLAGS  ?= -O2 -g1 $(LEAN)
-STRICT   = -std=c99 -Wall -Wextra -pedantic -Wconversion -Wshadow
+STRICT   = -std=c99 -Wall -Wextra -pedantic -Wconversion -Wshadow -Wcast-qual -Wdouble-promotion
 # The references of tests use the processor's fma where it has one.
 FMA     := $(if $(filter fma,$(PROCESSOR)),-DTEST_FMA)
 LDLIBS   = -lm
@@ -55,7 +55,7 @@ endif
 EMU_ARCH ?= 800
 EMU_FUSED := $(if $(filter fma,$(PROCESSOR)),-mfma -ffp-contract=fast -fexpensive-optimizations)
 EMU_FLAGS = -std=c++14 -g1 -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-            -Wall -Wextra -Wshadow -Wno-psabi -Werror=switch -Itests/emu -DAMP_NO_SIMD $(EMU_FUSED)
+            -Wall -Wextra -Wshadow -Wcast-qual -Wdouble-promotion -Wno-psabi -Werror=switch -Itests/emu -DAMP_NO_SIMD $(EMU_FUSED)
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
 test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900; build/emu800_test_cuda_nn pool: tests with that in their name
 	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^

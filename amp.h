@@ -2506,6 +2506,8 @@ AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
+/* The address of a result, which descriptions of calls keep like those of operands. */
+AMPI_INLINE void* ampi_mutable(const void* data) { return (void*)(uintptr_t)data; }
 /* `count` pixels x, x + step, ... of a row of `width`: `left` before it, `inside` from `first` on, the rest behind. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
 /* Steps that cover a distance, from 0 to `most`. */
@@ -4072,7 +4074,7 @@ AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offs
     ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype(t), n);
 }
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    ampi_convert_directly((void*)ampi_at(dst, t, offset), ampi_dtype(t), src, AMP_F32, n);
+    ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype(t), src, AMP_F32, n);
 }
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
@@ -4321,7 +4323,7 @@ AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
 
 /* Would x * inverse, both >= 0, rounded to float, then to `to`, be infinite? x is finite. Limits lie half way. */
 AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
-    const double product = (double)x * inverse;
+    const double product = (double)x * (double)inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
     if (to == AMP_F16) return (float)product >= 65520.0f;
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
@@ -4414,7 +4416,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const void* src = ampi_at(x.data, from, c->offset);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->convert((void*)ampi_at(y.data, to, c->offset), to, src, from, c->n, &pass->inverse, 0);
+    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y.data, to, c->offset)), to, src, from, c->n, &pass->inverse, 0);
     ampi_kernels_end();
 }
 
@@ -4448,7 +4450,7 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
     feholdexcept(&floats); /* squares of inf and NaN are formed too */
     ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : inverse);
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : (double)inverse);
 }
 
 AMPI_COMPILE_QUICKLY
@@ -4476,7 +4478,7 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
     if (a == AMPI_INF64) { s->infs++; return; }
     const uint64_t rounded = ampi_magnitude64(
         target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
-        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (float)x);
+        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (double)(float)x);
     const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
     float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
     f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
@@ -4494,7 +4496,7 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
 AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
     const struct ampi_range* range = &ampi_ranges[target];
     const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
-    const uint64_t largest = ampi_bits64(s->largest);
+    const uint64_t largest = ampi_bits64((double)s->largest);
     s->suggested_scale = 0.0f;
     if (s->largest == 0.0f) return;
     const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
@@ -4813,7 +4815,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
             ampi_product one = *first;
             one.a.data = ampi_at(first->a.data, one.a.dtype, k * s->a_stride);
             one.b.data = ampi_at(first->b.data, one.b.dtype, k * s->b_stride);
-            one.c.data = (void*)ampi_at(first->c.data, one.c.dtype, k * s->c_stride);
+            one.c.data = ampi_mutable(ampi_at(first->c.data, one.c.dtype, k * s->c_stride));
             ampi_gemm_run(&one, &own);
         }
     });
@@ -4876,7 +4878,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
             ampi_min_size(n - row, 64), width);
     ampi_kernels_end();
-    ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
+    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
 }
 
 AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
@@ -4886,21 +4888,21 @@ AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer*
 }
 /* y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
 AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
-    ampi_product_init(s, n, out, in, (void*)t->y.data, t->y.dtype, out);
+    ampi_product_init(s, n, out, in, ampi_mutable(t->y.data), t->y.dtype, out);
     s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype(t->b.dtype);
     s->a = ampi_matrix(t->x.data, t->x.dtype, in, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 1);
 }
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
 AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
-    ampi_product_init(s, n, in, out, (void*)t->dx.data, t->dx.dtype, in);
+    ampi_product_init(s, n, in, out, ampi_mutable(t->dx.data), t->dx.dtype, in);
     s->c.beta = ampi_adds_input(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 0);
 }
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
 AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
-    ampi_product_init(s, out, in, n, (void*)t->dw.data, t->dw.dtype, in);
+    ampi_product_init(s, out, in, n, ampi_mutable(t->dw.data), t->dw.dtype, in);
     s->c.beta = ampi_adds_params(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 0);
     s->b = ampi_matrix(t->x.data, t->x.dtype, in, 0);
@@ -5016,7 +5018,7 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
     ampi_product s = v->s;
     ampi_operand_advance(&s.a, group * v->a_group);
     ampi_operand_advance(&s.b, group * v->b_group);
-    s.c.data = (void*)ampi_at(s.c.data, s.c.dtype, group * v->c_group);
+    s.c.data = ampi_mutable(ampi_at(s.c.data, s.c.dtype, group * v->c_group));
     s.c.bias = ampi_at(s.c.bias, s.c.bias_dtype, group * v->bias_group);
     return s;
 }
@@ -5049,7 +5051,7 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int a
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
         size_t n, size_t k) {
     AMPI_CLEAR(*v);
-    ampi_product_init(&v->s, m, n, k, (void*)out->data, out->dtype, 0);
+    ampi_product_init(&v->s, m, n, k, ampi_mutable(out->data), out->dtype, 0);
     v->s.c.beta = add ? 1.0f : 0.0f;
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
@@ -5120,7 +5122,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     a->output = c->cg * c->area;
     v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
         ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
-    dx->data = (void*)ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w);
+    dx->data = ampi_mutable(ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w));
     dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
     dx->part = dx->used = pixels;
     dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
@@ -5175,7 +5177,7 @@ AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels
     ampi_unfold* g = &v->s.b.image;
     ampi_result* c = &v->s.c;
     ampi_operand_advance(&v->s.b, first * g->plane);
-    c->data = (void*)ampi_at(c->data, c->dtype, first * g->area);
+    c->data = ampi_mutable(ampi_at(c->data, c->dtype, first * g->area));
     c->column = g->area; c->next_row = g->w.kernel; c->image = 1;
     c->cols = c->pitch = g->channels = channels;
     c->part = c->used = channels * g->h.kernel;
@@ -5271,7 +5273,7 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
                 else if (run) ampi_convolution_run(&v, exec);
             }
         if (zero && !run && !ampi_adds_input(t->accumulate))
-            memset((void*)t->dx.data, 0, c->x_count * ampi_type_size(t->dx.dtype));
+            memset(ampi_mutable(t->dx.data), 0, c->x_count * ampi_type_size(t->dx.dtype));
     }
 }
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
@@ -5291,7 +5293,7 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o)
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
-    ampi_store_sum((void*)t->db.data, t->db.dtype, o, sums, 1, ampi_adds_params(t->accumulate));
+    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, 1, ampi_adds_params(t->accumulate));
 }
 
 /* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place takes, by all shares. */
@@ -5622,7 +5624,8 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
    the type, as processors differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
-    ampi_kernels_now()->convert((void*)ampi_at(y->data, y->dtype, i), ampi_dtype(y->dtype), v, AMP_F32, n, NULL, 1);
+    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)), ampi_dtype(y->dtype), v, AMP_F32, n,
+        NULL, 1);
     ampi_kernels_end();
 }
 
@@ -6548,9 +6551,9 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
     p->momentum = ampi_default_at(&s->momentum, 0.1f);
     AMPI_REFUSE_CALL(!ampi_is_finite(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
-        "batch norm: eps %g must be greater than 0 and finite", s->eps);
+        "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-        "batch norm: momentum %g must lie in 0..1", s->momentum);
+        "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
@@ -6807,8 +6810,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     AMPI_REFUSE_OP(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
-        "layer norm: eps %g must be greater than 0 and finite", eps);
-    f.eps = eps;
+        "layer norm: eps %g must be greater than 0 and finite", (double)eps);
+    f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     return AMP_OK;
 }
@@ -7022,7 +7025,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_CHECK("dropout", n, list);
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "dropout: probability %g is outside [0,1)", p);
+        "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
@@ -7060,7 +7063,8 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert((void*)ampi_at(y, yt, (size_t)i * d_total + column), yt, ampi_at(x, xt, (size_t)i * d), xt, d));
+        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt, ampi_at(x, xt, (size_t)i * d), xt,
+            d));
     return AMP_OK;
 }
 
@@ -7076,7 +7080,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
-        if (!accumulate) amp_convert((void*)ampi_at(x, xt, to), xt, ampi_at(y, yt, from), yt, d);
+        if (!accumulate) amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
             ampi_load_f32(tile, y, yt, from + i, count);
             memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
@@ -7094,7 +7098,7 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
 
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
     AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
-    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, weight);
+    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
     return AMP_OK;
 }
 
@@ -7104,7 +7108,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
         ampi_shown(classes));
     AMPI_REFUSE_OP(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "softmax cross-entropy: smoothing %g is outside [0,1)", smoothing);
+        "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (size_t i = 0; i < n; i++)
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
@@ -7428,7 +7432,7 @@ typedef struct ampi_desc_field {
 AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
     if (kind == 'd') return *(const double*)p;
-    if (kind == 'f') return *(const float*)p;
+    if (kind == 'f') return (double)*(const float*)p;
     memcpy(&whole, p, sizeof whole);  /* an enumerator has another type */
     return whole;
 }
@@ -7449,7 +7453,7 @@ enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMP
 
 static const struct ampi_scaler_row { int kind, late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
-    { AMPI_SCALE_##kind, late, init, { 2, backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
+    { AMPI_SCALE_##kind, late, init, { 2, (double)backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
       AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
     AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
@@ -7463,8 +7467,9 @@ AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
 
 /* A desc's fields other than 0 replace a preset's values. zero: AMP_ZERO makes 0 of them. */
 static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scaler_fields[] = {
-#define AMPI_X(name, place, zero, ...) \
-    { { #name, offsetof(amp_scaler, place), __VA_ARGS__ }, offsetof(amp_scaler_desc, name), zero },
+#define AMPI_X(name, place, zero, kind, low, high, range) \
+    { { #name, offsetof(amp_scaler, place), kind, (double)low, (double)high, range }, \
+      offsetof(amp_scaler_desc, name), zero },
     AMPI_X(init_scale, state.scale, 0, 'f', 0, AMPI_FLT_MAX, "be finite and greater than 2^-128")
     AMPI_X(growth_interval, rule.interval, 1, 'i', 0, INT32_MAX, "be at least 1")
     AMPI_X(growth_factor, rule.growth, 0, 'd', 1.0000000000000002, 1.7976931348623157e308,
@@ -7497,9 +7502,9 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
             memset((char*)x + f->at, 0, size);
         else if (memcmp(from, &zero, size) != 0) memcpy((char*)x + f->at, from, size);
     }
-    if (!(row->kind & 2)) r->growth = (float)r->growth;
+    if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
-    if (!(row->kind & 2)) r->backoff = (float)r->backoff;
+    if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
     r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
     if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f && x->state.scale > r->max)
@@ -7524,18 +7529,20 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_sc
         preset);
     for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++)
         AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128", init);
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128",
+        (double)init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
         "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
-    AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g", r->min, init);
-    AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g", r->max, init);
+    AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g", (double)r->min, (double)init);
+    AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g",
+        (double)r->max, (double)init);
     return AMP_OK;
 }
 
 /* The inverse is formed in double: one rounding. */
 AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->scale_in_use = state->scale;
-    state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / state->scale) : 0.0f;
+    state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
@@ -7550,7 +7557,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
     if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
-    x.state.exact_scale = x.state.scale;
+    x.state.exact_scale = (double)x.state.scale;
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
     ampi_scaler_use_scale(&x.state);
@@ -7565,29 +7572,29 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 /* --- the rule --- */
 /* A product or quotient of floats in double rounds to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
-    return r->is_double ? x->exact_scale : x->scale;
+    return r->is_double ? x->exact_scale : (double)x->scale;
 }
 AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* r, amp_scaler_state* x, double scale) {
     x->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
-    x->exact_scale = r->is_double ? scale : x->scale;
+    x->exact_scale = r->is_double ? scale : (double)x->scale;
 }
 
 AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler_state* x) {
     const double grown = ampi_scaler_exact(r, x) * r->growth;
-    const int too_much = r->max > 0.0f && grown > r->max;
+    const int too_much = r->max > 0.0f && grown > (double)r->max;
     x->applied++;
     x->consecutive_skips = 0;
     if (r->refill != AMP_REFILL_GROWTH) x->hysteresis_left = r->hysteresis;
     if (x->tracker < INT32_MAX) x->tracker++;
     if (r->interval == 0 || x->tracker < r->interval) return;
     if (too_much || grown < AMPI_FLT_OVERFLOW || r->guard == AMP_GUARD_NONE)
-        ampi_scaler_keep(r, x, too_much ? r->max : grown);
+        ampi_scaler_keep(r, x, too_much ? (double)r->max : grown);
     x->tracker = 0;
     x->hysteresis_left = r->hysteresis;
 }
 
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scaler_state* x) {
-    double scale = ampi_scaler_exact(r, x), min = r->min;
+    double scale = ampi_scaler_exact(r, x), min = (double)r->min;
     int hit = 0;
     x->skipped++;
     if (x->consecutive_skips < INT32_MAX) x->consecutive_skips++;
@@ -7793,7 +7800,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)  /* later ones have one cause */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
-                "skipped", place, s->state.scale_in_use);
+                "skipped", place, (double)s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;
@@ -7872,7 +7879,7 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 /* What amp_scaler_advance returned, as a result. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const amp_logger* logger = &s->logger;
-    const double scale = s->state.scale;
+    const double scale = (double)s->state.scale;
     const char* what = NULL;
     if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
             : s->rule.at_min == AMP_LIMIT_ERROR))
@@ -7901,8 +7908,8 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
     AMPI_REFUSE_WITH(&s->logger, !ampi_scale_usable(&scale), AMP_ERR_ARGUMENT,
-        "amp_scaler_set_scale: %g must be finite and greater than 2^-128", scale);
-    ampi_scaler_keep(&s->rule, &s->state, scale);
+        "amp_scaler_set_scale: %g must be finite and greater than 2^-128", (double)scale);
+    ampi_scaler_keep(&s->rule, &s->state, (double)scale);
     ampi_scaler_use_scale(&s->state);
     return AMP_OK;
 }
@@ -7971,7 +7978,7 @@ AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     amp_scaler saved = *s;
     const float growth = (float)s->rule.growth;
-    const float backoff = (float)(s->rule.backoff > 0.0 ? s->rule.backoff : 1.0 / growth);
+    const float backoff = (float)(s->rule.backoff > 0.0 ? s->rule.backoff : 1.0 / (double)growth);
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
@@ -8035,7 +8042,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
         || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");
     s->state = saved.state;
-    ampi_scaler_keep(&s->rule, &s->state, version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : s->state.scale);
+    ampi_scaler_keep(&s->rule, &s->state,
+        version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : (double)s->state.scale);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
     return AMP_OK;
@@ -8076,10 +8084,11 @@ AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
-    const double last = s->floor, above = 1.0 - last;
+    const double last = (double)s->floor, above = 1.0 - last;
     if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     if (s->kind == AMP_SCHEDULE_STEP)
-        return ampi_pow_int(ampi_is_zero(&s->gamma) ? 0.1f : s->gamma, s->step_size > 0 ? after / s->step_size : 0);
+        return ampi_pow_int((double)(ampi_is_zero(&s->gamma) ? 0.1f : s->gamma),
+            s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
     if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
@@ -8090,7 +8099,7 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
 }
 
 AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
-    return s ? (float)ampi_mul64(base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
+    return s ? (float)ampi_mul64((double)base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
 }
 
 /* --- validation --- */
@@ -8106,7 +8115,8 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
 }
 
 static const ampi_desc_field ampi_optimizer_fields[] = {
-#define AMPI_X(field, ...) { #field, offsetof(amp_optimizer_desc, field), __VA_ARGS__ },
+#define AMPI_X(field, kind, low, high, range) \
+    { #field, offsetof(amp_optimizer_desc, field), kind, (double)low, (double)high, range },
     AMPI_X(kind, 'i', 0, AMP_LAMB, "be an amp_optimizer_kind")
     AMPI_X(lr, 'f', 0, AMPI_FLT_MAX, "be finite and not negative")
     AMPI_X(momentum, 'f', 0, AMPI_BELOW_ONE, "lie in [0,1)")
@@ -8133,7 +8143,7 @@ AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, a
     for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
         AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code, "%s: groups[%d].%s %g must be finite and not negative, or "
-            "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", *value);
+            "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", (double)*value);
     }
     return AMP_OK;
 }
@@ -8358,7 +8368,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
-        u->step = (float)ampi_mul64(rate, ratio);
+        u->step = (float)ampi_mul64((double)rate, ratio);
         step->kind = AMPI_UPDATE_LAMB;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         u->step = rate;
@@ -8369,16 +8379,16 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 /* t: steps that moved the group. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    const double correction = 1.0 - ampi_pow_int(d->beta1, t + 1);
+    const double correction = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
-    u->c1 = (float)(1.0 - d->beta1);
-    u->c2 = (float)(1.0 - d->beta2);
+    u->c1 = (float)(1.0 - (double)d->beta1);
+    u->c2 = (float)(1.0 - (double)d->beta2);
     u->r1 = (float)(1.0 / correction);
-    u->r2 = (float)(1.0 / sqrt(1.0 - ampi_pow_int(d->beta2, t + 1)));
+    u->r2 = (float)(1.0 / sqrt(1.0 - ampi_pow_int((double)d->beta2, t + 1)));
     u->eps = d->eps;
-    if (d->kind != AMP_LAMB) u->step = (float)(-lr / correction);
-    if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * wd);
+    if (d->kind != AMP_LAMB) u->step = (float)((double)-lr / correction);
+    if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * (double)wd);
     if (d->kind == AMP_LAMB) u->wd = wd;
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
 }
@@ -8389,7 +8399,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
-    float lr = (float)ampi_mul64(ampi_default_at(&g->lr, o->state.lr), factor);
+    float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
     float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
     int first = t == 0;  /* SGD's buffer starts as the gradient itself */
     AMPI_CLEAR(*u);
@@ -8400,7 +8410,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->step = -lr;
     if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
     u->b1 = first ? 0.0f : d->momentum;
-    u->c1 = first ? 1.0f : (float)(1.0 - d->dampening);
+    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
     u->buf = d->nesterov ? d->momentum : 1.0f;
     u->raw = d->nesterov ? 1.0f : 0.0f;
 }
@@ -8424,7 +8434,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
         const char* place) {
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
-        "%s: state.lr %g must be finite and not negative", place, s->lr);
+        "%s: state.lr %g must be finite and not negative", place, (double)s->lr);
     AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
         (long long)s->step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
@@ -8479,7 +8489,7 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
 }
 
 AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm) {
-    double coefficient = o->desc.clip_norm > 0.0f ? o->desc.clip_norm / (norm + 1e-6) : 1.0;
+    double coefficient = o->desc.clip_norm > 0.0f ? (double)o->desc.clip_norm / (norm + 1e-6) : 1.0;
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
@@ -8496,7 +8506,7 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     report.grad_norm = report.overflow.norm;
     const double coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
-    if (report.applied) ampi_optimizer_apply(o, (float)(factor * coefficient), &report);
+    if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient), &report);
     if (s) {
         ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
@@ -8529,7 +8539,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_WITH(&o->logger, !ampi_lr_is_valid(&lr, 0), AMP_ERR_ARGUMENT,
-        "amp_optimizer_set_lr: %g must be finite and not negative", lr);
+        "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
         ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
@@ -9017,7 +9027,7 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
-            : "%s %g must be finite and not negative", what, *x);
+            : "%s %g must be finite and not negative", what, (double)*x);
 }
 
 /* The draft as a node of its own; NULL without memory. */
@@ -9190,7 +9200,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
         d->momentum, d->frozen != 0 };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-        "momentum %g must lie in [0,1], or be AMP_ZERO", d->momentum);
+        "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
@@ -9220,7 +9230,7 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
         "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
-        "smoothing %g is for softmax_cross_entropy only", d->smoothing);
+        "smoothing %g is for softmax_cross_entropy only", (double)d->smoothing);
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
     ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
@@ -9632,7 +9642,8 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
         if (n->constants)
-            AMPI_RUN(copy_in, (float*)n->reading.constants, n->constants, 2 * n->reading.channels * sizeof(float));
+            AMPI_RUN(copy_in, ampi_mutable(n->reading.constants), n->constants,
+                2 * n->reading.channels * sizeof(float));
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
         for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
@@ -9719,7 +9730,7 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
     }
 
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", o->momentum);
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
 }
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
@@ -10218,7 +10229,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
     AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
-    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * values[i];
+    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -10309,7 +10320,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min, counted = o->inf_count + o->nan_count > 0;
     const int several = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
-    const double scale = info->scale_before;
+    const double scale = (double)info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
         AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
             "max_scale keep it in range", scale);
@@ -10771,11 +10782,11 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[40] = "", accuracy[40] = "";
     if (!f->d.print) return;
-    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g", e->eval_loss);
+    if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g", (double)e->eval_loss);
     if (e->accuracy >= 0.0) AMPI_SAY(accuracy, ", %.2f %%", 100.0 * e->accuracy);
     AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s%s  applied %lld  skipped %lld  scale %g%s%*s\n",
-        f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, e->loss, evaluated, accuracy, (long long)e->steps,
-        (long long)e->skipped, e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+        f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, (double)e->loss, evaluated, accuracy, (long long)e->steps,
+        (long long)e->skipped, (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
 
@@ -10793,7 +10804,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
     if (done && ampi_is_finite(&step.loss)) {
-        f->loss_sum += step.loss * (double)(to - from);
+        f->loss_sum += (double)step.loss * (double)(to - from);
         f->samples += to - from;
     }
     if (f->d.max_steps > 0 && step.step >= f->d.max_steps) f->info.end = AMP_FIT_STEPS;
@@ -11805,7 +11816,7 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
     uint64_t bits;
     for (int i = 0; i < 2; i++)
         if (x->kind == 'f' && ampi_read_number(texts[i], 1, &bits))
-            AMPI_SAY(shown[i], "%.9g", ampi_float((uint32_t)bits));
+            AMPI_SAY(shown[i], "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
         shown[1], c->file.owner, outcome);
@@ -12008,11 +12019,11 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 #if !defined(AMP_NO_STDIO)
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
-    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), o->state.lr);
-    if (d->kind == AMP_SGD) ampi_print(out, "momentum %g%s", d->momentum, d->nesterov ? " (nesterov)" : "");
-    else ampi_print(out, "betas %g %g, eps %g", d->beta1, d->beta2, d->eps);
-    ampi_print(out, ", weight decay %g, clip ", d->weight_decay);
-    ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", d->clip_norm);
+    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), (double)o->state.lr);
+    if (d->kind == AMP_SGD) ampi_print(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
+    else ampi_print(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
+    ampi_print(out, ", weight decay %g, clip ", (double)d->weight_decay);
+    ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", (double)d->clip_norm);
     ampi_print(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
 
@@ -12057,10 +12068,10 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     if (!s || !out) return AMP_ERR_ARGUMENT;
     ampi_print(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
             (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
-            s->smallest, s->largest);
+            (double)s->smallest, (double)s->largest);
     ampi_print(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
-            s->suggested_scale);
+            (double)s->suggested_scale);
     for (int i = 0; i < AMP_STATS_BINS; i++) {
         if (!s->histogram[i]) continue;
         first = ampi_min_int(first, i);
@@ -12155,7 +12166,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
     static const char* const names[] = { "outputs", "weights", "weight gradients", "output gradients" };
     static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
     const amp_policy* policy = &p->m->policy;
-    const double scale = amp_model_scaler(p->m)->state.scale;
+    const double scale = (double)amp_model_scaler(p->m)->state.scale;
     double suggested = 0.0;
     int forward = 0;
     char text[200], trouble[100] = "";
@@ -12169,7 +12180,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
         const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient, &of->output_gradient };
         const amp_stats* s = all[k];
         if (s->count == 0) continue;
-        const double percent = 100.0 / (double)s->count, limit = s->suggested_scale;
+        const double percent = 100.0 / (double)s->count, limit = (double)s->suggested_scale;
         const int bad = s->infs + s->nans > 0;
         AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
             amp_reason_name(l->reason));
@@ -12220,7 +12231,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
         double y[AMP_HISTORY_STEPS], low = 0.0, high = 0.0;
         int known = 0;
         for (int i = 0; i < count; i++) {
-            y[i] = k == 0 ? kept[i]->loss : k == 1 ? kept[i]->scale_before : kept[i]->grad_norm;
+            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before : kept[i]->grad_norm;
             if (k > 0 && ampi_is_finite64(&y[i])) y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
             if (!ampi_is_finite64(&y[i])) continue;
             if (!known || y[i] < low) low = y[i];

@@ -2900,7 +2900,7 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
                                      : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
-    return encode && encode(map, type, 3, (void*)data, sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -3011,7 +3011,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
         part.count = ampi_min_size(batch->count - z, AMPI_CUDA_MAX_BATCH);
         first.a.data = ampi_at(s->a.data, s->a.dtype, z * batch->a);
         first.b.data = ampi_at(s->b.data, s->b.dtype, z * batch->b);
-        first.c.data = (void*)ampi_at(s->c.data, s->c.dtype, z * batch->c);
+        first.c.data = ampi_mutable(ampi_at(s->c.data, s->c.dtype, z * batch->c));
         first.c.bias = ampi_at(s->c.bias, s->c.bias_dtype, z * batch->bias);
         ampi_cuda_product p = ampi_cuda_product_of(&first, &part);
         p.epilogue = (int)epilogue;
@@ -3890,7 +3890,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, con
     int zero = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
     if (zero && !ampi_adds_input(t->accumulate))
-        r = ampi_cuda_zero((void*)t->dx.data, c->x_count * amp_dtype_size(t->dx.dtype), exec);
+        r = ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype), exec);
     for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, t, &i);)
         if (v.s.k > 0) r = ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0);
     return r;

@@ -146,7 +146,7 @@ static void gpt_free(gpt* g) { free(g->memory); }
 /* --- layers; p is the first of a layer's two parameters --- */
 
 static const void* gpt_weight(const amp_param* p) { return p->low ? p->low : p->master; }
-static void* gpt_at(const gpt* g, const void* low, size_t element) {
+static void* gpt_at(const gpt* g, void* low, size_t element) {
     return (char*)low + element * amp_dtype_size(g->s.low);
 }
 
@@ -198,7 +198,7 @@ static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t n) {
     const amp_gemm_shape similar = { .trans_b = AMP_TRANS, .m = T, .n = T, .k = D, .lda = W, .ldb = W };
     const amp_gemm_shape mix = { .m = T, .n = D, .k = T, .ldb = W, .ldc = C };
     const amp_dtype low = g->s.low;
-    const void *q = gpt_at(g, b->qkv, n / H * T * W + n % H * D), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
+    void *q = gpt_at(g, b->qkv, n / H * T * W + n % H * D), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
     void *weights = gpt_at(g, b->weights, n * T * T), *mixed = gpt_at(g, b->mixed, n / H * T * C + n % H * D);
     float* scores = g->scores + n * T * T;
     gpt_gemm(g, &similar, 1.0f / sqrtf((float)D), q, k, scores, AMP_F32);
@@ -216,7 +216,7 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     const amp_gemm_shape to_k = { .trans_a = AMP_TRANS, .m = T, .n = D, .k = T, .ldb = W, .ldc = W };
     const amp_dtype low = g->s.low;
     const float alpha = 1.0f / sqrtf((float)D);
-    const void *q = gpt_at(g, b->qkv, first), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
+    void *q = gpt_at(g, b->qkv, first), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
     const void *weights = gpt_at(g, b->weights, n * T * T), *dmixed = gpt_at(g, g->narrow, n / H * T * C + n % H * D);
     void *dq = gpt_at(g, g->dqkv, first), *dk = gpt_at(g, dq, C), *dv = gpt_at(g, dk, C);
     void* dscores = gpt_at(g, g->dscores, n * T * T);

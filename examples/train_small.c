@@ -21,7 +21,7 @@ int main(void) {
         amp_step_info info;
         amp_batch batch = { .n = 256, .inputs = { points }, .targets = { inside } };
         if (amp_train_step(m, &batch, &info) != AMP_OK) return 1;
-        if (step % 250 == 0) printf("step %3d  loss %.4f  scale %g\n", step, info.loss, info.scale_before);
+        if (step % 250 == 0) printf("step %3d  loss %.4f  scale %g\n", step, (double)info.loss, (double)info.scale_before);
     }
     amp_model_destroy(m);
     return 0;

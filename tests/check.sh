@@ -10,7 +10,7 @@ CC=${CC:-cc}; LEAN=${LEAN:-}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}; STEP=${
 SEED=${SEED:-$(date +%Y%m%d)}
 JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 all=build/check; out=$all/$STEP
-strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wundef -Wcast-align -Werror"
+strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wcast-qual -Wdouble-promotion -Wundef -Wcast-align -Werror"
 threads="-std=gnu99 -O2 -fopenmp -ffp-contract=fast $LEAN"
 fma=; grep -q ' fma ' /proc/cpuinfo 2> /dev/null && fma=-DTEST_FMA      # as in the Makefile
 few="env TEST_EVERY=3"          # of the long lists of products and convolutions every third, with each type

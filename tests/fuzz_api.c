@@ -524,8 +524,8 @@ static void some_scaler_desc(amp_scaler_desc* d) {
     d->preset = (amp_scaler_preset)number(0, AMP_SCALER_PRESET_COUNT);
     d->init_scale = byte() & 1 ? 1024.0f : number_f();
     if (byte() & 1) d->growth_interval = number(-1, 4);
-    if (byte() & 1) d->growth_factor = number_f();
-    if (byte() & 1) d->backoff_factor = number_f();
+    if (byte() & 1) d->growth_factor = (double)number_f();
+    if (byte() & 1) d->backoff_factor = (double)number_f();
     if (byte() & 1) d->min_scale = number_f();
     if (byte() & 1) d->max_scale = number_f();
     if (byte() & 1) d->hysteresis = number(0, 4);

@@ -1847,9 +1847,9 @@ static void test_own_loop_refusals(void) {
     b.optimizer.desc.maximize = 1;
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "but 1 in the optimizer");
     b.optimizer.desc.maximize = 0;
-    b.scaler.rule.growth = 4.0f;
+    b.scaler.rule.growth = 4.0;
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "scaler");
-    b.scaler.rule.growth = 2.0f;
+    b.scaler.rule.growth = 2.0;
     CHECK(m && amp_checkpoint_load(m, path) == AMP_ERR_FORMAT && strstr(heard, "was it written by amp_checkpoint_save?"));
     CHECK(m && amp_checkpoint_save(m, other) == AMP_OK);
     d = counting_desc(0);

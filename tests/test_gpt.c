@@ -18,7 +18,7 @@ typedef struct reference {
 } reference;
 
 static double weight(const reference* r, int param, size_t element) {
-    return r->g->params[param].master[element] + (param == r->param && element == r->element ? r->added : 0.0);
+    return (double)r->g->params[param].master[element] + (param == r->param && element == r->element ? r->added : 0.0);
 }
 static void norm(const reference* r, int param, const double* x, double* y) {
     for (int i = 0; i < R; i++) {
@@ -121,14 +121,14 @@ static void test_gradients(void) {
     gpt g;
     start(&g, AMP_F32, &optimizer);
     gpt_forward(&g, tokens, B);
-    CHECK(fabs(gpt_loss(&g, targets) - reference_loss(&g, 0, 0, 0.0)) < 1e-6);
+    CHECK(fabs((double)gpt_loss(&g, targets) - reference_loss(&g, 0, 0, 0.0)) < 1e-6);
     gpt_backward(&g, tokens, targets, 1.0f);
     gpt_backward(&g, tokens, targets, 8.0f);        /* overwrites */
     for (int i = 0; i < g.count; i++) {
         double error = 0.0, size = 0.0;
         for (size_t k = 0; k < g.params[i].count; k++) {
             const double slope = (reference_loss(&g, i, k, step) - reference_loss(&g, i, k, -step)) / (2.0 * step);
-            const double off = ((const float*)g.params[i].grad)[k] / 8.0 - slope;
+            const double off = (double)((const float*)g.params[i].grad)[k] / 8.0 - slope;
             error += off * off;
             size += slope * slope;
         }
@@ -150,13 +150,14 @@ static void test_low_types(void) {
         gpt_forward(&g[t], tokens, B);
         loss[t] = gpt_loss(&g[t], targets);
         gpt_backward(&g[t], tokens, targets, 1024.0f);
-        CHECK_MSG(fabs(loss[t] - loss[0]) <= 3.0 * unit[t], "%s: %g, %g", amp_dtype_name(types[t]), loss[t], loss[0]);
+        CHECK_MSG(fabs((double)(loss[t] - loss[0])) <= 3.0 * unit[t], "%s: %g, %g",
+            amp_dtype_name(types[t]), (double)loss[t], (double)loss[0]);
         for (int i = 0; i < g[t].count; i++) {
             const float *low = (const float*)g[t].params[i].grad, *full = (const float*)g[0].params[i].grad;
             double error = 0.0, size = 0.0;
             for (size_t k = 0; k < g[t].params[i].count; k++) {
-                error += ((double)low[k] - full[k]) * ((double)low[k] - full[k]);
-                size += (double)full[k] * full[k];
+                error += ((double)low[k] - (double)full[k]) * ((double)low[k] - (double)full[k]);
+                size += (double)full[k] * (double)full[k];
             }
             CHECK_MSG(sqrt(error) <= 3.0 * unit[t] * sqrt(size), "%s, %s (%d): off by %g of %g",
                       amp_dtype_name(types[t]), g[t].params[i].name, i, sqrt(error), sqrt(size));

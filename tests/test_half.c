@@ -390,7 +390,7 @@ static double some_value(void) {
     static int calls;
     int wild = ++calls & 32;
     int exponent = wild ? (int)(test_random() % 48) - 30 : (int)(test_random() % 24) - 10;
-    double v = test_random() % 8 == 0 ? 0.0 : ldexp(1.5 + 0.4 * test_uniform(), exponent);
+    double v = test_random() % 8 == 0 ? 0.0 : ldexp(1.5 + 0.4 * (double)test_uniform(), exponent);
     return test_random() & 1 ? v : -v;
 }
 

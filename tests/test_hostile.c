@@ -551,10 +551,10 @@ static void loggers(void) {
     memset(&d, 0, sizeof d);
     memset(&e, 0, sizeof e);
     memset(&t, 0, sizeof t);
-    d.growth_factor = -1.0f;
+    d.growth_factor = -1.0;
     d.logger = e.logger = &nobody;
     CHECK(amp_scaler_init(&s, &d) == AMP_ERR_DESC && amp_add_forward(NULL, AMP_F32, F, AMP_F32, F, AMP_F32, 1, &e) == AMP_ERR_ARGUMENT);
-    d.growth_factor = 0.0f;
+    d.growth_factor = 0.0;
     d.logger = &LISTENER;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
     amp_scaler_scale_loss(&s, 1.0f);

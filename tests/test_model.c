@@ -1301,7 +1301,7 @@ static void test_desc_errors(void) {
     CHECK(amp_model_create(&m, NULL) == AMP_ERR_ARGUMENT);
     /* What only finalize can see. */
     memset(&s, 0, sizeof s);
-    s.backoff_factor = 2.0f;
+    s.backoff_factor = 2.0;
     d = model_desc(2, AMP_O1, AMP_F16); d.scaler = &s;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);

@@ -1587,7 +1587,7 @@ static void pool_bits(const amp_pool2d_shape* s, amp_dtype t, int nans) {
 }
 /* Few values, so that windows have many largest ones: -inf everywhere at times, which padding must not beat. */
 static void fill_few(buffer* b, int i) {
-    static const double few[] = { -HUGE_VAL, -HUGE_VAL, -HUGE_VAL, -0.0, 0.0, 1.0, HUGE_VAL, NAN };
+    static const double few[] = { -HUGE_VAL, -HUGE_VAL, -HUGE_VAL, -0.0, 0.0, 1.0, HUGE_VAL, (double)NAN };
     size_t k;
     for (k = 0; k < b->n; k++) put(b, k, few[test_random() % (unsigned)(1 + i % 8)]);
 }

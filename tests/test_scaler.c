@@ -189,16 +189,16 @@ static double largest(double a, double b) { return a > b ? a : b; }
 
 static void step_pytorch(reference* r, int overflow) {
     int successful = r->counter + 1;
-    if (overflow) { r->scale = (float)(r->scale * r->backoff); r->counter = 0; return; }
+    if (overflow) { r->scale = (double)(float)(r->scale * r->backoff); r->counter = 0; return; }
     if (successful != r->window) { r->counter = successful; return; }
-    if (finite_product(r->scale, r->growth)) r->scale = (float)(r->scale * r->growth);
+    if (finite_product(r->scale, r->growth)) r->scale = (double)(float)(r->scale * r->growth);
     r->counter = 0;
 }
 /* mindspore.amp.DynamicLossScaler.adjust, jmp and the TensorFlow 1 loss scale. */
 static void step_mindspore(reference* r, int overflow) {
     if (overflow) { r->scale = largest(1.0, over(r->scale, r->growth)); r->counter = 0; return; }
     if (r->counter == r->window - 1) {
-        if (finite_product(r->scale, (float)r->growth)) r->scale = times(r->scale, r->growth);
+        if (finite_product(r->scale, (double)(float)r->growth)) r->scale = times(r->scale, r->growth);
         r->counter = 0;
     } else r->counter++;
 }
@@ -225,7 +225,7 @@ static void step_oneflow(reference* r, int overflow) {
     if (overflow) { r->scale = largest(over(r->scale, r->growth), 1.0); r->counter = 0; return; }
     if (++r->counter < r->window) return;
     r->counter = 0;
-    r->scale = finite_product(r->scale, (float)r->growth) ? times(r->scale, r->growth) : LARGEST;
+    r->scale = finite_product(r->scale, (double)(float)r->growth) ? times(r->scale, r->growth) : LARGEST;
 }
 static void step_keras(reference* r, int overflow) {
     if (overflow) { r->scale = times(r->scale, 0.5); r->counter = 0; return; }
@@ -234,7 +234,7 @@ static void step_keras(reference* r, int overflow) {
 }
 static void step_flax(reference* r, int overflow) {
     int grow = r->counter == r->window;
-    double grown = finite_product(r->scale, (float)r->growth) ? times(r->scale, r->growth) : LARGEST;
+    double grown = finite_product(r->scale, (double)(float)r->growth) ? times(r->scale, r->growth) : LARGEST;
     r->scale = overflow ? largest(times(r->scale, r->backoff), 1.1754943508222875e-38) : grow ? grown : r->scale;
     r->counter = grow || overflow ? 0 : r->counter + 1;
 }
@@ -283,7 +283,7 @@ static void step_paddle(reference* r, int overflow) {
     } else {
         r->bad = 0;
         if (++r->counter < r->window) return;
-        if (finite_product(r->scale, (float)r->growth)) r->scale = times(r->scale, r->growth);
+        if (finite_product(r->scale, (double)(float)r->growth)) r->scale = times(r->scale, r->growth);
         r->counter = 0;
     }
 }
@@ -577,20 +577,20 @@ static void refused_descs(void) {
     bad[3] = -2.0f; put_bits(&bad[4], 0xffc00000u);
     for (i = 0; i < 5; i++) {
         REFUSE(AMP_SCALER_PYTORCH, init_scale, bad[i]);
-        REFUSE(AMP_SCALER_PYTORCH, growth_factor, bad[i]);
-        REFUSE(AMP_SCALER_PYTORCH, backoff_factor, bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, growth_factor, (double)bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, backoff_factor, (double)bad[i]);
         REFUSE(AMP_SCALER_PYTORCH, min_scale, bad[i]);
         REFUSE(AMP_SCALER_PYTORCH, max_scale, bad[i]);
     }
     REFUSE(AMP_SCALER_PYTORCH, init_scale, -1.0f);
     REFUSE(AMP_SCALER_PYTORCH, init_scale, from_bits(0x00200000u));     /* 2^-128 */
-    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 1.0f);
-    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 0.5f);
-    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.0f);
-    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.5f);
-    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, -0.5f);
+    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 1.0);
+    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 0.5);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.0);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.5);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, -0.5);
     REFUSE(AMP_SCALER_PYTORCH, backoff_factor, (double)AMP_ZERO);
-    REFUSE(AMP_SCALER_ONEFLOW, backoff_factor, 0.25f);
+    REFUSE(AMP_SCALER_ONEFLOW, backoff_factor, 0.25);
     REFUSE(AMP_SCALER_PYTORCH, growth_interval, -2);
     REFUSE(AMP_SCALER_PYTORCH, min_scale, 131072.0f);
     REFUSE(AMP_SCALER_MEGATRON, init_scale, 0.5f);                      /* its floor is 1 */
@@ -602,8 +602,8 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_PYTORCH, ignore_overflow, 1);
     REFUSE(AMP_SCALER_PYTORCH, preset, (amp_scaler_preset)77);
     REFUSE(AMP_SCALER_STATIC, growth_interval, 100);
-    REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0f);
-    REFUSE(AMP_SCALER_MINDSPORE_FIXED, backoff_factor, 0.5f);
+    REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0);
+    REFUSE(AMP_SCALER_MINDSPORE_FIXED, backoff_factor, 0.5);
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, hysteresis, 2);
     {   /* Apex starts at its ceiling of 2^24 at most, and so may have no floor above */
         amp_scaler_desc d = desc_of(AMP_SCALER_APEX);

@@ -709,7 +709,7 @@ static void test_skips_of_no_gradient(void) {
     for (i = 0; i < 8 * PIXELS; i++) nan[i] = (float)HUGE_VAL - (float)HUGE_VAL;
     bad.inputs[0] = nan;
     memset(&s, 0, sizeof s);
-    s.backoff_factor = 1e-30f;
+    s.backoff_factor = (double)1e-30f;
     d.scaler = &s;
     t = make_toy(&d, 1, 0.0f);
     CHECK(amp_scaler_report_overflow(amp_model_scaler(t.m)) == AMP_OK);
@@ -1511,7 +1511,7 @@ static void test_images(void) {
             v = v - mean[c];
             v = v / std[c];
             if (half) v = amp_half_to_float(amp_half_from_float(v));
-            CHECK_MSG(memcmp(&out[i], (const void*)&v, sizeof v) == 0, "%d: %d: %.9g %.9g", k, i, (double)out[i], (double)v);
+            CHECK_MSG(to_bits(out[i]) == to_bits(v), "%d: %d: %.9g %.9g", k, i, (double)out[i], (double)v);
         }
     }
 }
@@ -2003,8 +2003,8 @@ static int same_params(amp_model* a, int from, amp_model* b, int to, int count) 
     }
     return equal;
 }
-static int grads_given(const amp_model* m, int from, int count) {
-    const amp_param* p = amp_model_params((amp_model*)m, NULL) + from;
+static int grads_given(amp_model* m, int from, int count) {
+    const amp_param* p = amp_model_params(m, NULL) + from;
     int i, given = 0;
     for (i = 0; i < count; i++) given += p[i].grad != NULL;
     return given;

@@ -61,14 +61,15 @@ static void walk(int which) {
     stored[which] = (float)value(f, nearest(f, number));
     printf(" %-5s %4d  %7d  %11.5g  %9.3g  %9.3g  %6.1f %%  %8d  %9.6f  %5.2f %%\n", f->name,
            1 + f->exponent_bits + f->fraction_bits, f->largest, value(f, f->largest), value(f, 1 << f->fraction_bits),
-           value(f, 1), below_one[which], whole, (double)stored[which], 100.0 * fabs(stored[which] - number) / number);
+           value(f, 1), below_one[which], whole, (double)stored[which],
+           100.0 * fabs((double)stored[which] - number) / number);
 }
 
 /* The codes whose numbers lie from low to high, as strokes. */
 static chart_series strokes(int which, double low, double high, const float* x) {
     int first = 1, last = formats[which].largest;
-    while (values[which][first] < low) first++;
-    while (values[which][last] > high) last--;
+    while ((double)values[which][first] < low) first++;
+    while ((double)values[which][last] > high) last--;
     return (chart_series){ .color = formats[which].color, .width = 0.5, .opacity = 0.8, .x = x + first,
                            .y = &row[which][first], .count = last - first + 1, .style = CHART_TICKS };
 }
@@ -110,7 +111,7 @@ int main(int argc, char** argv) {
     printf("\ncheck: of FP16's positive numbers %.1f %% lie below 1 (run: 48.4 %%), the largest is %g (IEEE 754:\n"
            "       65504), the smallest 2^%g (2^-24); 0.3952 becomes %.6f (run: 0.395264)\n", below_one[FP16],
            (double)values[FP16][formats[FP16].largest], (double)powers[FP16][1], (double)stored[FP16]);
-    if (fabs(below_one[FP16] - 48.4) > 0.05 || fabs(stored[FP16] - 0.395264) > 1e-6 || !amp_agrees())
+    if (fabs(below_one[FP16] - 48.4) > 0.05 || fabs((double)stored[FP16] - 0.395264) > 1e-6 || !amp_agrees())
         return fprintf(stderr, "01_half: amp.h reads a code otherwise, or there are other codes\n"), 1;
     return draw(argc, argv) ? 0 : 1;
 }

@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
             lost[t][at] = (float)zeros;
             chart_progress("long tails", SEEDS - k, SEEDS);
         }
-        printf(" %13.1f dB %7.4f %%%14.4f %8.4f %8.4f", noise, zeros, lost[t][2], lost[t][20], lost[t][38]);
+        printf(" %13.1f dB %7.4f %%%14.4f %8.4f %8.4f", noise, zeros, (double)lost[t][2],
+               (double)lost[t][20], (double)lost[t][38]);
         s[4 + t] = (chart_series){ types[t].name, colors[t + 1], NULL, 3, 1, lost[t], NULL, NULL, SEEDS, CHART_LINE };
         s[6 + t] = (chart_series){ types[t].name, colors[t + 1], NULL, 3, 1, clean[t], NULL, NULL, SHIFTS, CHART_LINE };
     }

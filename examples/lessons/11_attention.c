@@ -97,14 +97,15 @@ int main(int argc, char** argv) {
         kb[0][s] = (float)(3 * T * T * sizeof(float)) / 1000.0f;
         kb[1][s] = (float)(sizeof p + sizeof dp + 2 * T * sizeof(float)) / 1000.0f;
         for (size_t i = 0; i < 4 * T * D; i++) apart = fmaxf(apart, fabsf(plain[i % 4][i / 4] - tiled[i % 4][i / 4]));
-        printf("%5g %12.0f KB %8.2f ms %12.0f KB %8.2f ms\n", at[s], kb[0][s], ms[0][s], kb[1][s], ms[1][s]);
+        printf("%5g %12.0f KB %8.2f ms %12.0f KB %8.2f ms\n", (double)at[s], (double)kb[0][s], (double)ms[0][s],
+               (double)kb[1][s], (double)ms[1][s]);
     }
     puts("\nlargest score   rows of 1024 lost without the maximum: half, FP32;   with it: half");
     for (int i = 0; i < 6; i++) {
         scale = 0.125f * factors[i];
         largest = 0.0f;
         for (int run = 0; run < 3; run++) lost[run] = tiles_forward(1024, run == 2, run == 1 ? AMP_F32 : AMP_F16);
-        printf("%13.2f %42d %7d %18d\n", largest, lost[0], lost[1], lost[2]);
+        printf("%13.2f %42d %7d %18d\n", (double)largest, lost[0], lost[1], lost[2]);
     }
     while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(&power, AMP_F16)) x.bits++;
     const chart_series curves[4] = {
@@ -114,7 +115,7 @@ int main(int argc, char** argv) {
         { .title = "Kilobytes", .x_label = "T", .log_x = 1, .log_y = 1, .series = curves, .series_count = 2 },
         { .title = "Milliseconds", .x_label = "T", .log_x = 1, .log_y = 1, .series = curves + 2, .series_count = 2 } };
     if (!chart_save(argc, argv, "11_attention", "Attention without T x T?", panels, 2)) return 1;
-    printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off\n", amp_half_to_float(x), apart);
+    printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off\n", (double)amp_half_to_float(x), (double)apart);
     if (fabsf(amp_half_to_float(x) - 11.09f) < 0.01f && apart < 1e-5f && lost[0] > 0 && lost[2] == 0) return 0;
     return fprintf(stderr, "11_attention: tiles give other answers, or the maximum does not keep e^x finite\n"), 1;
 }

@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
             equal += most[l][s] == 0.0f;
         }
         printf("%s  batch reversed: other bits from step %d on, %.0e apart by step 100, %.2f by %d\n\n", names[l],
-               equal + 1, most[l][99], most[l][STEPS - 1], STEPS);
+               equal + 1, (double)most[l][99], (double)most[l][STEPS - 1], STEPS);
     }
     chart_series gaps[3] = { chart_curve("half, reversed", "#e0455e", at, apart[1], STEPS),
         chart_curve("FP32, reversed", "#d9660f", at, apart[0], STEPS),

@@ -618,7 +618,7 @@ template <int K, float (*VALUE)(uint16_t)> void do_mma(void* const* args, unsign
         for (int i = 0; i < 4; i++) {
             float* d = &static_cast<MmaArg*>(args[lane])->d[i];
             int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
-            double sum = *d;
+            double sum = (double)*d;
             for (int k = 0; k < K; k++) sum += A[row][k] * B[k][column];
             *d = (float)sum;
         }

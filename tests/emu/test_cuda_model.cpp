@@ -157,7 +157,7 @@ static bool same(const std::vector<float>& a, const std::vector<float>& b) {
 }
 static double distance(const std::vector<float>& a, const std::vector<float>& b) {
     double sum = 0.0;
-    for (size_t i = 0; i < a.size(); i++) sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    for (size_t i = 0; i < a.size(); i++) sum += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
     return sqrt(sum);
 }
 
@@ -209,7 +209,7 @@ static void compare_training(builder build, amp_level level, amp_dtype low, int 
         amp_step_info x, y;
         CHECK_MSG(amp_train_step(cpu, &b, &x) == AMP_OK, "%s", amp_model_error(cpu));
         CHECK_MSG(amp_train_step(gpu, &b, &y) == AMP_OK, "%s", amp_model_error(gpu));
-        CHECK_MSG(fabs((double)x.loss - y.loss) <= part * (0.1 + fabs((double)x.loss)), "step %d: %.9g, %.9g", i,
+        CHECK_MSG(fabs((double)x.loss - (double)y.loss) <= part * (0.1 + fabs((double)x.loss)), "step %d: %.9g, %.9g", i,
                   (double)x.loss, (double)y.loss);
         CHECK(x.outcome == y.outcome && x.step == y.step && x.skipped == y.skipped && x.lr == y.lr);
         CHECK_MSG(x.scale_before == y.scale_before && x.scale_after == y.scale_after, "step %d: %g %g, %g %g", i,
@@ -223,7 +223,7 @@ static void compare_training(builder build, amp_level level, amp_dtype low, int 
     amp_batch all = batch_of(8, n);
     amp_eval_info x, y;
     CHECK(amp_evaluate(cpu, &all, &x) == AMP_OK && amp_evaluate(gpu, &all, &y) == AMP_OK);
-    CHECK_MSG(fabs((double)x.loss - y.loss) <= part * (0.1 + fabs((double)x.loss)), "%g %g", (double)x.loss, (double)y.loss);
+    CHECK_MSG(fabs((double)x.loss - (double)y.loss) <= part * (0.1 + fabs((double)x.loss)), "%g %g", (double)x.loss, (double)y.loss);
     CHECK(x.correct == y.correct || level != AMP_O0);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
@@ -468,7 +468,7 @@ static void test_fit() {
         CHECK(amp_train_step(loop, &first, NULL) == AMP_OK && amp_train_step(loop, &second, NULL) == AMP_OK);
     CHECK(same(weights(loop), weights(fit)) && told.last.steps == 2);
     CHECK(amp_evaluate(loop, &first, &a) == AMP_OK && amp_evaluate(loop, &second, &b) == AMP_OK);
-    CHECK(told.last.eval_loss == (float)((8.0 * a.loss + 4.0 * b.loss) / 12.0) && told.last.accuracy == (double)(a.correct + b.correct) / 12.0);
+    CHECK(told.last.eval_loss == (float)((8.0 * (double)a.loss + 4.0 * (double)b.loss) / 12.0) && told.last.accuracy == (double)(a.correct + b.correct) / 12.0);
     amp_model_destroy(loop);
     amp_model_destroy(fit);
 }
@@ -617,7 +617,7 @@ static void check_types_of_batch(amp_level level, amp_dtype images, amp_dtype la
         CHECK_MSG(amp_predict(models[k], &b, normal_input, seen[k].data()) == AMP_OK, "%s", amp_model_error(models[k]));
         CHECK(amp_evaluate(models[k], &b, &eval[k]) == AMP_OK && amp_train_step(models[k], &b, NULL) == AMP_OK);
         CHECK(memcmp(seen[k].data(), seen[0].data(), seen[0].size() * sizeof(float)) == 0);
-        CHECK_MSG(eval[k].correct == eval[0].correct && fabs(eval[k].loss - eval[0].loss) < 1e-4 * eval[0].loss, "%g %g",
+        CHECK_MSG(eval[k].correct == eval[0].correct && fabsf(eval[k].loss - eval[0].loss) < 1e-4f * eval[0].loss, "%g %g",
                   (double)eval[k].loss, (double)eval[0].loss);
     }
     CHECK(state_of(models[1]) == state_of(models[2]));
@@ -675,7 +675,7 @@ static std::string train_mixed(int graph, int accumulate, long* launches) {
     amp_scaler_desc sd = huge_scale();
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
     sd.init_scale = 1048576.0f;
-    sd.backoff_factor = 0.03125f;
+    sd.backoff_factor = 0.03125;
     d.scaler = &sd;
     d.accumulate = accumulate;
     amp_model* m = make(d, build_small, amp_cuda_backend(), graph);
@@ -948,7 +948,7 @@ static void test_predictions_and_statistics() {
                                         { &x[i].weight_gradient, &y[i].weight_gradient }, { &x[i].weight, &y[i].weight } };
         for (auto& pair : both) {
             CHECK(pair[0]->count == pair[1]->count && pair[0]->infs == pair[1]->infs && pair[0]->nans == pair[1]->nans);
-            CHECK_MSG(fabs((double)pair[0]->largest - pair[1]->largest) <= 0.01 * pair[0]->largest, "layer %d: %g, %g", i,
+            CHECK_MSG(fabs((double)pair[0]->largest - (double)pair[1]->largest) <= 0.01 * (double)pair[0]->largest, "layer %d: %g, %g", i,
                       (double)pair[0]->largest, (double)pair[1]->largest);
         }
     }
@@ -965,7 +965,7 @@ static void test_predictions_and_statistics() {
     float p[8 * CLASSES], q[8 * CLASSES];
     CHECK(amp_predict(cpu, &b, small_logits, p) == AMP_OK && amp_predict(gpu, &b, small_logits, q) == AMP_OK);
     for (int i = 0; i < 8 * CLASSES; i++)
-        CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
+        CHECK_MSG(fabs((double)p[i] - (double)q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
 }
@@ -988,7 +988,7 @@ static void test_predictions_alone() {
     remove("build/test_cuda_model.ckpt");
     CHECK(amp_predict(cpu, &b, small_logits, p) == AMP_OK && amp_predict(gpu, &b, small_logits, q) == AMP_OK);
     for (int i = 0; i < 8 * CLASSES; i++)
-        CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
+        CHECK_MSG(fabs((double)p[i] - (double)q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
 }

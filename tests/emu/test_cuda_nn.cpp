@@ -947,7 +947,7 @@ static void test_layer_norm_columns() {
 struct Softmax {
     std::vector<double> p, rel;
     double max, log_sum, rel_sum;
-    Softmax(const Tensor& x, size_t start, size_t d) : p(d), rel(d), max(-INFINITY), log_sum(0), rel_sum(4 * U) {
+    Softmax(const Tensor& x, size_t start, size_t d) : p(d), rel(d), max((double)-INFINITY), log_sum(0), rel_sum(4 * U) {
         double sum = 0;
         for (size_t i = 0; i < d; i++) max = fmax(max, (double)x[start + i]);
         for (size_t i = 0; i < d; i++) sum += exp((double)x[start + i] - max);
@@ -1183,7 +1183,7 @@ static void test_few_classes_turns() {
     q.n = n; q.d = d; q.count = 2; q.tile = 16;
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_cross_entropy_few, dim3(1), dim3(AMPI_CUDA_FEW_BLOCK),
                            AMPI_CUDA_FEW_SHARED, q) == AMP_OK);
-    check_bounded("cross-entropy, two parts", loss, cross_entropy(x, labels, 0.1f, n, d));
+    check_bounded("cross-entropy, two parts", loss, cross_entropy(x, labels, (double)0.1f, n, d));
 }
 /* A label that is none makes the loss and its own row NaN. */
 static void test_wrong_labels() {

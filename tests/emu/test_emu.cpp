@@ -236,7 +236,7 @@ static void test_conversions() {
             CHECK(f != f && ampi_ptx_f16_from_f32(f) == 0x7fff);
             continue;
         }
-        double expected = e == 31 ? INFINITY : e ? std::ldexp(1024.0 + m, (int)e - 25) : std::ldexp((double)m, -24);
+        double expected = e == 31 ? (double)INFINITY : e ? std::ldexp(1024.0 + m, (int)e - 25) : std::ldexp((double)m, -24);
         CHECK((double)f == (h & 0x8000 ? -expected : expected) && std::signbit(f) == (h >= 0x8000));
         CHECK(ampi_ptx_f16_from_f32(f) == h);
         if (e == 31) continue;
@@ -299,7 +299,7 @@ template <int K, bool BF16> static void check_product() {
     for (float& f : d) f = test_uniform();
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) {
-            double sum = d[(size_t)(i * 8 + j)];
+            double sum = (double)d[(size_t)(i * 8 + j)];
             for (int k = 0; k < K; k++) sum += value(a[(size_t)(i * K + k)]) * value(bb[(size_t)(k * 8 + j)]);
             expected.push_back((float)sum);
         }
@@ -309,7 +309,7 @@ template <int K, bool BF16> static void check_product() {
         Buffer<float> dd(d);
         OK(launch(1, 32, (16 * K + K * 8) * 2, 0, product_kernel<K, BF16>, da.p, db.p, dd.p));
         std::vector<float> got = dd.get();
-        for (size_t i = 0; i < got.size(); i++) CHECK_MSG(got[i] == expected[i], "%zu: %g %g", i, got[i], expected[i]);
+        for (size_t i = 0; i < got.size(); i++) CHECK_MSG(got[i] == expected[i], "%zu: %g %g", i, (double)got[i], (double)expected[i]);
     }
 }
 
