@@ -420,7 +420,7 @@ static void test_lengths_and_guards(void) {
 
 static void test_in_place(void) {
     static const size_t lengths[] = { 1, 15, 16, 17, 1023, 1024, 1025, 5000 };
-    static double source[5000], buffer[5008], want[5000];
+    static double source[5000], buffer[5008], want[5008];
     size_t k, i;
     int s, d, with_desc;
     for (s = 0; s < 4; s++) for (d = 0; d < 4; d++) for (with_desc = 0; with_desc < 2; with_desc++)
@@ -435,12 +435,14 @@ static void test_in_place(void) {
             desc.saturate = 1;
             for (i = 0; i < n; i++) put_value(source, TYPES[s], i, some_value());
             memset(buffer, 0x5a, sizeof buffer);
+            memset(want, 0x5a, sizeof want);
             memcpy(buffer, source, src_bytes);
             CHECK(amp_convert_with(want, TYPES[d], source, TYPES[s], n, options) == AMP_OK);
             CHECK(amp_convert_with(buffer, TYPES[d], buffer, TYPES[s], n, options) == AMP_OK);
             CHECK_MSG(memcmp(buffer, want, dst_bytes) == 0, "%s to %s, %u elements", amp_dtype_name(TYPES[s]),
                       amp_dtype_name(TYPES[d]), (unsigned)n);
             for (i = used; i < sizeof buffer; i++) clean &= ((const unsigned char*)buffer)[i] == 0x5a;
+            for (i = dst_bytes; i < sizeof want; i++) clean &= ((const unsigned char*)want)[i] == 0x5a;
             CHECK_MSG(clean, "wrote behind %u elements", (unsigned)n);
         }
 }
