@@ -1989,22 +1989,43 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Do two arrays share a byte, one of them written? *a < *b are then such two. An array outside the span of all before
-   it is compared with none. */
+/* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met one of them. */
+enum { AMPI_SPANS = 16 };
+AMPI_FN int ampi_spans_add(ampi_array* spans, int* count, ampi_array x) {
+    ampi_array* nearest = spans;
+    uint64_t least = UINT64_MAX;
+    int meets = 0;
+    for (ampi_array* s = spans; s < spans + *count; s++) {
+        const uint64_t gap = x.from > s->to ? x.from - s->to : s->from > x.to ? s->from - x.to : 0;
+        meets |= x.from < s->to && s->from < x.to;
+        if (gap < least) nearest = s;
+        if (gap < least) least = gap;
+    }
+
+    if (least > 0 && *count < AMPI_SPANS) {
+        spans[(*count)++] = x;
+        return 0;
+    }
+    if (x.from < nearest->from) nearest->from = x.from;
+    if (x.to > nearest->to) nearest->to = x.to;
+    return meets;
+}
+
+/* Do two arrays share a byte, one of them written? *a < *b are then such two. An array is compared with those before it
+   only if it meets one of the spans that hold them. */
 AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
-    uint64_t low = UINT64_MAX, high = 0;
+    ampi_array spans[AMPI_SPANS];
+    int span_count = 0;
     for (size_t i = 0; i < count; i++) {
         const ampi_array y = at(list, i);
-        if (y.from == y.to) continue;
-        for (size_t k = 0; k < i && y.from < high && y.to > low; k++) {
+        if (y.from == y.to || !ampi_spans_add(spans, &span_count, y)) continue;
+        for (size_t k = 0; k < i; k++) {
             const ampi_array x = at(list, k);
             if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written)) continue;
             *a = k;
             *b = i;
             return 1;
         }
-        low = y.from < low ? y.from : low;
-        high = y.to > high ? y.to : high;
     }
     return 0;
 }
@@ -2017,6 +2038,38 @@ AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
     if (!p) return;
     if (a && a->free) (a->free)(p, a->user_data);
     else free(p);
+}
+
+AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
+    for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
+}
+/* Of records that begin with their name. */
+AMPI_FN int ampi_by_name(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
+
+/* Heap sort: in place, and n log n for every input, hostile ones too; qsort promises neither. */
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
+    unsigned char* base = (unsigned char*)records;
+    size_t root, child, first = n / 2;
+    while (n > 1) {
+        if (first > 0) first--;                                 /* from the heap's last parent down */
+        else ampi_swap_records(base, base + --n * size, size);  /* the largest goes behind what is left */
+        for (root = first; (child = 2 * root + 1) < n; root = child) {
+            if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
+            if (order(base + root * size, base + child * size) >= 0) break;
+            ampi_swap_records(base + root * size, base + child * size, size);
+        }
+    }
+}
+
+/* Sorts by name and returns a name that occurs twice, or NULL. */
+AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
+    const char* record = (const char*)records;
+    ampi_sort(records, n, size, ampi_by_name);
+    for (; n > 1; n--, record += size)
+        if (ampi_by_name(record, record + size) == 0) return *(const char* const*)(const void*)record;
+    return NULL;
 }
 
 /* Tests of bits in memory hold for NaN under any compiler flag. */
@@ -7954,9 +8007,6 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     return ~crc;
 }
 
-AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
-    for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
-}
 /* Between a file's byte order, little-endian, and the host's. */
 AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
     const uint16_t one = 1;
@@ -8673,7 +8723,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 typedef struct ampi_lease {
     size_t bytes, offset;
     int first, last;
-    struct ampi_lease* next;  /* while planning */
+    struct ampi_lease* home;  /* of a copy, while planning */
 } ampi_lease;
 
 /* A node's value, its gradient, and its contributions to inputs' gradients where another node's is the first. */
@@ -8684,6 +8734,7 @@ typedef struct ampi_node {
     amp_layer layer;         /* what the user may see */
     const ampi_op_row* row;  /* of its operator */
     struct ampi_node *prev, *next;  /* in the order of execution: layers as built, a cast before its first reader */
+    struct ampi_node* skip;         /* an earlier layer, see ampi_nth */
     int number, time;  /* in the order of building (layers alone); in that of execution */
     uint32_t tag;      /* in its value, see ampi_node_tag */
     struct ampi_node *inputs[2], *reads[2];  /* as built; whose memory is read: behind flatten, or a cast */
@@ -8712,6 +8763,7 @@ typedef struct ampi_node {
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
     int wants_grad;             /* needs_grad, and one of them is not frozen in this step */
     int grad_written;           /* while planning: a reader has written its gradient */
+    struct ampi_node* casts[2]; /* to BF16, to F16 */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_lease leases[AMPI_LEASES];
     void *data, *grad, *parts[2]; /* where the leases are; no part = the first contribution */
@@ -8760,6 +8812,7 @@ struct amp_model {
     ampi_node draft;              /* of the layer that is being built */
     ampi_node *first, *last;      /* in the order of execution */
     int layer_count, input_count, loss_count, param_count, moments;
+    unsigned op_counts[AMP_OP_COUNT];  /* layers of each operator */
     ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
@@ -8963,9 +9016,10 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
+/* Layer i of a skip list, or NULL: each has a pointer to the layer whose number lacks its lowest bit. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
-    ampi_node* n = i < 0 ? NULL : m->first;
-    while (n && n->number != i) n = n->next;
+    ampi_node* n = i < 0 || i >= m->layer_count ? NULL : m->last;
+    while (n && n->number != i) n = (n->number & (n->number - 1)) >= i ? n->skip : n->prev;
     return n;
 }
 /* The node of a value, or NULL if the value is not of this model. */
@@ -9049,7 +9103,6 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
     amp_layer* l = &n->layer;
-    int same = 1;
     if (m->build_result != AMP_OK) return ampi_no_value();
     for (int i = 0; i < n->input_count; i++)
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE, "nothing can be built on a loss");
@@ -9058,9 +9111,9 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
-    ampi_each(o) same += o->layer.op == l->op;
-    AMPI_SAY(l->name, "%.21s%d", n->row->name, same);
+    AMPI_SAY(l->name, "%.21s%u", n->row->name, ++m->op_counts[l->op]);
     n->number = m->layer_count;
+    n->skip = ampi_nth(m, n->number & (n->number - 1));
     n->prev = m->last;
     n = ampi_node_new(m);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
@@ -9088,7 +9141,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "%d x %d x %d for a batch "
         "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
-    for (int c = 0; c < d->channels; c++)
+    for (int c = 0; c < d->channels && (d->mean || d->std); c++)
         AMPI_REFUSE_LAYER((d->mean && !ampi_is_finite(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
             || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
             "finite, and std above 0", c);
@@ -9275,12 +9328,6 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     else if (!n->pin_dtype || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
-AMPI_FN const ampi_node* ampi_namesake(const amp_model* m, const ampi_node* n, const char* name) {
-    const ampi_node* o = m->first;
-    while (o && (o == n || strcmp(o->layer.name, name) != 0)) o = o->next;
-    return o;
-}
-
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
     if (!n) return;
@@ -9289,8 +9336,6 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
             (int)sizeof n->layer.name - 1);
     else if (!ampi_is_utf8(name))
         ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
-    else if (ampi_namesake(m, n, name))
-        ampi_build_fail(AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
     else strcpy(n->layer.name, name);
 }
 
@@ -9376,9 +9421,9 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 
 /* The cast of `source` to dtype: an old one, or a new node before `user`. NULL without memory. */
 AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
-    for (ampi_node* n = source; n != user; n = n->next)
-        if (n->layer.op == AMPI_OP_CAST && n->reads[0] == source && ampi_stored(n) == dtype) return n;
-    ampi_node* cast = ampi_draft(m, AMPI_OP_CAST, source);
+    ampi_node **old = &source->casts[dtype == AMP_F16], *cast = *old;
+    if (cast) return cast;
+    cast = ampi_draft(m, AMPI_OP_CAST, source);
     cast->reads[0] = source;
     cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
     cast->needs_grad = source->needs_grad;
@@ -9386,6 +9431,7 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
     cast->next = user;
     cast = ampi_node_new(m);
     if (!cast) return NULL;
+    *old = cast;
     user->prev = cast->prev->next = cast->data_root = cast->grad_root = cast;
     user->layer.casts++;
     source->users++;
@@ -9399,6 +9445,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->data_root = n->grad_root = n;
         n->needs_grad = n->weight != AMPI_NONE;
         n->users = n->on_loss_path = n->layer.casts = 0;
+        n->casts[0] = n->casts[1] = NULL;
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
             if (!ampi_is(n, FLATTEN) && wanted != AMP_F32 && wanted != ampi_stored(source))
@@ -9477,16 +9524,16 @@ AMPI_FN void ampi_lease_times(amp_model* m) {
     }
 }
 
-/* Into a list by offset, after equals. */
-AMPI_FN void ampi_lease_insert(ampi_lease** list, ampi_lease* l) {
-    while (*list && (*list)->offset <= l->offset) list = &(*list)->next;
-    l->next = *list;
-    *list = l;
+/* The largest lease first, and equals as they come, whose offsets are their numbers so far. */
+AMPI_FN int ampi_by_size(const void* a, const void* b) {
+    const ampi_lease *x = (const ampi_lease*)a, *y = (const ampi_lease*)b;
+    return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : x->offset < y->offset ? -1 : x->offset > y->offset;
 }
-/* The lowest place free of placed leases at the lease's time; SIZE_MAX beyond size_t. */
-AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
+
+/* The lowest offset free of the placed leases, in their order, at the lease's time; SIZE_MAX beyond size_t. */
+AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed, size_t count) {
     size_t offset = 0;
-    for (const ampi_lease* o = placed; o && o->offset < offset + l->bytes; o = o->next) {
+    for (const ampi_lease* o = placed; o < placed + count && o->offset < offset + l->bytes; o++) {
         if (o->last < l->first || o->first > l->last) continue;
         offset = ampi_max_size(offset, o->offset + o->bytes);
         if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
@@ -9494,27 +9541,46 @@ AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed) {
     return offset;
 }
 
-/* Plans the arena, largest lease first, close to optimal for such graphs. Returns the bytes needed. */
-AMPI_FN size_t ampi_plan_arena(amp_model* m) {
-    ampi_lease *l, *waiting = NULL, *placed = NULL;
+/* Places the sorted leases one by one; those before list[i] are in the order of their offsets. Returns the bytes
+   needed, SIZE_MAX for too many. */
+AMPI_FN size_t ampi_leases_place(ampi_lease* list, size_t count) {
     size_t total = 0;
+    for (size_t i = 0; i < count; i++) {
+        ampi_lease l = list[i];
+        size_t at = i;
+        l.offset = l.home->offset = ampi_lease_place(&l, list, i);
+        if (l.offset == SIZE_MAX) return SIZE_MAX;
+        total = ampi_max_size(total, l.offset + l.bytes);
+        for (; at > 0 && list[at - 1].offset > l.offset; at--) list[at] = list[at - 1];
+        list[at] = l;
+    }
+    return total;
+}
+
+/* Plans the arena, largest lease first, close to optimal for such graphs. */
+AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
+    const amp_allocator* a = &m->desc.allocator;
+    const size_t most = ((size_t)m->last->time + 1) * AMPI_LEASES;
+    ampi_lease* list = (ampi_lease*)ampi_alloc(most * sizeof *list, a);
+    size_t count = 0;
+    AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays", (ampi_ull)most);
+
     ampi_lease_times(m);
     ampi_each(n) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
             if (!n->leases[k].bytes) continue;
-            n->leases[k].offset = SIZE_MAX - n->leases[k].bytes;  /* the order of the list */
-            ampi_lease_insert(&waiting, &n->leases[k]);
+            list[count] = n->leases[k];
+            list[count].home = &n->leases[k];
+            list[count].offset = count;
+            count++;
         }
     }
-    while ((l = waiting) != NULL) {
-        waiting = l->next;
-        l->offset = ampi_lease_place(l, placed);
-        if (l->offset == SIZE_MAX) return SIZE_MAX;
-        total = ampi_max_size(total, l->offset + l->bytes);
-        ampi_lease_insert(&placed, l);
-    }
-    return total;
+
+    ampi_sort(list, count, sizeof *list, ampi_by_size);
+    m->blocks[AMPI_BLOCK_ARENA].at = ampi_leases_place(list, count);
+    ampi_free(list, a);
+    return AMP_OK;
 }
 
 /* --- finalize, 3: parameters --- */
@@ -9668,6 +9734,18 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     return amp_scaler_init(&m->training.scaler, &d);
 }
 
+/* Refuses a name of two layers. */
+AMPI_FN amp_result ampi_check_names(amp_model* m) {
+    const amp_allocator* a = &m->desc.allocator;
+    const char **names = (const char**)ampi_alloc((size_t)m->layer_count * sizeof *names, a), *twice;
+    AMPI_REFUSE(!names, AMP_ERR_MEMORY, "model: out of memory for %d names", m->layer_count);
+    ampi_each(n) names[n->number] = n->layer.name;
+    twice = ampi_sort_names(names, (size_t)m->layer_count, sizeof *names);
+    ampi_free(names, a);
+    AMPI_REFUSE(twice, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'", twice);
+    return AMP_OK;
+}
+
 /* Opens the optimizer. Without a loss each group, or the one that stands for none, is frozen: parameters have no
    gradients and no moments then. */
 AMPI_FN amp_result ampi_open_training(amp_model* m) {
@@ -9691,9 +9769,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
         m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
-    ampi_each(n)
-        AMPI_REFUSE(ampi_namesake(m, n, n->layer.name), AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
-            n->layer.name);
+    AMPI_TRY(ampi_check_names(m));
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
     if (m->moments < 0) return AMP_ERR_DESC;
     if (m->loss_count == 0) m->moments = 0;
@@ -9702,7 +9778,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_resolve_storage(m);
     AMPI_TRY(ampi_place_casts(m));
     AMPI_TRY(ampi_mark_paths(m));
-    m->blocks[AMPI_BLOCK_ARENA].at = ampi_plan_arena(m);
+    AMPI_TRY(ampi_plan_arena(m));
     ampi_place_all(m);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i));
     ampi_place_all(m);
@@ -11021,39 +11097,10 @@ typedef struct ampi_file {
 } ampi_file;
 
 /* --- sorting and searching --- */
-/* Of records that begin with their name. */
-AMPI_FN int ampi_by_name(const void* a, const void* b) {
-    return strcmp(*(const char* const*)a, *(const char* const*)b);
-}
-
 /* By offset; of two that begin together the empty tensor is first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
     const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
-}
-
-/* Heap sort: in place, and n log n for every input, hostile ones too; qsort promises neither. */
-AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
-    unsigned char* base = (unsigned char*)records;
-    size_t root, child, first = n / 2;
-    while (n > 1) {
-        if (first > 0) first--;                                 /* from the heap's last parent down */
-        else ampi_swap_records(base, base + --n * size, size);  /* the largest goes behind what is left */
-        for (root = first; (child = 2 * root + 1) < n; root = child) {
-            if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
-            if (order(base + root * size, base + child * size) >= 0) break;
-            ampi_swap_records(base + root * size, base + child * size, size);
-        }
-    }
-}
-
-/* Sorts by name and returns a name that occurs twice, or NULL. */
-AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
-    const char* record = (const char*)records;
-    ampi_sort(records, n, size, ampi_by_name);
-    for (; n > 1; n--, record += size)
-        if (ampi_by_name(record, record + size) == 0) return *(const char* const*)(const void*)record;
-    return NULL;
 }
 
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {

@@ -1,6 +1,7 @@
 /* test_model.c - the graph: shapes, mistakes, types, casts, memory, and the gradients of whole models against a
    reference in double precision that is written here, shares no code with the library, and uses no memory twice. */
 #include "helpers.h"
+#include <limits.h>
 #include <math.h>
 
 static amp_model_desc model_desc(int batch, amp_level level, amp_dtype low) {
@@ -1056,7 +1057,8 @@ static void test_mistakes(void) {
         amp_result r;
         amp_name(m, x, "photo");
         mistakes[i].make(m, x);
-        if (mistakes[i].make != e_unclosed && mistakes[i].make != e_name_later && mistakes[i].make != e_no_loss_behind) {
+        if (mistakes[i].make != e_unclosed && mistakes[i].make != e_name_twice && mistakes[i].make != e_name_later
+            && mistakes[i].make != e_no_loss_behind) {
             y = amp_add(m, amp_linear(m, foreign(0), -1), amp_relu(m, amp_conv2d(m, x, NULL)));
             amp_autocast_pop(m);
             amp_name(m, y, "later");
@@ -1859,6 +1861,46 @@ static void test_memory(void) {
     }
 }
 
+/* 16,000 layers, each found by number and value; without a loss two places of memory do for their values. Of
+   their names two may not be equal. */
+static void test_many_layers(void) {
+    enum { MANY = 16000 };
+    static amp_value v[MANY];
+    int loss, i, wrong;
+    for (loss = 0; loss < 3; loss++) {
+        amp_model* m = new_model(4, AMP_O1, AMP_BF16);
+        amp_memory memory;
+        char name[32];
+        v[0] = amp_input(m, 8, 1, 1);
+        for (i = 1; i < MANY; i++) {
+            v[i] = i % 2 ? amp_linear(m, v[i - 1], 8) : amp_tanh(m, v[i - 1]);
+            snprintf(name, sizeof name, "layer %d", i);
+            amp_name(m, v[i], name);
+        }
+        if (loss == 1) amp_mse(m, v[MANY - 1], NULL);
+        if (loss == 2) { amp_name(m, v[77], "one"); amp_name(m, v[15000], "one"); }
+        CHECK(amp_model_finalize(m) == (loss < 2 ? AMP_OK : AMP_ERR_ARGUMENT));
+        if (loss == 2) CHECK_MSG(strcmp(amp_model_error(m), "model: there are two layers named 'one'") == 0, "%s", amp_model_error(m));
+        for (i = wrong = 0; loss < 2 && i < MANY; i++) {
+            const amp_layer* l = amp_model_layer(m, i);
+            snprintf(name, sizeof name, i ? "layer %d" : "input1", i);
+            wrong += !l || strcmp(l->name, name) != 0 || amp_model_layer_of(m, v[i]) != i;
+        }
+        CHECK(wrong == 0 && amp_model_layer_count(m) == (loss < 2 ? MANY + loss : 0));
+        CHECK(!amp_model_layer(m, MANY + loss) && !amp_model_layer(m, -1));
+        if (loss < 2) CHECK(amp_model_memory(m, &memory) == AMP_OK);
+        if (loss < 2) CHECK_MSG(memory.activation_bytes == (loss ? 512128 : 2 * 64), "%lu", (unsigned long)memory.activation_bytes);
+        amp_model_destroy(m);
+    }
+}
+
+/* The size of an input costs nothing before finalize. */
+static void test_largest_input(void) {
+    amp_model* m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+    CHECK(amp_input(m, INT_MAX, 1, 1).id == 1 && amp_input(m, INT_MAX, 1, 2).id == 0);
+    amp_model_destroy(m);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_gradients_every_layer);
@@ -1889,6 +1931,8 @@ int main(int argc, char** argv) {
     TEST(test_norm_init);
     TEST(test_init);
     TEST(test_memory);
+    TEST(test_many_layers);
+    TEST(test_largest_input);
     printf("largest relative errors: gradients %.2g (f32) %.2g (f16) %.2g (bf16), values %.2g %.2g %.2g\n",
            worst_gradient[AMP_F32], worst_gradient[AMP_F16], worst_gradient[AMP_BF16], worst_value[AMP_F32],
            worst_value[AMP_F16], worst_value[AMP_BF16]);
