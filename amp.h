@@ -96,7 +96,10 @@
      AMP_NO_OPENMP       no threads, even where OpenMP is on
      AMP_NO_STDIO        no FILE: removes checkpoint, print and the stderr logger */
 #ifndef AMP_DEF
-  #if defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
+  #if defined(AMP_STATIC) && !defined(AMP_IMPLEMENTATION)
+    #error "AMP_STATIC: this file needs AMP_IMPLEMENTATION too, before it includes amp.h; or leave AMP_STATIC out."
+    #define AMP_DEF extern
+  #elif defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
     #define AMP_DEF static __attribute__((unused))
   #elif defined(AMP_STATIC)
     #define AMP_DEF static

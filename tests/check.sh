@@ -232,6 +232,14 @@ options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z0-9_]*\) .*/\1/p
 every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_STATIC
     compile_run "$1" -std=c99 -O0 -Wc++-compat $(printf '%s\n' "$options" | sed '/^AMP_DEF/d; s/^/-D/')
 }
+included() { # included COMPILER: a file without the implementation takes each option macro, but AMP_STATIC: one error there
+    for macro in $options; do
+        "$1" -std=c99 $strict -D$macro -fsyntax-only tests/compile.c > $out/said 2>&1; status=$?
+        cat $out/said
+        if [ "$macro" != AMP_STATIC ]; then [ $status -eq 0 ] || return 1
+        else [ $status -ne 0 ] && [ "$(grep -cE '(error|warning):' $out/said)" -eq 1 ] && grep -q 'AMP_IMPLEMENTATION' $out/said || return 1; fi
+    done
+}
 half_beside() { # half_beside COMPILER: a file that has the compiler's own half type; a compiler without it is passed
     printf '_Float16 own = 1.0f16;\n' > $out/half.c
     "$1" -std=c2x -c $out/half.c -o $out/half.o 2> /dev/null || { echo "no _Float16 in $1"; return 0; }
@@ -279,6 +287,7 @@ for c in gcc clang clang-19; do
     step "$c -std=c99 -O$level" compile_run $c -std=c99 -Wc++-compat -O$level
     step "$c, beside the names of windows.h" parse $c -std=c99 $windows
     step "$c, all option macros at once" every $c
+    step "$c, option macros in a file that only includes" included $c
     step "$c, beside _Float16" half_beside $c
     for std in c11 c17 c2x gnu99; do step "$c -std=$std" parse $c -std=$std -Wc++-compat; done
     for macro in $options; do step "$c -D$macro" parse $c -std=c99 -Wc++-compat -D$macro; done
