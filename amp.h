@@ -2545,32 +2545,40 @@ typedef struct ampi_side {
     size_t span;                  /* from there to the greatest */
     size_t phases, over, padded;  /* of a padded plane, see ampi_side_of */
 } ampi_side;
-/* A convolution's image as a matrix that is never formed (im2col). Row channel * kernel positions + kernel position,
-   column image * pixels + pixel: the source pixel that this kernel position meets there, or 0 in a margin. Forward,
-   pixels are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that meet the
-   same kernel positions; the source is dy. */
-typedef struct ampi_unfold {
+
+/* A convolution's image as a matrix that is never formed (im2col). Row channel * area + kernel position, column
+   image * pixels + pixel: the source pixel that this kernel position meets there, or 0 in a margin. Forward, pixels
+   are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that meet the same
+   kernel positions; the source is dy. */
+typedef struct ampi_im2col {
     ampi_side h, w;
     size_t pixels, area;            /* of the grid of one image; kernel positions in use */
     size_t channels, plane, image;  /* count; elements from one channel, one image to the next */
     size_t elements;                /* of the whole source, from data on */
     int    in_place;                /* B is not packed: windows, or padded planes whose grid this is */
-} ampi_unfold;
+} ampi_im2col;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Element i of an array, or NULL. */
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
     return data ? (const char*)data + i * ampi_type_size(t) : NULL;
 }
+
 /* The address of a result, which descriptions of calls keep like those of operands. */
 AMPI_INLINE void* ampi_mutable(const void* data) { return (void*)(uintptr_t)data; }
-/* `count` pixels x, x + step, ... of a row of `width`: `left` before it, `inside` from `first` on, the rest behind. */
+
+/* Pixels x, x + step, ... of a source row, `count` in all: `left` of them lie before the row, `inside` in it from its
+   pixel `first` on, the others behind it. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
-/* Steps that cover a distance, from 0 to `most`. */
-AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t most) {
+
+/* How many steps cover a distance, from 0 to `limit`. */
+AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t limit) {
     if (distance <= 0) return 0;
-    return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), most);
+    return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), limit);
 }
+
+/* Splits the pixels x, x + step, ... (`count` of them) of a row of `width` pixels. */
 AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
     const size_t left = ampi_steps(-x, step, count);
     const size_t inside = ampi_max_size(ampi_steps(width - x, step, count), left) - left;
@@ -2585,86 +2593,116 @@ typedef struct ampi_operand {
     amp_dtype   dtype;
     int         along_k, is_image;
     size_t      ld;     /* a matrix: elements from one row to the next */
-    ampi_unfold image;  /* if is_image, its rows are the operand's */
+    ampi_im2col image;  /* if is_image, its rows are the operand's */
     /* area > 0: weights of an input gradient. Row c is, output by output, those of channel c at the kernel positions in
        use. next_h, next_w, output: elements between kernel rows, kernel columns, outputs. */
     size_t      area, kernel_w, next_h, next_w, output;
 } ampi_operand;
 
-/* Where the result goes: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
-typedef struct ampi_result {
-    void*       data;
-    amp_dtype   dtype;
-    size_t      row, column;  /* elements from one row, one column to the next */
-    /* Of a convolution columns are pixels, `part` columns an image; images are `image` elements apart, their rows of
-       `cols` pixels `next_row` elements. Rows begin `pitch` columns apart; columns between, and from `used` of a part
-       on, are no pixels. A matrix is one endless row. */
-    size_t      part, image, cols, next_row, pitch, used;
-    float       alpha, beta;
-    const void* bias;  /* NULL = none; one for each row of C, or for each column */
-    amp_dtype   bias_dtype;
-    int         bias_per_row;
-} ampi_result;
+/* Where the columns of C lie in memory. Column j belongs to block j / size; in it, with r = j % size, to row r / pitch
+   at x = r % pitch, and is element block * next_block + row * next_row + x * next of its row of C.
+   Columns with x >= width or r >= used are computed, but stored nowhere.
+     a matrix                    one endless row: size = pitch = width = used = SIZE_MAX
+     y and dx                    a block is an image, a row one of its rows of pixels; where planes are read in place,
+                                 columns from `width` on are margins of the padded plane
+     dw, in the order of         a block is a kernel column, a row a kernel row, x a channel
+     windows */
+typedef struct ampi_columns { size_t size, pitch, width, used, next_block, next_row, next; } ampi_columns;
 
-/* A column of C that is a pixel. x: columns from its row's beginning; row: columns from its image's to its row's. */
-typedef struct ampi_pixel { size_t column, x, row; } ampi_pixel;
-/* Goes `by` columns on, then to the next pixel if none is there. */
-AMPI_INLINE void ampi_pixel_move(ampi_pixel* p, const ampi_result* c, size_t by) {
-    p->column += by;
+/* The columns of a matrix. */
+AMPI_FN ampi_columns ampi_endless_row(void) {
+    const ampi_columns c = { SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0, 0, 1 };
+    return c;
+}
+
+/* A column that is stored: its number, its x, and r - x, see ampi_columns. */
+typedef struct ampi_column { size_t number, x, row; } ampi_column;
+
+/* Moves `by` columns on, and from there to the first column that is stored. */
+AMPI_INLINE void ampi_column_move(ampi_column* p, const ampi_columns* c, size_t by) {
+    p->number += by;
     p->x += by;
-    while (p->x >= c->cols || p->row >= c->used) {
-        p->column += ampi_max_size(p->x, c->pitch) - p->x;
+    while (p->x >= c->width || p->row >= c->used) {
+        p->number += ampi_max_size(p->x, c->pitch) - p->x;
         p->x = ampi_max_size(p->x, c->pitch) - c->pitch;
         p->row += c->pitch;
-        if (p->row >= c->part) p->row = 0;
+        if (p->row >= c->size) p->row = 0;
     }
 }
-AMPI_FN ampi_pixel ampi_pixel_of(const ampi_result* c, size_t column) {
-    const size_t pixel = column % c->part;
-    ampi_pixel p = { column, pixel % c->pitch, pixel - pixel % c->pitch };
-    ampi_pixel_move(&p, c, 0);
+
+/* The first stored column from column number `number` on. */
+AMPI_FN ampi_column ampi_column_of(const ampi_columns* c, size_t number) {
+    const size_t r = number % c->size;
+    ampi_column p = { number, r % c->pitch, r - r % c->pitch };
+    ampi_column_move(&p, c, 0);
     return p;
 }
-/* Neighbours in a row of C, from element `at` of row 0 on; from: the first one's column in a macro-tile. */
+
+/* Stored neighbours of one row of C: element `at` of it and `count` - 1 more, `from` columns behind a macro-tile's
+   first one. */
 typedef struct ampi_piece { size_t at, from, count; } ampi_piece;
+
 /* Cuts columns [column, column + n) into pieces x; returns how many, at most n. */
-AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_result* c, size_t column, size_t n) {
-    ampi_pixel p = ampi_pixel_of(c, column);
+AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_columns* c, size_t column, size_t n) {
+    ampi_column p = ampi_column_of(c, column);
     size_t count = 0;
-    for (; p.column < column + n; ampi_pixel_move(&p, c, x[count++].count)) {
-        x[count].at = p.column / c->part * c->image + p.row / c->pitch * c->next_row + p.x * c->column;
-        x[count].from = p.column - column;
-        x[count].count = ampi_min_size(column + n - p.column, c->cols - p.x);
+    while (p.number < column + n) {
+        x[count].at = p.number / c->size * c->next_block + p.row / c->pitch * c->next_row + p.x * c->next;
+        x[count].from = p.number - column;
+        x[count].count = ampi_min_size(column + n - p.number, c->width - p.x);
+        ampi_column_move(&p, c, x[count].count);
+        count++;
     }
     return count;
 }
 
+/* What becomes of the sums: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
+typedef struct ampi_epilogue {
+    void*        data;
+    amp_dtype    dtype;
+    size_t       ld;       /* elements from one row of C to the next */
+    ampi_columns columns;
+    float        alpha, beta;
+    const void*  bias;     /* NULL = none; one for each row of C, or for each column */
+    amp_dtype    bias_dtype;
+    int          bias_per_row;
+} ampi_epilogue;
+
 typedef struct ampi_product {
     size_t m, n, k;
     ampi_operand a, b;
-    ampi_result c;
+    ampi_epilogue c;
     int exact;  /* products of two elements are exact in FP32 */
     int form;   /* how it is packed, see below */
 } ampi_product;
+
 /* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half: for vdpbf16ps,
    which adds that product first, or the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* Windows: an image for a weight gradient, read in place. For kc pixels, row by row, each column of the padded image
-   becomes the `high` values that all kernel rows and channels meet there. So a pixel meets neighbours, its window:
-   kernel column by column, in these by kernel rows, in these by channels. known: values that the row above met too.
-   Scratch memory: where windows begin (kc); from `rows` on 16 rows, `ld` floats apart; from `first` on windows. */
-typedef struct ampi_windows { size_t high, known, ld, rows, first, floats; } ampi_windows;
+/* Windows: an image for a weight gradient, read in place; an example stands at the head of impl-kernels. For kc pixels,
+   row by row, each column of the padded image becomes the `height` values that all kernel rows and channels meet there:
+   by kernel rows, in these by channels. A pixel's window is its kernel_w such columns, which are neighbours. The first
+   `reused` values of a column stand in the column of the pixel row above too, one kernel row on.
+   Scratch memory: where windows begin (kc offsets); from `rows` on 16 rows, `ld` floats apart; from `first` on the
+   columns. */
+typedef struct ampi_windows { size_t height, reused, ld, rows, first, floats; } ampi_windows;
+
 /* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
-   (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Between blocks of k, sums
-   of `tall` rows x nc columns stay in scratch memory. packed: floats of a block of B; rows: of 16 rows, for packing;
-   padded: of an image's padded copy or windows, 0 if too large; floats: all of a share. */
+   (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Where k takes several
+   blocks, sums of sum_rows x nc wait between them in scratch memory. packed: floats of a block of B; rows: of 16 rows,
+   for packing; padded: of an image's padded copy or windows, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
-    size_t mc, nc, kc, tall, packed, rows, padded, floats;
+    size_t mc, nc, kc, sum_rows, packed, rows, padded, floats;
     ampi_windows windows;
 } ampi_plan;
+
+/* How the micro-kernel reads B: from micro-panels that are packed; a matrix's rows where they are, for few rows of A;
+   padded planes or windows in scratch memory. */
+enum { AMPI_B_PACKED, AMPI_B_IN_ROWS, AMPI_B_IN_PLANES, AMPI_B_IN_WINDOWS };
+
 /* Scratch memory for packing: 16 rows, and a padded copy of `floats` floats. */
 typedef struct ampi_pack_room { float *rows, *padded; size_t floats; } ampi_pack_room;
 
@@ -2812,10 +2850,10 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next,
 AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
     return s->kernel == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
-/* Floats of the padded copy that `rows` rows of the unfolded image need in n columns; 0 if over `most`. channels: the
+/* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over `most`. channels: the
    most that rows meet, with a plane for each pair of phases. A plane has n pixels, `gaps` (margins between grid
    rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
-AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, size_t most) {
+AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, size_t most) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->area - 2) / g->area + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
     const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
@@ -2825,12 +2863,12 @@ AMPI_FN size_t ampi_padded_floats(const ampi_unfold* g, size_t rows, size_t n, s
     return floats <= (double)most ? (size_t)floats : 0;
 }
 /* A grid column's place in a padded plane. */
-AMPI_FN size_t ampi_padded_place(const ampi_unfold* g, size_t column) {
+AMPI_FN size_t ampi_padded_place(const ampi_im2col* g, size_t column) {
     const size_t image = column / g->pixels, pixel = column % g->pixels;
     return (image * g->h.padded + pixel / g->w.count) * g->w.padded + pixel % g->w.count;
 }
-/* at[i]: where row first + i of the unfolded image begins in a padded copy whose planes are `step` floats apart. */
-AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, size_t rows, uint32_t* at) {
+/* at[i]: where row first + i of the im2col matrix begins in a padded copy whose planes are `step` floats apart. */
+AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, size_t rows, uint32_t* at) {
     const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
     size_t i, plane = 0, h = first % g->area / g->w.kernel, w = first % g->w.kernel;
     for (i = 0; i < ampi_min_size(rows, g->area); i++) {
@@ -2845,19 +2883,19 @@ AMPI_FN void ampi_padded_table(const ampi_unfold* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->area] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
-AMPI_FN ampi_windows ampi_windows_of(const ampi_unfold* g, size_t kc) {
+AMPI_FN ampi_windows ampi_windows_of(const ampi_im2col* g, size_t kc) {
     const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
     ampi_windows d;
-    d.high = g->h.kernel * g->channels;
-    d.known = g->h.step == 1 && g->h.next == 1 ? d.high - g->channels : 0;
+    d.height = g->h.kernel * g->channels;
+    d.reused = g->h.step == 1 && g->h.next == 1 ? d.height - g->channels : 0;
     d.ld = ampi_round_up(ampi_min_size(g->w.count, kc) * step + g->w.span, AMPI_LANES) + AMPI_PAD;
     d.rows = kc;
     d.first = d.rows + AMPI_LANES * d.ld;
-    d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.high + 4 * AMPI_LANES;
+    d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.height + 4 * AMPI_LANES;
     return d;
 }
-/* The row of the unfolded image at place i of a window. */
-AMPI_FN size_t ampi_window_row(const ampi_unfold* g, size_t i) {
+/* The row of the im2col matrix at place i of a window. */
+AMPI_FN size_t ampi_window_row(const ampi_im2col* g, size_t i) {
     return i % g->channels * g->area + i / g->channels % g->h.kernel * g->w.kernel + i / g->channels / g->h.kernel;
 }
 /* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
@@ -2865,7 +2903,7 @@ AMPI_FN size_t ampi_window_row(const ampi_unfold* g, size_t i) {
    pitch: its rows, floats from one to the next; weights, pixels, padded: where these begin, in floats. Each has
    room behind it for whole vectors. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, padded, floats; } ampi_channels;
-AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
+AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
     const size_t area = ampi_round_up(g->area, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
@@ -2877,7 +2915,7 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_unfold* g) {
     return d;
 }
 /* Offsets in the padded image: kernel positions, then a row's pixels. */
-AMPI_FN void ampi_channels_table(const ampi_unfold* g, const ampi_channels* d, uint32_t* at) {
+AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
     for (h = 0; h < g->h.kernel; h++)
         for (w = 0; w < g->w.kernel; w++)
@@ -3079,8 +3117,45 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 
 #ifdef AMPI_PASS
 /* >>impl-kernels  Products and convolutions, compiled once for each instruction set. */
+/*
+   This room holds the kernels that the rooms below call through ampi_kernels. It calls impl-base to impl-vector only.
 
-/* Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or written later. */
+   A product, C[m,n] = A[m,k] * B[k,n], in the five loops of BLIS (Van Zee and van de Geijn, ACM TOMS 2015). Left stands
+   the function that holds a loop:
+       product        5  for jc in n by NC     columns of C; around it, if sums wait between blocks of k, rows by sum_rows
+                      4    for pc in k by KC     a block of B, KC x NC, is packed for the second-level cache
+       block_of_k     3      for ic in m by MC     a block of A, MC x KC, is packed
+       macro_tile     2        for jr in NC by NR    a micro-panel of B, KC x NR, comes into the first-level cache
+       micro_rows     1          for ir in MC by MR    a micro-tile of C, MR x NR sums, stays in registers
+       micro_tile                  for p in KC           an fma for each of them, so that each sum takes k ascending
+       store_tile                the epilogue after the last pc: alpha, beta, bias, one rounding
+
+   Packed layouts, drawn with MR = 2, NR = 4, KC = 3, NC = 8; aij and bij are elements of A and B:
+       B      b00 b01 b02 b03    b04 b05 b06 b07   [NC / NR][KC + 1][NR]: micro-panels, whose rows are vectors. One more
+              b10 b11 b12 b13    b14 b15 b16 b17   row lies behind each, so that panels do not share cache sets.
+              b20 b21 b22 b23    b24 b25 b26 b27
+       A      a00 a01 a02        a10 a11 a12       rows along k as in memory, if FP32; else widened, [MC][KC + PAD]
+       A^T    a00 a10  a01 a11  a02 a12            micro-panels [MC / MR][KC][MR] and PAD floats behind each
+       pairs  b00|b10  b01|b11  ...                two bfloat16 in a word, that of the even row in the high half
+
+   A convolution is this product with B the im2col matrix, of which only the blocks in use are formed. As an example
+   serves one row of five pixels, a to e, kernel positions j = 0, 1, 2, padding 1, stride 1. Grid pixel i is an output.
+   It meets source pixel i - 1 + j: step 1, first -1, next 1.
+       im2col, a row for each j    0 a b c d      the padded plane of this row       0 a b c d e | 0 a' b' c' d' e' | 0
+                                   a b c d e      begins at its place j: at[j] = j   (a', ...: the row below; one margin
+                                   b c d e 0                                         serves the end of a row and the next)
+   So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel reads B in place. The grid
+   then has six columns a row, as the plane has: the sixth is margin, and its sum is not stored. In two dimensions
+   at[kernel row, kernel column] = kernel row * 6 + kernel column. With stride 2 the plane is two, one for each phase,
+   0 b d and a c e: grid pixel i meets place i + j / 2 of plane j % 2.
+   For a weight gradient k runs over grid pixels, and B's columns are kernel positions and channels. The window of grid
+   pixel i is columns i, i + 1, i + 2 of the padded image, each with all kernel rows and channels:
+       0 a b | a b c | b c d | ...    overlap in memory as 0 a b c d e 0: at[i] = i * height, see ampi_windows
+
+   Words.  grid pixel: a column of the im2col matrix. kernel position: one of kernel_h x kernel_w. place: an index of a
+   padded plane. margin: the zeros of padding. phase: pixels that meet the same kernel positions of a strided kernel, or
+   the plane for them. piece: neighbours of C that are stored together. pair: two bfloat16 in 32 bits.
+   Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or written later. */
 
 /* --- sixteen lanes --- */
 
@@ -3361,170 +3436,234 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, c
 
 /* --- rows of operands --- */
 
-/* Zeros, most often one vector: gcc calls memset for a loop. */
+/* `count` zeros: most often one vector, for which gcc would call memset. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
     else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
 }
-/* `count` elements, `step` apart, in FP32. */
+
+/* `count` elements, `step` apart, in FP32. Small steps are widened whole, then picked from. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t, size_t step,
         size_t count) {
     float floats[4 * AMPI_LANES];
     size_t i, l;
     for (i = 0; i < count; i += AMPI_LANES) {
-        const size_t here = ampi_min_size(count - i, AMPI_LANES);
+        const size_t n = ampi_min_size(count - i, AMPI_LANES);
         const char* from = src + i * step * ampi_type_size(t);
-        if (step <= 4) AMPI_K(widen)(floats, from, t, (here - 1) * step + 1);
-        for (l = 0; l < here; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
+        if (step <= 4) AMPI_K(widen)(floats, from, t, (n - 1) * step + 1);
+        for (l = 0; l < n; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
     }
 }
-/* Pixels `row` of row y of the source plane that begins at element `plane`; zeros outside. */
+
+/* Pixels `row` of row y of the source plane that begins at element `plane`, in FP32; zeros outside of it. Whole vectors
+   are read where the source has a vector behind the row. */
 AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
-    const ampi_unfold* g = &v->image;
+    const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     const char* src;
     size_t i;
-    if (y < 0 || y >= g->h.size || inside == 0) { AMPI_K(margin)(dst, row->count); return; }
+    if (y < 0 || y >= g->h.size || inside == 0) {
+        AMPI_K(margin)(dst, row->count);
+        return;
+    }
+
     plane += (size_t)y * (size_t)g->w.size + row->first;
     src = (const char*)v->data + plane * size;
     AMPI_K(margin)(dst, row->left);
     dst += row->left;
-    if (row->step > 1) AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
-    else if (plane + inside + AMPI_LANES > g->elements) AMPI_K(widen)(dst, src, v->dtype, inside);
-    else for (i = 0; i < inside; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(load_typed)(src + i * size, v->dtype));
+    if (row->step > 1) {
+        AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
+    } else if (plane + inside + AMPI_LANES > g->elements) {
+        AMPI_K(widen)(dst, src, v->dtype, inside);
+    } else {
+        for (i = 0; i < inside; i += AMPI_LANES)
+            AMPI_K(store)(dst + i, AMPI_K(load_typed)(src + i * size, v->dtype));
+    }
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
-/* Places [from, from + count) of a channel's padded planes of phase (h, w), image by image; behind the last, zeros. */
+
+/* Places [from, from + count) of a channel's padded planes of phase (h, w), row by row and image by image; behind the
+   last image, zeros. */
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
         size_t count) {
-    const ampi_unfold* g = &v->image;
+    const ampi_im2col* g = &v->image;
     const int64_t left = (int64_t)w + g->w.low;
     const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
-    ampi_row_pixels row_pixels;
-    size_t p, here, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
+    size_t p, n, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
     size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
-    for (p = 0; p < count; p += here, x = 0) {
+    for (p = 0; p < count; p += n) {
         const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low : g->h.size;
-        here = ampi_min_size(g->w.padded - x, count - p);
-        row_pixels = here == g->w.padded ? whole
-                     : ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, here);
-        AMPI_K(source_row)(dst + p, v, plane, y, &row_pixels);
-        if (++row < g->h.padded) continue;
-        row = 0;
-        plane += g->image;
+        ampi_row_pixels pixels = whole;
+        n = ampi_min_size(g->w.padded - x, count - p);
+        if (n < g->w.padded)
+            pixels = ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, n);
+        AMPI_K(source_row)(dst + p, v, plane, y, &pixels);
+
+        x = 0;
+        row++;
+        if (row == g->h.padded) {
+            row = 0;
+            plane += g->image;
+        }
     }
 }
-/* The padded copy for rows [first, first + rows) of an unfolded image in `count` columns, and its table. */
+
+/* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns; at[i]: where row
+   first + i begins there. */
 AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
         size_t column, size_t count) {
-    const ampi_unfold* g = &v->image;
+    const ampi_im2col* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
-    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;  /* odd: planes share no cache sets */
+    /* An odd number of vectors from plane to plane: planes share no cache sets. */
+    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;
     size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
     for (channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
         for (h = 0; h < g->h.phases; h++)
             for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, places);
 }
-/* Columns [column, column + count) of a row of an unfolded image, all in one row of the grid. */
-AMPI_KERNEL_FN void AMPI_K(unfold_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
-    const ampi_unfold* g = &v->image;
-    const size_t pixel = column % g->pixels, at = row % g->area;
-    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)(at / g->w.kernel) * g->h.next;
-    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)(at % g->w.kernel) * g->w.next;
+
+/* Columns [column, column + count) of a row of an im2col matrix, all in one row of the grid. */
+AMPI_KERNEL_FN void AMPI_K(im2col_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
+    const ampi_im2col* g = &v->image;
+    const size_t pixel = column % g->pixels, position = row % g->area;
+    const size_t kernel_row = position / g->w.kernel, kernel_column = position % g->w.kernel;
+    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)kernel_row * g->h.next;
+    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)kernel_column * g->w.next;
     const ampi_row_pixels pixels = ampi_row_pixels_of(g->w.size, x, g->w.step, count);
     AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->area * g->plane, y, &pixels);
 }
-/* Rows [first, first + rows) of an unfolded image, at most AMPI_KC, in columns [column, column + count), `ld` floats
-   apart; of more kernel positions from a padded copy, if room->padded holds it. */
-AMPI_KERNEL_FN void AMPI_K(unfold)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
-        size_t column, size_t count, const ampi_pack_room* room) {
-    const ampi_unfold* g = &v->image;
-    const int copied = g->area > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0;
-    const size_t from = ampi_padded_place(g, column), pitch = g->w.padded;
-    uint32_t at[AMPI_KC];
-    size_t i, r, y, j, high, wide;
-    if (copied) AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
-    for (i = 0; i < count; i += high * wide) {  /* a part of a grid row, or some whole ones */
+
+/* `rows` rows of an im2col matrix from a padded copy, whose table is `at`: columns [column, column + count), `ld`
+   floats from row to row. Whole grid rows are copied together, with their margins left out. */
+AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2col* g, size_t rows, size_t column,
+        size_t count, const float* copy, const uint32_t* at) {
+    const size_t from = ampi_padded_place(g, column);
+    size_t i, r, y, x, height, width;
+    for (i = 0; i < count; i += height * width) {
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
-        wide = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
-        high = wide < g->w.count || !copied ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / wide);
-        for (r = 0; r < rows && copied; r++) {
-            const float* from_row = room->padded + at[r] + place;
+        width = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
+        height = width < g->w.count ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / width);
+        for (r = 0; r < rows; r++) {
+            const float* src = copy + at[r] + place;
             float* to = dst + r * ld + i;
-            for (y = 0; y < high; y++, from_row += pitch, to += wide)
-                for (j = 0; j < wide; j += AMPI_LANES) AMPI_K(store)(to + j, AMPI_K(load)(from_row + j));
+            for (y = 0; y < height; y++, src += g->w.padded, to += width)
+                for (x = 0; x < width; x += AMPI_LANES) AMPI_K(store)(to + x, AMPI_K(load)(src + x));
         }
-        for (r = first; r < first + rows && !copied; r++)
-            AMPI_K(unfold_row)(dst + (r - first) * ld + i, v, r, column + i, wide);
     }
 }
-/* The windows of pixels [k0, k0 + k). Known values are copied from the row above, in whole vectors. Values of source
-   rows, sixteen transposed together, then overwrite what the copies spilled. */
+
+/* Rows [first, first + rows) of an im2col matrix, at most AMPI_KC, in columns [column, column + count), `ld` floats from
+   row to row; of more kernel positions by way of a padded copy, if `room` holds it. */
+AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
+        size_t column, size_t count, const ampi_pack_room* room) {
+    const ampi_im2col* g = &v->image;
+    uint32_t at[AMPI_KC];
+    size_t i, r, width;
+    if (g->area > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0) {
+        AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
+        AMPI_K(im2col_of_copy)(dst, ld, g, rows, column, count, room->padded, at);
+        return;
+    }
+
+    for (i = 0; i < count; i += width) {
+        width = ampi_min_size(g->w.count - (column + i) % g->w.count, count - i);
+        for (r = 0; r < rows; r++) AMPI_K(im2col_row)(dst + r * ld + i, v, first + r, column + i, width);
+    }
+}
+
+/* Values [first, height) of the windows' columns that pixels `row` of source row y are: value e is that of kernel row
+   e / channels, channel e % channels. `plane`: the image's first element; rows: 16 rows of scratch memory. */
+AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_windows* d, const ampi_operand* v,
+        size_t plane, int64_t y, const ampi_row_pixels* row, size_t first) {
+    const ampi_im2col* g = &v->image;
+    float block[AMPI_LANES][AMPI_LANES];
+    size_t e, i, x, n;
+    for (e = first; e < d->height; e += n) {
+        n = ampi_min_size(d->height - e, AMPI_LANES);
+        for (i = 0; i < n; i++)
+            AMPI_K(source_row)(rows + i * d->ld, v, plane + (e + i) % g->channels * g->plane,
+                y + (int64_t)((e + i) / g->channels) * g->h.next, row);
+
+        if (n < AMPI_LANES) {
+            for (i = 0; i < n; i++)
+                for (x = 0; x < row->count; x++) dst[x * d->height + e + i] = rows[i * d->ld + x];
+            continue;
+        }
+        for (x = 0; x < row->count; x += AMPI_LANES) {
+            AMPI_K(transpose)(block[0], AMPI_LANES, rows + x, d->ld * sizeof *rows, AMP_F32);
+            for (i = 0; i < ampi_min_size(row->count - x, AMPI_LANES); i++)
+                AMPI_K(store)(dst + (x + i) * d->height + e, AMPI_K(load)(block[i]));
+        }
+    }
+}
+
+/* The windows of pixels [k0, k0 + k), grid row by grid row. Where the row above lies before in `scratch`, reused values
+   are copied from there, in whole vectors; the other values then overwrite what the copies spilled. */
 AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, const ampi_operand* v, size_t k0,
         size_t k) {
-    const ampi_unfold* g = &v->image;
-    const size_t high = d->high, ld = d->ld, step = (size_t)g->w.step;
+    const ampi_im2col* g = &v->image;
+    const size_t step = (size_t)g->w.step, height = d->height;
+    const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
     uint32_t* const at = (uint32_t*)(void*)scratch;
-    float block[AMPI_LANES][AMPI_LANES], *const rows = scratch + d->rows, *to = scratch + d->first;
-    size_t p, i, x, e, here, wide, places = 0;
-    for (p = 0; p < k; p += wide, to += places * high) {
+    float *const windows = scratch + d->first, *to = windows;
+    size_t p, i, x, e, pixels;
+    for (p = 0; p < k; p += pixels) {
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
         const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
         const int64_t left = (int64_t)(pixel % g->w.count) * g->w.step + g->w.low;
-        const size_t known = p >= g->w.count && pixel >= g->w.count ? d->known : 0;
-        const float* above = to - places * high + g->channels;
-        ampi_row_pixels row;
-        wide = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
-        places = (wide - 1) * step + g->w.span + 1;
-        row = ampi_row_pixels_of(g->w.size, left, 1, places);
-        for (i = 0; i < wide; i++) at[p + i] = (uint32_t)((size_t)(to - scratch) - d->first + i * step * high);
-        for (x = 0; x < places; x++)
-            for (e = 0; e < known; e += AMPI_LANES)
-                AMPI_K(store)(to + x * high + e, AMPI_K(load)(above + x * high + e));
-        for (e = known; e < high; e += here) {
-            here = ampi_min_size(high - e, AMPI_LANES);
-            for (i = 0; i < here; i++)
-                AMPI_K(source_row)(rows + i * ld, v, image + (e + i) % g->channels * g->plane,
-                    y + (int64_t)((e + i) / g->channels) * g->h.next, &row);
-            for (i = 0; here < AMPI_LANES && i < here; i++)
-                for (x = 0; x < places; x++) to[x * high + e + i] = rows[i * ld + x];
-            for (x = 0; here == AMPI_LANES && x < places; x += AMPI_LANES) {
-                AMPI_K(transpose)(block[0], AMPI_LANES, rows + x, ld * sizeof *rows, AMP_F32);
-                for (i = 0; i < ampi_min_size(places - x, AMPI_LANES); i++)
-                    AMPI_K(store)(to + (x + i) * high + e, AMPI_K(load)(block[i]));
-            }
+        const int row_above = p >= g->w.count && pixel >= g->w.count;
+        const float* above = to - (row_above ? whole_row : 0) + g->channels;
+        ampi_row_pixels columns;
+        pixels = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
+        columns = ampi_row_pixels_of(g->w.size, left, 1, (pixels - 1) * step + g->w.span + 1);
+
+        for (i = 0; i < pixels; i++) at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
+        if (row_above) {
+            for (x = 0; x < columns.count; x++)
+                for (e = 0; e < d->reused; e += AMPI_LANES)
+                    AMPI_K(store)(to + x * height + e, AMPI_K(load)(above + x * height + e));
         }
+        AMPI_K(window_values)(to, scratch + d->rows, d, v, image, y, &columns, row_above ? d->reused : 0);
+        to += columns.count * height;
     }
     AMPI_K(clear)(to, AMPI_K(nr));  /* the last panel reads behind the last window */
 }
-/* `count` weights of a channel, by outputs and in these by kernel positions, from number `at` on. */
+
+/* `count` weights of a channel, by outputs and in these by kernel positions in use, from number `at` on. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
-    const size_t high = v->area / v->kernel_w, reach = (high - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
+    const size_t height = v->area / v->kernel_w, reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
     size_t from = at / v->area * v->output + channel * v->ld;
     size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
-    for (; i < count; h = 0, from += v->output) {
+    while (i < count) {
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
         if (h + w == 0 && reach == v->area) {  /* all positions, which are neighbours */
             AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
-            continue;
+        } else {
+            for (; h < height && i < count; h++, w = 0)
+                for (; w < v->kernel_w && i < count; w++)
+                    dst[i++] = ampi_element_f32(kernel, v->dtype, h * v->next_h + w * v->next_w);
         }
-        for (; h < high && i < count; h++, w = 0)
-            for (; w < v->kernel_w && i < count; w++)
-                dst[i++] = ampi_element_f32(kernel, v->dtype, h * v->next_h + w * v->next_w);
+        h = 0;
+        from += v->output;
     }
 }
-/* In FP32: elements [at, at + count) of rows [first, first + rows), `ld` floats apart. */
+
+/* In FP32: elements [at, at + count) of an operand's rows [first, first + rows), `ld` floats from row to row. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows, size_t at,
         size_t count, const ampi_pack_room* room) {
     size_t r;
-    if (v->is_image) { AMPI_K(unfold)(dst, ld, v, first, rows, at, count, room); return; }
-    for (r = first; r < first + rows; r++, dst += ld)
+    if (v->is_image) {
+        AMPI_K(im2col)(dst, ld, v, first, rows, at, count, room);
+        return;
+    }
+    for (r = first; r < first + rows; r++, dst += ld) {
         if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
         else AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
+    }
 }
 
 /* --- packing --- */
@@ -3547,72 +3686,123 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
         AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
-/* Row p of panels [n / nr][deep][nr] from n neighbours in memory. */
-AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t deep, size_t p, const void* src, amp_dtype t, size_t n) {
+
+/* Where column j of micro-panels begins that are `depth` rows deep. */
+AMPI_INLINE size_t AMPI_K(panel_column)(size_t depth, size_t j) {
+    return j / AMPI_K(nr) * AMPI_K(nr) * depth + j % AMPI_K(nr);
+}
+
+/* Row p of micro-panels from n neighbours in memory. */
+AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t depth, size_t p, const void* src, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
     for (size_t j = 0; j < n; j += AMPI_LANES)
-        AMPI_K(store)(dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + p * AMPI_K(nr) + j % AMPI_K(nr),
+        AMPI_K(store)(dst + AMPI_K(panel_column)(depth, j) + p * AMPI_K(nr),
             AMPI_K(load_any)((const char*)src + j * size, t, n - j));
 }
-/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as panels [n / nr][deep][nr]; the last vector is filled with 0. */
-AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t deep, size_t k0, size_t k, size_t j0,
-        size_t n, const ampi_pack_room* room) {
-    const ampi_unfold* g = &b->image;
-    const int plain = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
-    const size_t size = ampi_type_size(b->dtype), ld = ampi_max_size(k, b->along_k ? 0 : n) + 2 * AMPI_PAD;
-    const size_t step = plain ? g->plane : b->ld;  /* from one row to the next */
-    size_t j, p, i, here;
-    if (k == 0) return;  /* B may be NULL then */
-    for (j = 0; j < n && b->along_k; j += AMPI_LANES) {
-        float* to = dst + j / AMPI_K(nr) * AMPI_K(nr) * deep + j % AMPI_K(nr);
-        here = ampi_min_size(n - j, AMPI_LANES);
-        if (b->is_image && !plain) {
-            for (i = 0; i < here; i++)
-                AMPI_K(unfold)(room->rows + i * ld, ld, b, ampi_window_row(g, j0 + j + i), 1, k0, k, room);
-            AMPI_K(lanes_in)(to, AMPI_K(nr), room->rows, ld * sizeof(float), AMP_F32, here, k, k);
-            continue;
-        }
-        for (p = 0; p < k; p += i) {  /* image by image */
-            const size_t at = plain ? (k0 + p) / g->pixels * g->image + (k0 + p) % g->pixels : k0;
-            i = plain ? ampi_min_size(g->pixels - (k0 + p) % g->pixels, k - p) : k;
+
+/* Columns of B along k, in a matrix or in the planes of a 1x1 convolution, which lie image by image. */
+AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
+        size_t j0, size_t n) {
+    const ampi_im2col* g = &b->image;
+    const size_t size = ampi_type_size(b->dtype), step = b->is_image ? g->plane : b->ld;
+    size_t j, p, count;
+    for (j = 0; j < n; j += AMPI_LANES) {
+        float* to = dst + AMPI_K(panel_column)(depth, j);
+        const size_t columns = ampi_min_size(n - j, AMPI_LANES);
+        for (p = 0; p < k; p += count) {
+            const size_t pixel = b->is_image ? (k0 + p) % g->pixels : 0;
+            const size_t at = b->is_image ? (k0 + p) / g->pixels * g->image + pixel : k0;
+            count = b->is_image ? ampi_min_size(g->pixels - pixel, k - p) : k;
             AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * step + at),
-                step * size, b->dtype, here, i, i);
+                step * size, b->dtype, columns, count, count);
         }
     }
-    for (p = 0; p < k && !b->along_k && b->is_image; p += here) {
-        here = AMPI_LANES - (b->image.area < AMPI_LANES ? AMPI_LANES % b->image.area : 0);
-        here = ampi_min_size(k - p, here - (k0 + p) % ampi_min_size(b->image.area, here));  /* whole small channels */
-        AMPI_K(unfold)(room->rows, ld, b, k0 + p, here, j0, n, room);
-        for (i = 0; i < here; i++) AMPI_K(pack_row)(dst, deep, p + i, room->rows + i * ld, AMP_F32, n);
-    }
-    for (p = 0; p < k && !b->along_k && !b->is_image; p++)
-        AMPI_K(pack_row)(dst, deep, p, (const char*)b->data + ((k0 + p) * b->ld + j0) * size, b->dtype, n);
 }
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats. In place if FP32 and along k; else
-   in `to`, whose rows share no cache sets, or in micro-panels. */
-AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to, const ampi_operand* a, size_t i0,
-        size_t m, size_t k0, const ampi_pack_room* room) {
-    size_t i, p, here;
-    const size_t row0 = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
-    const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
-    const int in_place = a->along_k && a->dtype == AMP_F32 && !a->is_image && !a->area;
-    const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
-    u->a = in_place && u->k > 0 ? (const float*)a->data + row0 * ld + at : to;
-    u->row_step = a->along_k ? ld : 1;
-    u->k_step = a->along_k ? 1 : ld;
-    if (in_place) return;
-    if (a->along_k || form != AMPI_FP32 || m <= AMPI_FEW_ROWS) {
-        AMPI_K(rows)(to, ld, a, row0, rows, at, length, room);
-        return;
+
+/* Columns of B along k that are rows of an im2col matrix, in the order of windows. */
+AMPI_KERNEL_FN void AMPI_K(pack_windows)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
+        size_t j0, size_t n, const ampi_pack_room* room) {
+    const size_t ld = k + 2 * AMPI_PAD;
+    size_t j, i;
+    for (j = 0; j < n; j += AMPI_LANES) {
+        const size_t columns = ampi_min_size(n - j, AMPI_LANES);
+        for (i = 0; i < columns; i++) {
+            const size_t row = ampi_window_row(&b->image, j0 + j + i);
+            AMPI_K(im2col)(room->rows + i * ld, ld, b, row, 1, k0, k, room);
+        }
+        AMPI_K(lanes_in)(dst + AMPI_K(panel_column)(depth, j), AMPI_K(nr), room->rows, ld * sizeof(float), AMP_F32,
+            columns, k, k);
     }
-    u->k_step = 0;
+}
+
+/* Rows of B that are rows of an im2col matrix, at most 16 together: whole channels, if these have fewer positions. */
+AMPI_KERNEL_FN void AMPI_K(pack_im2col)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
+        size_t j0, size_t n, const ampi_pack_room* room) {
+    const size_t ld = n + 2 * AMPI_PAD, area = b->image.area;
+    const size_t together = AMPI_LANES - (area < AMPI_LANES ? AMPI_LANES % area : 0);
+    size_t p, i, rows;
+    for (p = 0; p < k; p += rows) {
+        rows = ampi_min_size(k - p, together - (k0 + p) % ampi_min_size(area, together));
+        AMPI_K(im2col)(room->rows, ld, b, k0 + p, rows, j0, n, room);
+        for (i = 0; i < rows; i++) AMPI_K(pack_row)(dst, depth, p + i, room->rows + i * ld, AMP_F32, n);
+    }
+}
+
+/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as micro-panels, `depth` rows deep; the last vector is filled with
+   zeros. k is 0 where B may be NULL. */
+AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k, size_t j0,
+        size_t n, const ampi_pack_room* room) {
+    const ampi_im2col* g = &b->image;
+    const int planes = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
+    size_t p;
+    if (k == 0) return;
+    if (b->along_k && b->is_image && !planes) {
+        AMPI_K(pack_windows)(dst, b, depth, k0, k, j0, n, room);
+    } else if (b->along_k) {
+        AMPI_K(pack_columns)(dst, b, depth, k0, k, j0, n);
+    } else if (b->is_image) {
+        AMPI_K(pack_im2col)(dst, b, depth, k0, k, j0, n, room);
+    } else {
+        for (p = 0; p < k; p++)
+            AMPI_K(pack_row)(dst, depth, p, ampi_at(b->data, b->dtype, (k0 + p) * b->ld + j0), b->dtype, n);
+    }
+}
+
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of a transposed A as micro-panels. */
+AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
+        size_t k0) {
+    size_t i, p, rows;
+    u->a = to;
+    u->row_step = 1;
+    u->k_step = 0;  /* that of micro_rows: the rows of each micro-panel */
     for (p = 0; p < u->k; p++)
-        for (i = 0; i < m; i += here) {
-            here = AMPI_K(tile_rows)(m - i);
-            AMPI_K(store)(to + i * (u->k + AMPI_PAD) + p * here,
+        for (i = 0; i < m; i += rows) {
+            rows = AMPI_K(tile_rows)(m - i);
+            AMPI_K(store)(to + i * (u->k + AMPI_PAD) + p * rows,
                 AMPI_K(load_any)(ampi_at(a->data, a->dtype, (k0 + p) * a->ld + i0 + i), a->dtype, m - i));
         }
 }
+
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they are, if FP32 and along k; else in `to`, as
+   rows that share no cache sets, or as micro-panels. Sets u->a and its steps. */
+AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to, const ampi_operand* a, size_t i0,
+        size_t m, size_t k0, const ampi_pack_room* room) {
+    const size_t row = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
+    const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
+    const int in_place = a->along_k && a->dtype == AMP_F32 && !a->is_image && !a->area;
+    const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
+    if (!a->along_k && form == AMPI_FP32 && m > AMPI_FEW_ROWS) {
+        AMPI_K(pack_a_panels)(u, to, a, i0, m, k0);
+        return;
+    }
+
+    u->a = to;
+    u->row_step = a->along_k ? ld : 1;
+    u->k_step = a->along_k ? 1 : ld;
+    if (!in_place) AMPI_K(rows)(to, ld, a, row, rows, at, length, room);
+    else if (u->k > 0) u->a = (const float*)a->data + row * ld + at;
+}
+
 #ifdef AMPI_PASS_PAIRS
 /* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of pairs. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
@@ -3624,168 +3814,290 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
             AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
+
 /* A packed panel of m rows of A as pairs: along k in place, else by pair_rows, then transposed for the matrix unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
     const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
+    float* transposed;
     size_t p, i;
     u->k = pairs;
-    if (u->k_step == 1)
+    if (u->k_step == 1) {
         for (i = 0; i < m; i++, x += u->row_step) {
             memset(x + k, 0, (2 * pairs - k) * sizeof *x);
             for (p = 0; p < pairs; p += AMPI_LANES) AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
         }
-    else AMPI_K(pair_rows)(x, ld, m, k);
-    if (u->k_step == 1 || form != AMPI_AMX_PAIRS) return;
-    u->k_step = 1; u->row_step = pairs + AMPI_PAD;
-    u->a = x + pairs * ld;
+        return;
+    }
+
+    AMPI_K(pair_rows)(x, ld, m, k);
+    if (form != AMPI_AMX_PAIRS) return;
+    transposed = x + pairs * ld;
+    u->a = transposed;
+    u->k_step = 1;
+    u->row_step = pairs + AMPI_PAD;
     for (i = 0; i < m; i += AMPI_LANES)
         for (p = 0; p < pairs; p += AMPI_LANES)
-            AMPI_K(transpose)(x + pairs * ld + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x,
-                AMP_F32);
+            AMPI_K(transpose)(transposed + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x, AMP_F32);
 }
 #endif
 
 /* --- the epilogue --- */
 
-/* alpha * sum + beta * C + bias for rows [i, i + m) of C, in columns from j on. Without a bias -0 is added, which
-   changes nothing. */
-AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_result* c, size_t i, size_t m, size_t j, const ampi_piece* pieces,
-        size_t count, const float* sums, size_t ld) {
+/* n neighbours become alpha * sum + bias, rounded. */
+AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums, size_t n, AMPI_V16 alpha,
+        AMPI_V16 bias) {
+    const size_t size = ampi_type_size(t);
+    for (size_t i = 0; i < n; i += AMPI_LANES) {
+        const AMPI_V16 x = AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias);
+        AMPI_K(store_any)(to + i * size, t, AMPI_K(quiet)(x, 0), n - i);
+    }
+}
+
+/* The first `count` of 16 results, `step` elements apart. */
+AMPI_LANES_FN void AMPI_K(scatter)(char* to, amp_dtype t, size_t step, AMPI_V16 x, size_t count) {
+    float lanes[AMPI_LANES];
+    size_t l;
+    AMPI_K(store_typed)(lanes, t, x);
+    if (t == AMP_F32) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
+    else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
+}
+
+/* n elements of C, c->columns.next apart, become alpha * sum + beta * C + bias, rounded. `column`: the number of the
+   first one's column, whose bias is taken unless biases are those of rows. */
+AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, size_t column, const float* sums,
+        size_t n, AMPI_V16 bias) {
     const amp_dtype t = c->dtype;
-    const size_t size = ampi_type_size(t), step = c->column;
-    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha), beta = AMPI_K(set1)(c->beta);
-    const int adds = c->beta != 0.0f, bias_of_rows = c->bias && c->bias_per_row;
-    const int plain = step == 1 && !adds && (!c->bias || bias_of_rows);
-    AMPI_V16 bias = AMPI_K(set1)(-0.0f), x;
-    float lanes[AMPI_LANES] = { 0 };
-    size_t p, at, l;
+    const size_t step = c->columns.next, size = ampi_type_size(t);
+    float old[AMPI_LANES] = { 0 };
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
+        const size_t count = ampi_min_size(n - i, AMPI_LANES);
+        AMPI_V16 x = AMPI_K(mul)(AMPI_K(set1)(c->alpha), AMPI_K(load)(sums + i));
+        if (c->beta != 0.0f) {
+            for (l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
+            x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
+        }
+        if (c->bias && !c->bias_per_row)
+            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, column + i), c->bias_dtype, count);
+        x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
+
+        if (step == 1) AMPI_K(store_any)(to, t, x, count);
+        else AMPI_K(scatter)(to, t, step, x, count);
+    }
+}
+
+/* The epilogue of rows [i, i + m) of C, in `count` pieces of the columns from j on. sums: of row i, column j; ld floats
+   to the next row. If bias is NULL, -0, the identity of addition, is added. */
+AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t m, size_t j, const ampi_piece* pieces,
+        size_t count, const float* sums, size_t ld) {
+    const size_t size = ampi_type_size(c->dtype);
+    const int row_bias = c->bias && c->bias_per_row;
+    const int plain = c->columns.next == 1 && c->beta == 0.0f && (!c->bias || row_bias);
+    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha);
+    AMPI_V16 bias = AMPI_K(set1)(-0.0f);
+    size_t p;
     for (; m > 0; m--, i++, sums += ld) {
-        if (bias_of_rows) bias = AMPI_K(set1)(ampi_element_f32(c->bias, c->bias_dtype, i));
+        if (row_bias) bias = AMPI_K(set1)(ampi_element_f32(c->bias, c->bias_dtype, i));
         for (p = 0; p < count; p++) {
-            const size_t from = pieces[p].from, n = pieces[p].count;
-            char* const row = (char*)c->data + (i * c->row + pieces[p].at) * size;
-            for (at = 0; at < n && plain; at += AMPI_LANES) {
-                x = AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + from + at)), bias);
-                AMPI_K(store_any)(row + at * size, t, AMPI_K(quiet)(x, 0), n - at);
-            }
-            for (; at < n; at += AMPI_LANES) {
-                const size_t here = ampi_min_size(n - at, AMPI_LANES);
-                char* const to = row + at * step * size;
-                x = AMPI_K(mul)(alpha, AMPI_K(load)(sums + from + at));
-                if (adds) {
-                    for (l = 0; l < here; l++) lanes[l] = ampi_element_f32(to, t, l * step);
-                    x = AMPI_K(fma)(0, beta, AMPI_K(load)(lanes), x);
-                }
-                if (c->bias && !bias_of_rows)
-                    bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, j + from + at), c->bias_dtype, here);
-                x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
-                if (step == 1) { AMPI_K(store_any)(to, t, x, here); continue; }
-                AMPI_K(store_typed)(lanes, t, x);
-                if (size == 4) for (l = 0; l < here; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
-                else for (l = 0; l < here; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
+            char* const to = (char*)c->data + (i * c->ld + pieces[p].at) * size;
+            const float* from = sums + pieces[p].from;
+            if (plain) AMPI_K(store_plain)(to, c->dtype, from, pieces[p].count, alpha, bias);
+            else AMPI_K(store_any_piece)(c, to, j + pieces[p].from, from, pieces[p].count, bias);
+        }
+    }
+}
+
+/* --- the product --- */
+
+/* A call of `product`: what its loops share. Scratch memory is laid out by ampi_plan_blocks. */
+typedef struct AMPI_K(loops) {
+    const ampi_product* s;
+    const ampi_plan* plan;
+    float *a_block, *b_block, *sums;
+    ampi_pack_room room;
+
+    int b_form;            /* AMPI_B_PACKED, ... */
+    const float* planes;   /* of planes and windows, whose row k is at planes + at[k] */
+    const uint32_t* at;
+
+    size_t nc, ld, depth;  /* columns of a macro-tile; floats from one row of sums to the next; rows of a micro-panel */
+    int sums_in_c, sums_wait;
+
+    /* The block at hand: its columns, [column, column + n), and its part of k. */
+    size_t column, n, k0, k;
+    ampi_piece pieces[AMPI_K(nc)];
+    size_t piece_count;
+} AMPI_K(loops);
+
+/* Sets what depends on the operands and the m rows, n columns of the call. Few rows of A do not pay for packing B:
+   stored rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel at a time,
+   for L1. FP32 results without an epilogue are summed in C itself. */
+AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s, const ampi_plan* plan, size_t m,
+        size_t n, float* scratch) {
+    const ampi_epilogue* c = &s->c;
+    const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
+    float* end;
+    q->s = s;
+    q->plan = plan;
+    q->a_block = scratch;
+    q->b_block = q->a_block + (plan->mc + 2 * AMPI_PAD) * (plan->kc + 2 * AMPI_PAD);
+    q->room.rows = q->b_block + plan->packed;
+    q->room.padded = q->room.rows + plan->rows;
+    q->room.floats = plan->padded;
+    end = q->room.padded + plan->padded;
+
+    q->b_form = AMPI_B_PACKED;
+    if (s->b.image.in_place && plan->padded > 0)
+        q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
+    else if (few && !s->b.along_k)
+        q->b_form = AMPI_B_IN_ROWS;
+    q->planes = q->room.padded + (q->b_form == AMPI_B_IN_WINDOWS ? plan->windows.first : 0);
+    q->at = NULL;
+    if (q->b_form == AMPI_B_IN_WINDOWS) q->at = (const uint32_t*)(const void*)q->room.padded;
+    if (q->b_form == AMPI_B_IN_PLANES) q->at = (const uint32_t*)(const void*)q->room.rows;
+
+    q->nc = few ? (size_t)AMPI_K(nr) : plan->nc;
+    q->sums = end;
+    if (q->b_form == AMPI_B_IN_ROWS) {
+        q->nc = ampi_min_size(AMPI_L1_FLOATS, plan->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD;
+        q->sums = q->b_block;
+    }
+    q->ld = q->nc + AMPI_PAD;
+    q->depth = plan->kc + 1;
+    q->sums_wait = s->k > plan->kc;
+    q->sums_in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias && c->columns.next == 1
+                   && !s->b.is_image && n % AMPI_LANES == 0 && q->b_form != AMPI_B_IN_ROWS
+                   && s->form != AMPI_AMX_PAIRS;
+    /* Pieces of an image are read in whole vectors, which reach behind the last panel. */
+    if (s->b.is_image) {
+        const size_t rows = q->sums_wait ? ampi_min_size(m, plan->sum_rows) : plan->mc;
+        AMPI_K(clear)(q->sums, rows * q->ld);
+    }
+}
+
+/* Makes the block of B at hand ready. */
+AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_K(loops)* q) {
+    const ampi_operand* b = &q->s->b;
+    const ampi_pack_room* room = &q->room;
+    if (q->b_form == AMPI_B_IN_WINDOWS)
+        AMPI_K(read_windows)(room->padded, &q->plan->windows, b, q->k0, q->k);
+    else if (q->b_form == AMPI_B_IN_PLANES)
+        AMPI_K(pad_rows)(room->padded, (uint32_t*)(void*)room->rows, b, q->k0, q->k, q->column, q->n);
+    else if (q->b_form == AMPI_B_PACKED)
+        AMPI_K(pack_b)(q->b_block, b, q->depth, q->k0, q->k, q->column, q->n, room);
+#ifdef AMPI_PASS_PAIRS
+    if (q->s->form != AMPI_FP32) {
+        for (size_t j = 0; j < q->n; j += AMPI_K(nr)) {
+            const size_t width = ampi_min_size(q->n - j, AMPI_K(nr));
+            AMPI_K(pair_rows)(q->b_block + j * q->depth, AMPI_K(nr), width, q->k);
+        }
+    }
+#endif
+}
+
+/* Sums of a few rows of A and rows of B as they are stored, read once: `together` at a time, for missing ones the last,
+   into sums in L1. */
+AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows, const AMPI_K(micro_args)* u) {
+    enum { together = AMPI_K(mr) > 8 ? 8 : 4 };
+    const ampi_operand* b = &q->s->b;
+    const size_t size = ampi_type_size(b->dtype);
+    const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
+    size_t p, i, j, r;
+    for (p = 0; p < u->k; p += together) {
+        const size_t count = ampi_min_size(u->k - p, together);
+        for (j = 0; j < q->n; j += AMPI_LANES) {
+            const char* from = (const char*)b->data + ((q->k0 + p) * b->ld + q->column + j) * size;
+            AMPI_V16 x[together];
+            AMPI_UNROLL for (r = 0; r < together; r++)
+                x[r] = AMPI_K(load_any)(from + ampi_min_size(r, count - 1) * b->ld * size, b->dtype, q->n - j);
+            for (i = 0; i < rows; i++) {
+                const float* a = u->a + i * u->row_step + p * u->k_step;
+                float* const sums = u->sums + i * u->ld + j;
+                AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
+                AMPI_UNROLL for (r = 0; r < together; r++)
+                    if (r < count) sum = AMPI_K(fma)(exact, AMPI_K(set1)(a[r * u->k_step]), x[r], sum);
+                AMPI_K(store)(sums, sum);
             }
         }
     }
 }
-/* --- the product --- */
 
-/* Few rows of A do not pay for packing a stored op(B). Its rows are read once, `deep` together (for missing ones the
-   last), into sums in L1. */
-AMPI_KERNEL_FN void AMPI_K(few_rows)(const ampi_operand* b, size_t k0, size_t j0, size_t n, size_t rows,
-        const AMPI_K(micro_args)* u) {
-    enum { deep = AMPI_K(mr) > 8 ? 8 : 4 };
-    const size_t size = ampi_type_size(b->dtype);
-    const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
-    size_t p, i, j, q, here;
-    for (p = 0; p < u->k; p += here)
-        for (j = 0, here = ampi_min_size(u->k - p, deep); j < n; j += AMPI_LANES) {
-            const char* from = (const char*)b->data + ((k0 + p) * b->ld + j0 + j) * size;
-            AMPI_V16 x[deep];
-            AMPI_UNROLL for (q = 0; q < deep; q++)
-                x[q] = AMPI_K(load_any)(from + ampi_min_size(q, here - 1) * b->ld * size, b->dtype, n - j);
-            for (i = 0; i < rows; i++) {
-                float* const sums = u->sums + i * u->ld + j;
-                AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
-                AMPI_UNROLL for (q = 0; q < deep; q++)
-                    if (q < here)
-                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(u->a[i * u->row_step + (p + q) * u->k_step]), x[q], sum);
-                AMPI_K(store)(sums, sum);
-            }
-        }
+/* Loop 2: sums of `rows` rows from u->sums on, panel by panel of one or two vectors. In padded planes a panel begins at
+   a stored column, so that margins cost little; else columns follow each other. */
+AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_K(loops)* q, size_t rows, const AMPI_K(micro_args)* args) {
+    const size_t end = q->column + q->n;
+    AMPI_K(micro_args) u = *args;
+    ampi_columns columns = q->s->c.columns;
+    ampi_column at;
+    if (q->b_form != AMPI_B_IN_PLANES) columns = ampi_endless_row();
+    at = ampi_column_of(&columns, q->column);
+    while (at.number < end) {
+        const size_t j = at.number - q->column;
+        int two;
+        ampi_column_move(&at, &columns, AMPI_LANES);
+        two = AMPI_K(nv) > 1 && at.number < end;
+        u.next = at.number - q->column - j;
+        u.b = q->b_block + j * q->depth;
+        if (q->b_form == AMPI_B_IN_PLANES) u.b = q->planes + j;
+        if (q->b_form == AMPI_B_IN_WINDOWS) u.b = q->planes + q->column + j;
+        u.sums = args->sums + j;
+        AMPI_K(micro)(q->s->form, rows, two, &u);
+        if (two) ampi_column_move(&at, &columns, AMPI_LANES);
+    }
 }
-/* Rows [i0, i0 + m), columns [j0, j0 + n) of C. scratch: b->floats, see ampi_plan_blocks. */
-AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
-        float* scratch) {
-    float* const b_block = scratch + (b->mc + 2 * AMPI_PAD) * (b->kc + 2 * AMPI_PAD);
-    const ampi_pack_room room = { b_block + b->packed, b_block + b->packed + b->rows, b->padded };
-    const int kept = s->k > b->kc;  /* sums wait for the next block of k */
-    const int in_place = s->b.image.in_place && b->padded > 0, windows = in_place && s->b.along_k;
-    const ampi_result* c = &s->c;
-    /* Few rows of A: rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel
-       at a time, for L1. */
-    const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
-    const int rows_of_b = few && !s->b.along_k;
-    /* Sums that are results stand in C. */
-    const int in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias && c->column == 1
-        && !s->b.is_image && n % AMPI_LANES == 0 && !rows_of_b && s->form != AMPI_AMX_PAIRS;
-    const size_t wide = rows_of_b ? ampi_min_size(AMPI_L1_FLOATS, b->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD
-                        : few ? (size_t)AMPI_K(nr) : b->nc;
-    const size_t ld = wide + AMPI_PAD, deep = b->kc + 1;  /* panels of B share no cache sets */
-    float* const sums = rows_of_b ? b_block : b_block + b->packed + b->rows + b->padded;
-    const uint32_t* const table = (const uint32_t*)(const void*)(windows ? room.padded : room.rows);
-    const float* const planes = room.padded + (windows ? b->windows.first : 0);
-    ampi_piece pieces[AMPI_K(nc)];
-    ampi_result panels = s->c;  /* columns in panels: all, or rows of pixels */
-    ampi_pixel at;
-    size_t top, jn, k0, im, j;
-    /* Pieces are read in whole vectors, which reach behind the last panel. */
-    if (s->b.is_image) AMPI_K(clear)(sums, (kept ? ampi_min_size(m, b->tall) : b->mc) * ld);
-    if (!in_place || windows) panels.part = panels.used = panels.cols = panels.pitch = SIZE_MAX;
-    for (top = 0; top < m; top += b->tall)
-        for (jn = 0; jn < n; jn += wide) {
-            const size_t rows = ampi_min_size(m - top, b->tall), nc = ampi_min_size(n - jn, wide), end = j0 + jn + nc;
-            const size_t count = ampi_pieces_of(pieces, &s->c, j0 + jn, nc);
-            k0 = 0;
+
+/* Loop 3: the block of B at hand with rows [i0, i0 + m) of A, and the epilogue after the last block of k. */
+AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t m) {
+    const ampi_product* s = q->s;
+    const ampi_epilogue* c = &s->c;
+    const int last = q->k0 + q->k == s->k;
+    size_t i, mc;
+    AMPI_K(read_b)(q);
+    for (i = 0; i < m; i += mc) {
+        float* const sums = q->sums + (q->sums_wait ? i * q->ld : 0);
+        AMPI_K(micro_args) u;
+        AMPI_CLEAR(u);
+        mc = ampi_min_size(m - i, q->plan->mc);
+        u.k = q->k;
+        u.first = q->k0 == 0;
+        u.exact = s->exact;
+        u.at = q->at;
+        u.sums = q->sums_in_c ? (float*)c->data + (i0 + i) * c->ld + q->column : sums;
+        u.ld = q->sums_in_c ? c->ld : q->ld;
+        u.quiet = q->sums_in_c && last;
+        AMPI_K(pack_a)(&u, s->form, q->a_block, &s->a, i0 + i, mc, q->k0, &q->room);
+#ifdef AMPI_PASS_PAIRS
+        if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, q->a_block, mc, &u);
+#endif
+
+        if (q->b_form == AMPI_B_IN_ROWS) AMPI_K(few_rows)(q, mc, &u);
+        else AMPI_K(macro_tile)(q, mc, &u);
+        if (last && !q->sums_in_c)
+            AMPI_K(store_tile)(c, i0 + i, mc, q->column, q->pieces, q->piece_count, sums, q->ld);
+    }
+}
+
+/* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch memory. A product with
+   k = 0 has one block too, which stores beta * C + bias. */
+AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0, size_t m, size_t j0,
+        size_t n, float* scratch) {
+    AMPI_K(loops) q;
+    size_t i, j;
+    AMPI_K(loops_init)(&q, s, plan, m, n, scratch);
+    for (i = 0; i < m; i += plan->sum_rows) {
+        const size_t rows = ampi_min_size(m - i, plan->sum_rows);
+        for (j = 0; j < n; j += q.nc) {
+            q.column = j0 + j;
+            q.n = ampi_min_size(n - j, q.nc);
+            q.piece_count = ampi_pieces_of(q.pieces, &s->c.columns, q.column, q.n);
+            q.k0 = 0;
             do {
-                const size_t kc = ampi_min_size(s->k - k0, b->kc);
-                if (windows) AMPI_K(read_windows)(room.padded, &b->windows, &s->b, k0, kc);
-                else if (in_place)
-                    AMPI_K(pad_rows)(room.padded, (uint32_t*)(void*)room.rows, &s->b, k0, kc, j0 + jn, nc);
-                else if (!rows_of_b) AMPI_K(pack_b)(b_block, &s->b, deep, k0, kc, j0 + jn, nc, &room);
-#ifdef AMPI_PASS_PAIRS
-                for (j = 0; s->form != AMPI_FP32 && j < nc; j += AMPI_K(nr))
-                    AMPI_K(pair_rows)(b_block + j * deep, AMPI_K(nr), ampi_min_size(nc - j, AMPI_K(nr)), kc);
-#endif
-                for (im = 0; im < rows; im += b->mc) {
-                    const size_t mc = ampi_min_size(rows - im, b->mc), i = i0 + top + im;
-                    float* const tile = in_c ? (float*)c->data + i * c->row + j0 + jn : sums + (kept ? im : 0) * ld;
-                    AMPI_K(micro_args) u;
-                    AMPI_CLEAR(u);
-                    u.k = kc; u.first = k0 == 0; u.exact = s->exact;
-                    u.ld = in_c ? c->row : ld;
-                    u.quiet = in_c && k0 + kc == s->k;
-                    if (in_place) u.at = table;
-                    AMPI_K(pack_a)(&u, s->form, scratch, &s->a, i, mc, k0, &room);
-#ifdef AMPI_PASS_PAIRS
-                    if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, scratch, mc, &u);
-#endif
-                    u.sums = tile;
-                    if (rows_of_b) AMPI_K(few_rows)(&s->b, k0, j0 + jn, nc, mc, &u);
-                    /* Panels of one or two vectors, in place from pixels on. */
-                    for (at = ampi_pixel_of(&panels, j0 + jn); !rows_of_b && at.column < end;) {
-                        j = at.column - j0 - jn;
-                        ampi_pixel_move(&at, &panels, AMPI_LANES);
-                        u.next = at.column - j0 - jn - j;
-                        u.b = in_place ? planes + j + (windows ? j0 + jn : 0) : b_block + j * deep;
-                        u.sums = tile + j;
-                        AMPI_K(micro)(s->form, mc, AMPI_K(nv) > 1 && at.column < end, &u);
-                        if (AMPI_K(nv) > 1 && at.column < end) ampi_pixel_move(&at, &panels, AMPI_LANES);
-                    }
-                    if (k0 + kc == s->k && !in_c) AMPI_K(store_tile)(c, i, mc, j0 + jn, pieces, count, tile, ld);
-                }
-                k0 += kc;
-            } while (k0 < s->k);
+                q.k = ampi_min_size(s->k - q.k0, plan->kc);
+                AMPI_K(block_of_k)(&q, i0 + i, rows);
+                q.k0 += q.k;
+            } while (q.k0 < s->k);
         }
+    }
 }
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
@@ -3805,7 +4117,7 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 /* The padded image (see ampi_channels): up to 16 planes of an image from element `plane` on. */
 AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v, const ampi_channels* d, size_t plane,
         size_t channels) {
-    const ampi_unfold* g = &v->image;
+    const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
@@ -3856,7 +4168,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
         float* scratch) {
     const int dw = s->a.is_image;
-    const ampi_unfold *g = &s->b.image, *dy = &s->a.image;
+    const ampi_im2col *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
     const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;  /* from there on */
@@ -3884,7 +4196,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
         if (dw && n + 1 < image + images) continue;
         for (i = 0; i < results; i += AMPI_LANES) {
             AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0], AMP_F32);
-            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces, ampi_pieces_of(pieces, &s->c,
+            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces, ampi_pieces_of(pieces, &s->c.columns,
                 (dw ? 0 : n * g->pixels) + i, ampi_min_size(results - i, AMPI_LANES)), block[0], AMPI_LANES);
         }
     }
@@ -4600,7 +4912,7 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
     return n / shares * share + (share < n % shares ? share : n % shares);
 }
 
-enum { AMPI_MC = 96, AMPI_TALL = 768,
+enum { AMPI_MC = 96, AMPI_SUM_ROWS = 768,
        AMPI_STACK_FLOATS = 14 * 1024 }; /* scratch memory without a workspace */
 
 /* Threads that a product is worth, one below a million multiplications: an element from memory counts as 4. */
@@ -4608,7 +4920,7 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters `tall`. Blocks of k are about equally
+/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters sum_rows. Blocks of k are about equally
    deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets),
    unless B is read in place; 16 rows; a padded copy or windows, if at most twice that block; sums, with 16 rows behind
    for the matrix unit, and a vector. */
@@ -4619,7 +4931,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
-    p->tall = s->k <= p->kc ? m : ampi_min_size(m, ampi_max_size((size_t)AMPI_TALL >> 2 * cut, mc));
+    p->sum_rows = s->k <= p->kc ? m : ampi_min_size(m, ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
     p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
@@ -4629,7 +4941,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     } else if (b->is_image && !b->along_k) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->rows + p->padded
-                + ((s->k > p->kc ? p->tall : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
+                + ((s->k > p->kc ? p->sum_rows : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
 /* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each its stack. The least
    blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
@@ -4744,8 +5056,8 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     AMPI_CLEAR(*s);
     s->m = m; s->n = n; s->k = k;
     s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
-    s->c.row = ldc; s->c.column = 1;
-    s->c.part = s->c.used = s->c.cols = s->c.pitch = SIZE_MAX;
+    s->c.ld = ldc;
+    s->c.columns = ampi_endless_row();
     s->c.alpha = 1.0f;
 }
 
@@ -5084,7 +5396,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
         ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
     ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
-    ampi_unfold* g = &v.image;
+    ampi_im2col* g = &v.image;
     v.is_image = 1;
     g->pixels = h.count * w.count; g->area = h.kernel * w.kernel;
     g->channels = channels / (size_t)c->s.groups;
@@ -5112,19 +5424,21 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
-/* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the unfolded x. A row
+/* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the im2col matrix of x. A row
    of C is an output's planes in turn, each one part. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t k = c->cg * c->area;
-    ampi_result* y = &v->s.c;
+    ampi_columns* y = &v->s.c.columns;
     ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
     v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
     v->s.b = ampi_image_x(c, &t->x, 0);
-    y->row = y->part = y->used = y->cols = y->pitch = c->out_pixels;
-    y->next_row = (size_t)c->out_w; /* for ampi_set_planes */
-    y->image = (size_t)c->s.out_channels * c->out_pixels;
-    y->bias = t->b.data; y->bias_dtype = ampi_dtype(t->b.dtype);
-    y->bias_per_row = 1;
+    y->size = y->used = y->width = y->pitch = c->out_pixels;
+    y->next_row = (size_t)c->out_w;  /* for ampi_set_planes */
+    y->next_block = (size_t)c->s.out_channels * c->out_pixels;
+    v->s.c.ld = c->out_pixels;
+    v->s.c.bias = t->b.data;
+    v->s.c.bias_dtype = ampi_dtype(t->b.dtype);
+    v->s.c.bias_per_row = 1;
     v->a_group = c->og * k; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * c->out_pixels;
     v->bias_group = c->og;
 }
@@ -5168,7 +5482,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
     const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
     const size_t pixels = ph.pixels * pw.pixels;
-    ampi_result* dx = &v->s.c;
+    ampi_columns* dx = &v->s.c.columns;
     ampi_operand* a = &v->s.a;
     ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * area);
     *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype, (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype,
@@ -5178,16 +5492,17 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
     a->output = c->cg * c->area;
     v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
         ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
-    dx->data = ampi_mutable(ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w));
-    dx->row = c->in_pixels; dx->column = (size_t)c->s.stride_w;
-    dx->part = dx->used = pixels;
-    dx->cols = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
+    v->s.c.data = ampi_mutable(ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w));
+    v->s.c.ld = c->in_pixels;
+    dx->next = (size_t)c->s.stride_w;
+    dx->size = dx->used = pixels;
+    dx->width = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
     dx->next_row = (size_t)c->s.stride_h * width;
-    dx->image = (size_t)c->s.channels * c->in_pixels;
+    dx->next_block = (size_t)c->s.channels * c->in_pixels;
     v->a_group = c->og * c->cg * c->area; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
 }
 
-/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the unfolded x. */
+/* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the im2col matrix of x. */
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
     const size_t weights = c->cg * c->area;
     ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
@@ -5195,7 +5510,7 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
     v->s.a = ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
         ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
     v->s.b = ampi_image_x(c, &t->x, 1);
-    v->s.c.row = weights; v->s.c.column = 1;
+    v->s.c.ld = weights;
     v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * weights;
 }
 
@@ -5222,7 +5537,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->a_group = rows;
 }
 /* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or one. */
-AMPI_FN size_t ampi_window_channels(const ampi_unfold* g) {
+AMPI_FN size_t ampi_window_channels(const ampi_im2col* g) {
     const size_t most = ampi_kernels_now()->nc / g->area, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
     const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
@@ -5230,31 +5545,33 @@ AMPI_FN size_t ampi_window_channels(const ampi_unfold* g) {
 /* The weight gradient of `channels` channels from `first` on, in the order of windows, read in place or packed: C's
    images are kernel columns, their rows kernel rows. */
 AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels) {
-    ampi_unfold* g = &v->s.b.image;
-    ampi_result* c = &v->s.c;
+    ampi_im2col* g = &v->s.b.image;
+    ampi_columns* c = &v->s.c.columns;
     ampi_operand_advance(&v->s.b, first * g->plane);
-    c->data = ampi_mutable(ampi_at(c->data, c->dtype, first * g->area));
-    c->column = g->area; c->next_row = g->w.kernel; c->image = 1;
-    c->cols = c->pitch = g->channels = channels;
-    c->part = c->used = channels * g->h.kernel;
+    v->s.c.data = ampi_mutable(ampi_at(v->s.c.data, v->s.c.dtype, first * g->area));
+    c->next = g->area;
+    c->next_row = g->w.kernel;
+    c->next_block = 1;
+    c->width = c->pitch = g->channels = channels;
+    c->size = c->used = channels * g->h.kernel;
     v->s.n = channels * g->area;
     g->in_place = g->area > 1 && (g->w.next == 1 || g->w.kernel == 1);
 }
 /* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
    places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
 AMPI_FN void ampi_set_planes(ampi_convolution* v) {
-    ampi_unfold* g = &v->s.b.image;
-    ampi_result* c = &v->s.c;
-    const uint64_t part = (uint64_t)g->h.padded * g->w.padded;
-    if (v->s.k == 0 || (double)(part - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
+    ampi_im2col* g = &v->s.b.image;
+    ampi_columns* c = &v->s.c.columns;
+    const uint64_t size = (uint64_t)g->h.padded * g->w.padded;
+    if (v->s.k == 0 || (double)(size - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
     g->in_place = 1;
-    if (part == g->pixels) return;
-    c->cols = g->w.count;
+    if (size == g->pixels) return;
+    c->width = g->w.count;
     c->pitch = g->w.padded;
     c->used = (g->h.count - 1) * g->w.padded + g->w.count;
     g->h.count = g->h.padded; g->w.count = g->w.padded;
-    g->pixels = c->part = (size_t)part;
-    v->s.n = v->images * c->part;
+    g->pixels = c->size = (size_t)size;
+    v->s.n = v->images * c->size;
 }
 /* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks` in all) of one
    image, or of all images if A is an image (weight gradient). Threads take them in `shares`, 0 for other

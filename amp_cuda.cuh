@@ -1514,7 +1514,7 @@ AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint3
     d.high += step.high + carry;
 }
 
-/* An operand; see ampi_operand and ampi_unfold. data is its first element. */
+/* An operand; see ampi_operand and ampi_im2col. data is its first element. */
 typedef struct ampi_cuda_operand {
     const void* data;
     size_t      stride;                           /* elements from one product of a batch to the next */
@@ -1614,7 +1614,7 @@ typedef struct ampi_cuda_product {
     float alpha, beta;
     void* c; amp_dtype c_dtype;
     size_t ldc, part, part_stride, c_stride;      /* `part` columns to an image: n of a matrix */
-    size_t cols, next_row, column;                /* see ampi_result */
+    size_t cols, next_row, column;                /* see ampi_columns */
     int apart;                                    /* columns of an image are no neighbours */
     const void* bias; amp_dtype bias_dtype;
     size_t bias_stride;
@@ -2607,7 +2607,7 @@ AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
 }
 
 /* An image's places; channels and images are still to be set. */
-AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_unfold* g) {
+AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_im2col* g) {
     o->image_stride = g->image;
     o->channel_stride = g->plane;
     o->kernel_h = (uint32_t)g->h.kernel; o->kernel_w = (uint32_t)g->w.kernel;
@@ -2648,7 +2648,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
 }
 
 AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi_cuda_batch* batch) {
-    const ampi_result* c = &s->c;
+    const ampi_epilogue* c = &s->c;
     ampi_cuda_product p;
     memset(&p, 0, sizeof p);
     p.m = s->m; p.n = s->n; p.k = s->k;
@@ -2657,10 +2657,10 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi
     p.b = ampi_cuda_operand_of(&s->b, s->n, s->k, batch->b);
     p.alpha = c->alpha; p.beta = c->beta;
     p.c = c->data; p.c_dtype = c->dtype;
-    p.ldc = c->row; p.c_stride = batch->c;
-    p.part = c->part ? c->part : s->n; p.part_stride = c->image;
-    p.cols = c->cols; p.next_row = c->next_row; p.column = c->column;
-    p.apart = c->part != 0 && (c->column != 1 || c->cols != c->part);
+    p.ldc = c->ld; p.c_stride = batch->c;
+    p.part = c->columns.size ? c->columns.size : s->n; p.part_stride = c->columns.next_block;
+    p.cols = c->columns.width; p.next_row = c->columns.next_row; p.column = c->columns.next;
+    p.apart = c->columns.size != 0 && (c->columns.next != 1 || c->columns.width != c->columns.size);
     p.bias = c->bias; p.bias_dtype = c->bias_dtype; p.bias_stride = batch->bias;
     p.bias_per_row = c->bias_per_row;
     p.pieces = 1;
@@ -3028,14 +3028,14 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 /* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per column is
    written to C first and added by beta = 1: one rounding, as C's type holds it exactly. */
 AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch) {
-    const ampi_result* c = &s->c;
+    const ampi_epilogue* c = &s->c;
     const size_t limit = 0x7fffffff;
     if (s->a.is_image || s->b.is_image || s->a.dtype != s->b.dtype) return 0;
     if (c->dtype != s->a.dtype && c->dtype != AMP_F32) return 0;
     if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
     if (c->bias && (c->bias_per_row || c->beta != 0.0f || (c->bias_dtype != c->dtype && c->dtype != AMP_F32))) return 0;
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
-           && c->row <= limit && batch->count <= limit;
+           && c->ld <= limit && batch->count <= limit;
 }
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
@@ -3065,14 +3065,14 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s, const ampi_cuda_batch* batch,
                                            float beta) {
     const ampi_operand *a = &s->a, *b = &s->b;
-    const ampi_result* c = &s->c;
+    const ampi_epilogue* c = &s->c;
     cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
     cublasOperation_t tb = b->along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = a->along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
     cublasStatus_t e = cublasSetMathMode(blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
     return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &c->alpha, b->data, in,
                                       (int)b->ld, (long long)batch->b, a->data, in, (int)a->ld, (long long)batch->a,
-                                      &beta, c->data, out, (int)c->row, (long long)batch->c, (int)batch->count,
+                                      &beta, c->data, out, (int)c->ld, (long long)batch->c, (int)batch->count,
                                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, const ampi_product* s,
