@@ -2599,8 +2599,8 @@ typedef struct ampi_operand {
     size_t      area, kernel_w, next_h, next_w, output;
 } ampi_operand;
 
-/* Where the columns of C lie in memory. Column j belongs to block j / size; in it, with r = j % size, to row r / pitch
-   at x = r % pitch, and is element block * next_block + row * next_row + x * next of its row of C.
+/* Where the columns of C lie in memory. Column j belongs to block j / size; let r = j % size. There it lies in row
+   r / pitch, at x = r % pitch. It is element block * next_block + row * next_row + x * next of its row of C.
    Columns with x >= width or r >= used are computed, but stored nowhere.
      a matrix                    one endless row: size = pitch = width = used = SIZE_MAX
      y and dx                    a block is an image, a row one of its rows of pixels; where planes are read in place,
@@ -2725,13 +2725,16 @@ typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
-/* Limits, bits of the largest magnitudes that are no overflow: of any float, of a weight, of one whose 16-bit copy is
-   finite. Then overflows: elements that stay as they were, copies that saturate, the first place of either. A limit is
-   in memory, or a compiler for finite floats alone could drop its test. */
+/* What is an overflow of an update, and what was met. Limits are in memory, or a compiler for finite floats alone could
+   drop their tests. */
 typedef struct ampi_update_overflow {
-    uint32_t finite, last, low;
-    uint32_t held, saturated;
-    size_t   base, first;  /* base: the number of the element that a kernel calls 0 */
+    uint32_t finite;     /* bits of the largest finite magnitude of a float */
+    uint32_t last;       /* of a weight */
+    uint32_t low;        /* of a weight whose 16-bit copy is finite */
+    uint32_t held;       /* elements that stay as they were */
+    uint32_t saturated;  /* 16-bit copies that saturate */
+    size_t   base;       /* the number of the element that a kernel calls 0 */
+    size_t   first;      /* the number of the first element held or saturated */
 } ampi_update_overflow;
 
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
@@ -2773,6 +2776,8 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
     else over->saturated++;
     return stays;
 }
+/* Updates element i in plain C, or leaves it where it would overflow; LAMB_DIRECTION only writes
+   its direction to g. */
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
         const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
@@ -2883,6 +2888,7 @@ AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->area] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
+/* The layout in scratch memory of the windows of kc pixels. */
 AMPI_FN ampi_windows ampi_windows_of(const ampi_im2col* g, size_t kc) {
     const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
     ampi_windows d;
@@ -2903,6 +2909,7 @@ AMPI_FN size_t ampi_window_row(const ampi_im2col* g, size_t i) {
    pitch: its rows, floats from one to the next; weights, pixels, padded: where these begin, in floats. Each has
    room behind it for whole vectors. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, padded, floats; } ampi_channels;
+/* The layout in scratch memory of 16 channels of a depthwise convolution. */
 AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
     const size_t area = ampi_round_up(g->area, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
@@ -2945,6 +2952,7 @@ typedef __m256d AMPI_K(doubles);
 AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
 AMPI_LANES_FN __m256 AMPI_K(fma_reg)(__m256 x, __m256 y, __m256 z) { return _mm256_fmadd_ps(x, y, z); }
 AMPI_LANES_FN __m256 AMPI_K(sqrt_reg)(__m256 x) { return _mm256_sqrt_ps(x); }
+/* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
@@ -2956,6 +2964,7 @@ AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, 
     const __m256d wide = _mm256_cvtps_pd(t == AMP_F16 ? _mm_cvtph_ps(x) : _mm_castsi128_ps(one));
     return _mm256_fmadd_pd(wide, wide, s);
 }
+/* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     const __m128i low = _mm_loadu_si128((const __m128i*)p);
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
@@ -3025,11 +3034,13 @@ typedef __m512d AMPI_K(doubles);
 AMPI_LANES_FN __m512 AMPI_K(set1_reg)(float x) { return _mm512_set1_ps(x); }
 AMPI_LANES_FN __m512 AMPI_K(fma_reg)(__m512 x, __m512 y, __m512 z) { return _mm512_fmadd_ps(x, y, z); }
 AMPI_LANES_FN __m512 AMPI_K(sqrt_reg)(__m512 x) { return _mm512_maskz_sqrt_ps(AMPI_ALL16, x); }
+/* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m512 x, uint32_t limit) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
     if (limit == 0x7f800000u) return _mm512_fpclass_ps_mask(x, 0x81) != 0;
     return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
 }
+/* s + x * x in double, for elements at p; of bfloat16 for the even or the odd ones. */
 AMPI_LANES_FN __m512d AMPI_K(square_reg)(__m512d s, const void* p, amp_dtype t, int odd) {
     const __m256 all = ampi_load_reg_avx2(p, t == AMP_F16 ? t : AMP_F32);
     const __m256i pairs = _mm256_castps_si256(all);
@@ -3038,6 +3049,7 @@ AMPI_LANES_FN __m512d AMPI_K(square_reg)(__m512d s, const void* p, amp_dtype t, 
     const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
     return _mm512_fmadd_pd(wide, wide, s);
 }
+/* Sixteen 16-bit elements in FP32. */
 AMPI_LANES_FN __m512 AMPI_K(widen_reg)(__m256i low, amp_dtype t) {
     if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, low);
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, low), 16));
@@ -3051,9 +3063,11 @@ AMPI_LANES_FN __m256i AMPI_K(narrow_reg)(__m512 x, amp_dtype t) {
     const __m512i halves = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
     return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, halves, 0);
 }
+/* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN __m512 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     return t == AMP_F32 ? _mm512_loadu_ps(p) : AMPI_K(widen_reg)(_mm256_loadu_si256((const __m256i*)p), t);
 }
+/* Stores sixteen lanes in 16 bits, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m512* q) {
     _mm256_storeu_si256((__m256i*)p, AMPI_K(narrow_reg)(*q, t));
 }
@@ -3068,6 +3082,7 @@ AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, si
 #define AMPI_PASS_TARGET
 enum { AMPI_K(mr) = AMPI_NEON ? 6 : 4, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 256 };
 typedef double AMPI_K(doubles);
+/* s + x * x in double, for elements at p; of bfloat16 for the even or the odd ones. */
 AMPI_LANES_FN double AMPI_K(square_reg)(double s, const void* p, amp_dtype t, int odd) {
     const float x = ampi_element_f32(p, t, t == AMP_BF16 && odd);
     return s + (double)x * (double)x;
@@ -3078,9 +3093,11 @@ typedef float32x4_t AMPI_K(reg);
 AMPI_LANES_FN float32x4_t AMPI_K(set1_reg)(float x) { return vdupq_n_f32(x); }
 AMPI_LANES_FN float32x4_t AMPI_K(fma_reg)(float32x4_t x, float32x4_t y, float32x4_t z) { return vfmaq_f32(z, x, y); }
 AMPI_LANES_FN float32x4_t AMPI_K(sqrt_reg)(float32x4_t x) { return vsqrtq_f32(x); }
+/* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
     return vmaxvq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu))) > limit;
 }
+/* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
     float wide[4];
     int l;
@@ -3089,6 +3106,7 @@ AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
     for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);  /* whatever the processor's modes */
     return vld1q_f32(wide);
 }
+/* Stores sixteen lanes in 16 bits, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
     float wide[16];
     int i;
@@ -3141,9 +3159,9 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
    A convolution is this product with B the im2col matrix, of which only the blocks in use are formed. As an example
    serves one row of five pixels, a to e, kernel positions j = 0, 1, 2, padding 1, stride 1. Grid pixel i is an output.
    It meets source pixel i - 1 + j: step 1, first -1, next 1.
-       im2col, a row for each j    0 a b c d      the padded plane of this row       0 a b c d e | 0 a' b' c' d' e' | 0
-                                   a b c d e      begins at its place j: at[j] = j   (a', ...: the row below; one margin
-                                   b c d e 0                                         serves the end of a row and the next)
+       im2col    j = 0   0 a b c d        padded plane    0 a b c d e  0 a' b' c' d' e'  0
+                 j = 1   a b c d e        at[j] = j       a' to e' are the row below. One margin serves the end of a
+                 j = 2   b c d e 0                        row and the beginning of the next.
    So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel reads B in place. The grid
    then has six columns a row, as the plane has: the sixth is margin, and its sum is not stored. In two dimensions
    at[kernel row, kernel column] = kernel row * 6 + kernel column. With stride 2 the plane is two, one for each phase,
@@ -3161,21 +3179,27 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 
 #define AMPI_REGISTERS (AMPI_LANES / AMPI_PASS_WIDTH)
 typedef struct { AMPI_K(reg) q[AMPI_REGISTERS]; } AMPI_V16;
+/* Sixteen lanes that are all x. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
     AMPI_V16 r;
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
     return r;
 }
+/* Sixteen lanes that are all x. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+/* x + y in each lane. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
     return x;
 }
+/* x * y in each lane. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
     return x;
 }
 #if AMPI_PASS_WIDTH > 1
+/* x * y + z in each lane, rounded once; with AMPI_OF_PAIRS two products of bfloat16 a lane are
+   added to z. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int i;
     (void)how;
@@ -3185,11 +3209,13 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) 
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
     return z;
 }
+/* Has any lane a magnitude above `limit`, both as bits? */
 AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
     int i, any = 0;
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) any |= AMPI_K(above_reg)(x.q[i], limit);
     return any;
 }
+/* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     const int bytes = AMPI_PASS_WIDTH * (t == AMP_F32 ? 4 : 2);
     AMPI_V16 r;
@@ -3197,6 +3223,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     return r;
 }
 AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, sizeof x); }
+/* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     int i;
     if (t != AMP_F32) { AMPI_K(store_low)(p, t, x.q); return; }
@@ -3211,11 +3238,13 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) 
     else for (l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
     return z;
 }
+/* Has any lane a magnitude above `limit`, both as bits? */
 AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
     uint32_t any = 0;
     for (int l = 0; l < 16; l++) any |= limit - (ampi_bits(x.q[l]) & 0x7fffffffu);
     return any >> 31 != 0;
 }
+/* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     AMPI_V16 r;
     if (t == AMP_F16) ampi_lanes_half_to_f32(r.q, (const uint16_t*)p);
@@ -3223,15 +3252,19 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     else memcpy(r.q, p, sizeof r.q);
     return r;
 }
+/* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, x.q);
     else if (t == AMP_BF16) ampi_lanes_f32_to_bf16((uint16_t*)p, x.q);
     else memcpy(p, x.q, sizeof x.q);
 }
 #endif
+/* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
+/* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
-/* Quiet NaNs for NaNs, with their bits in `kept`; 0: 0x7fc00000. NaNs are rare, and blending is slow. */
+/* Makes NaNs quiet and keeps only the bits of their sign and payload that `kept` has; 0 leaves 0x7fc00000. The branch
+   pays, as NaNs are rare. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
@@ -3242,22 +3275,26 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
 #if AMPI_PASS_WIDTH == 16
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
+/* The first `count` of sixteen neighbours; the other lanes are 0, and not read. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     const __mmask16 m = AMPI_K(first)(count);
     AMPI_V16 x;
     x.q[0] = t == AMP_F32 ? _mm512_maskz_loadu_ps(m, p) : AMPI_K(widen_reg)(_mm256_maskz_loadu_epi16(m, p), t);
     return x;
 }
+/* Stores the first `count` of sixteen lanes as type t. */
 AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     if (t == AMP_F32) _mm512_mask_storeu_ps(p, AMPI_K(first)(count), x.q[0]);
     else _mm256_mask_storeu_epi16(p, AMPI_K(first)(count), AMPI_K(narrow_reg)(x.q[0], t));
 }
 #else
+/* The first `count` of sixteen neighbours; the other lanes are 0, and not read. */
 AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     float whole[AMPI_LANES] = { 0 };
     memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
     return AMPI_K(load_typed)(whole, t);
 }
+/* Stores the first `count` of sixteen lanes as type t. */
 AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     float whole[AMPI_LANES];
     AMPI_K(store_typed)(whole, t, x);
@@ -3289,7 +3326,8 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Less 1, a zero is 0xffff, never least. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Subtracting 1 turns zero into 0xffff, so that
+   it is never the minimum. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32];
     unsigned all = 0x7fff;
@@ -3305,9 +3343,11 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     return (all + 1u) >> 7;
 }
 #endif
+/* The first `count` of sixteen neighbours, all of them if it is 16 or more; other lanes are 0. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
     return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
 }
+/* Stores the first `count` lanes, all of them if it is 16 or more. */
 AMPI_LANES_FN void AMPI_K(store_any)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     if (count >= AMPI_LANES) AMPI_K(store_typed)(p, t, x);
     else AMPI_K(store_part)(p, t, x, count);
@@ -3367,6 +3407,7 @@ AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
     if (left >= AMPI_K(mr)) return AMPI_K(mr);
     return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
+/* Loop 1: micro-tiles, one below another, until all rows have their sums. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
     size_t i, here;
     for (i = 0; i < rows; i += here) {
@@ -3418,7 +3459,8 @@ AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_K(micro_
             AMPI_K(store)(sums, AMPI_K(quiet)(AMPI_K(load)(sums), 0));
         }
 }
-/* Any number of rows, one or two vectors of columns; form: that of the product. Apart, as registers are scarce. */
+/* Sums of any number of rows and one or two vectors of columns; form: that of the product. The function is not inlined:
+   the caller's variables would spill the registers of sums. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
     (void)form;
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
@@ -4264,6 +4306,7 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
     if (i < n) ampi_update_singly(kind, w, g, m, v, i, n, constants, over);
 }
 #endif
+/* One optimizer step for n elements, in the code of its kind. */
 AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
         ampi_update_overflow* over) {
 #if AMPI_PASS_WIDTH > 1
@@ -4290,6 +4333,7 @@ AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* sr
     if (clean || to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, clean ? 0 : 0xffff0000u);
     AMPI_K(store_any)(dst, to, x, count);
 }
+/* Converts whole groups of sixteen elements; types and flags are constants where it is called. */
 AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
         const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
@@ -4352,6 +4396,7 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
     for (l = 0; l < 4; l++) tree[l] += tree[l + 4];
     *sum += (tree[0] + tree[2]) + (tree[1] + tree[3]);
 }
+/* Adds the sum of n squares to *sum, in the code of its type. */
 AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
     else if (t == AMP_BF16) AMPI_K(squares_typed)(sum, x, AMP_BF16, n);
@@ -4900,11 +4945,13 @@ AMPI_FN size_t ampi_room(const amp_exec* exec) {
 }
 
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+/* Threads that a call may use: one inside of another parallel region. */
 AMPI_FN size_t ampi_threads(void) {
     const int t = omp_get_active_level() < omp_get_max_active_levels() ? omp_get_max_threads() : 1;
     return t > 0 ? (size_t)t : 1;
 }
 #else
+/* Threads that a call may use: one inside of another parallel region. */
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 /* The first of n tasks that share number `share` takes; n for number `shares`. */
@@ -4998,6 +5045,7 @@ AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const 
     else product(s, p, 0, s->m, from, to - from, scratch);
     ampi_kernels_end();
 }
+/* Runs one share with scratch memory on the stack. */
 AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share) {
     float scratch[AMPI_STACK_FLOATS + 16];
     ampi_share_run(g, s, p, share, ampi_align64(scratch));
@@ -5018,6 +5066,8 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     });
 }
 
+/* Refuses a matrix whose type is not computed on, whose rows are longer than ld, that memory could
+   not hold, or that is NULL. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
     const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
@@ -5032,6 +5082,7 @@ AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
         cols);
     return AMP_OK;
 }
+/* Refuses operands that are not valid one by one, then results that lie over other operands. */
 AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
         size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -5066,6 +5117,7 @@ AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
     const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
     return p.shares * p.floats;
 }
+/* Bytes for full speed, see the interface; 0 if a size overflows. */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_product s;
     size_t elements;
@@ -5114,6 +5166,7 @@ AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size
     return 0;
 }
 
+/* Refuses a stride with which a batch has more elements than memory holds. */
 AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name, size_t batch,
         size_t stride) {
     size_t reach;
@@ -5189,6 +5242,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     });
 }
 
+/* Checks a product or a batch of them, then computes it. */
 AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
         amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
     amp_gemm_shape full;
@@ -5249,6 +5303,7 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
     ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
 }
 
+/* Refuses operands of a dense layer that are not valid. */
 AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
         int backward) {
     const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
@@ -5276,6 +5331,7 @@ AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size
     s->b = ampi_matrix(t->x.data, t->x.dtype, in, 0);
 }
 
+/* Checks the operands, then computes one product. */
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
         amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
@@ -5287,6 +5343,7 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
     return AMP_OK;
 }
 
+/* Checks the operands, then computes the wanted ones of two products and a sum of columns. */
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
         const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
         amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
@@ -5364,6 +5421,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     return AMP_OK;
 }
 
+/* The output's sides of a checked shape. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
     ampi_conv2d c;
     AMPI_TRY(ampi_conv2d_init(&c, s, ampi_exec_logger(exec)));
@@ -5378,10 +5436,12 @@ typedef struct ampi_convolution {
     size_t groups, images, a_group, b_group, c_group, bias_group;
 } ampi_convolution;
 
+/* Moves an operand `elements` on; an image has as many fewer behind its beginning. */
 AMPI_FN void ampi_operand_advance(ampi_operand* v, size_t elements) {
     v->data = ampi_at(v->data, v->dtype, elements);
     if (v->is_image) v->image.elements -= elements;
 }
+/* The product of one group of a convolution. */
 AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
     ampi_product s = v->s;
     ampi_operand_advance(&s.a, group * v->a_group);
@@ -5409,6 +5469,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
     g->h = h; g->w = w;
     return v;
 }
+/* x as the operand of y and dw: its im2col matrix has y's pixels as columns. */
 AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
     const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
@@ -5416,6 +5477,7 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int a
         ampi_side_of(h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h, s->stride_h, s->height),
         ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
 }
+/* A product of the first group whose result is `out`, added to if `add`. */
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
         size_t n, size_t k) {
     AMPI_CLEAR(*v);
@@ -5577,6 +5639,7 @@ AMPI_FN void ampi_set_planes(ampi_convolution* v) {
    image, or of all images if A is an image (weight gradient). Threads take them in `shares`, 0 for other
    convolutions, each with `floats` of scratch memory. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
+/* How a depthwise convolution is shared out; no shares for another convolution. */
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     ampi_depthwise d = { 0, 0, 0, 0 };
     if (!v->s.b.is_image || v->s.b.image.channels != 1 || v->s.m != 1 || v->groups == 1 || v->s.k == 0) return d;
@@ -5681,6 +5744,7 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
 }
 /* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
+/* Bytes for the largest of y, each phase of dx, and dw; 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer none;
     ampi_convolution v;
@@ -5701,6 +5765,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256; /* for alignment */
 }
 
+/* Refuses a shape or operands of a convolution that are not valid. */
 AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
         const ampi_layer* t, int backward) {
     AMPI_TRY(ampi_conv2d_init(c, shape, logger));
@@ -5709,6 +5774,7 @@ AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* sha
     return ampi_check_layer(logger, backward ? "conv2d backward" : "conv2d", t, &z, backward);
 }
 
+/* Checks the operands, then computes y. */
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype, const void* w,
         amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
@@ -5721,6 +5787,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     return AMP_OK;
 }
 
+/* Checks the operands, then computes those of dx, dw and db that are wanted. */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype, const void* x,
         amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
         void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
@@ -6113,8 +6180,8 @@ AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int o
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* An integer that orders numbers as a maximum does: -0 equals 0, NaNs are the largest, all equal. Less 0x800000,
-   negative NaNs wrap and join the others. Keys are above 0x80808080, which memset can write. */
+/* An integer that orders numbers as a maximum does: -0 equals 0, NaNs are the largest, all equal. Subtracting 0x800000
+   wraps negative NaNs to large keys. Keys are above 0x80808080, which memset can write. */
 AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
     const uint32_t u = ampi_bits(x), sign = 0u - (u >> 31), nan = 0x7f000001u;
     const int32_t key = (int32_t)(((u & 0x7fffffffu) ^ sign) - sign - 0x800000u);
@@ -6224,8 +6291,19 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
                 u.first * AMPI_LANES, (size_t)sw * AMPI_LANES, place + (uint32_t)k);
         }
 }
-/* A task for row `oh` of the windows and its pixels in the rectangle d. With q->columns, SUM adds rows up in
-   q->sums, which windows sum after their last row; GIVE adds q->sums to each row. */
+/* Adds `rows` rows of pixels up in q->sums, column by column. */
+AMPI_INLINE void ampi_pool_add_rows(const ampi_pool_tile* q, const float* x, int rows, size_t ld) {
+    for (int r = 0; r < rows; r++) ampi_pool_add(q->sums, x + (size_t)r * ld, ld);
+}
+
+/* Adds q->sums to each of `rows` rows of pixels. */
+AMPI_INLINE void ampi_pool_spread(const ampi_pool_tile* q, float* x, int rows, size_t ld) {
+    for (int r = 0; r < rows; r++) ampi_pool_add(x + (size_t)r * ld, q->sums, ld);
+}
+
+/* A task for row `oh` of the windows and its pixels in the rectangle d, of which it meets rows [r0, r1). Where columns
+   are summed first (q->columns), windows meet one row instead, q->sums. Averages add all their rows up there before
+   windows sum it; gradients are given to it, then to each row. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
         task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
@@ -6234,26 +6312,27 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
     const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)p->w;
     float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->sums : x;
-    const int rows = q->columns ? 1 : r1 - r0;
-    int r;
+    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_SUM, gives = q->columns && task == AMPI_POOL_GIVE;
     (void)hw;
-    if (r0 >= r1) return;
-    if (q->columns && (task == AMPI_POOL_GIVE || r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
-    for (r = r0; q->columns && task == AMPI_POOL_SUM && r < r1; r++)
-        ampi_pool_add(q->sums, x + (size_t)(r - r0) * ld, ld);
-#define AMPI_EACH(number) case number: ampi_pool_windows(number, q, row, d, v, rows, place); break
-    if (task != AMPI_POOL_SUM || !q->columns || r1 == span.last) switch (task) {
-        AMPI_EACH(AMPI_POOL_SUM);
-        AMPI_EACH(AMPI_POOL_MAX);
-        AMPI_EACH(AMPI_POOL_SEARCH);
-        AMPI_EACH(AMPI_POOL_GIVE);
-        AMPI_EACH(AMPI_POOL_GIVE_MAX);
+    if (rows <= 0) return;
+    if (gives || (sums && r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
+    if (sums) ampi_pool_add_rows(q, x, rows, ld);
+    if (sums && r1 < span.last) return;
+
+#define AMPI_CASE(number) \
+    case number: ampi_pool_windows(number, q, row, d, v, q->columns ? 1 : rows, place); break
+    switch (task) {
+        AMPI_CASE(AMPI_POOL_SUM);
+        AMPI_CASE(AMPI_POOL_MAX);
+        AMPI_CASE(AMPI_POOL_SEARCH);
+        AMPI_CASE(AMPI_POOL_GIVE);
+        AMPI_CASE(AMPI_POOL_GIVE_MAX);
     }
-#undef AMPI_EACH
-    for (r = r0; q->columns && task == AMPI_POOL_GIVE && r < r1; r++)
-        ampi_pool_add(x + (size_t)(r - r0) * ld, q->sums, ld);
+#undef AMPI_CASE
+    if (gives) ampi_pool_spread(q, x, rows, ld);
 }
 
+/* Divides each window's sum by the pixels that its average counts. */
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
@@ -6383,7 +6462,8 @@ AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
     return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0 && p->h % 2 == 0
         && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;  /* a row fits a tile */
 }
-/* SUM: averages; columns: those of a window are summed first. Masks keep surplus lanes from overflowing. */
+/* Averages (SUM), maxima, or their places of `rows` rows of windows. columns == 1: each window's columns are summed first.
+   Masks keep surplus lanes from overflowing. */
 AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at,
         const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
     size_t i, l;
