@@ -2261,6 +2261,7 @@ AMPI_FN int ampi_system_saves(unsigned state) {
     __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
     return (low & state) == state;
 }
+/* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) {
     const unsigned avx_fma_f16c = 1u << 28 | 1u << 12 | 1u << 29;
     const unsigned f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
@@ -2272,13 +2273,16 @@ AMPI_FN amp_isa ampi_widest_isa(void) {
 AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
 }
+/* Is the processor's vendor "AuthenticAMD"? */
 AMPI_FN int ampi_is_amd(void) {
     unsigned a, b, c, d;
     return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
 }
 #else
+/* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 AMPI_FN int ampi_has_pairs(void) { return 0; }
+/* Is the processor's vendor "AuthenticAMD"? */
 AMPI_FN int ampi_is_amd(void) { return 0; }
 #endif
 AMPI_FN amp_isa ampi_best_isa(void) {
@@ -2297,6 +2301,7 @@ AMPI_NAMES(amp_isa_name, amp_isa, "auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16
    Racing threads write the same. */
 static int ampi_isa_cache;
 
+/* Takes what AMP_ISA names, or the best, at the first call; later calls read the cache. */
 AMP_DEF amp_isa amp_cpu_isa(void) {
     int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
     if (known) return (amp_isa)known;
@@ -2307,6 +2312,7 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
     return isa;
 }
+/* Overwrites the cache of amp_cpu_isa, unless the processor lacks the instructions. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
     if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
@@ -2402,6 +2408,9 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
    number (exponent field `lowest`) v is shifted first; lost bits set its last. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
+/* The bits of a double rounded to a type of so many fraction bits and that exponent bias: to
+   nearest even, or, with 32 random bits, away from zero with the probability of what is cut off.
+   NaNs keep what fits of their payload. */
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
     const uint64_t mag = u & 0x7fffffffffffffffu, one = (uint64_t)1u << 52, cut = 52u - fraction_bits;
     const uint64_t lowest = 1024u - bias, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
@@ -4436,6 +4445,7 @@ static const ampi_kernels AMPI_K(kernels) = {
 #undef AMPI_PASS_BASE
 /* >>impl-convert  Conversions of arrays. */
 
+/* The kernels of the instruction set in use. */
 AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #if AMPI_AVX512
     if (AMPI_IN_AVX512) return &ampi_kernels_avx512;
@@ -4503,6 +4513,7 @@ typedef struct ampi_convert_job {
     size_t n, block; /* elements in all, and in one block */
     amp_convert_desc desc;
 } ampi_convert_job;
+/* A conversion's operands and settings in one struct; types are those of FP32 where 0 was given. */
 AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
         const amp_convert_desc* desc) {
     ampi_convert_job job;
@@ -4616,6 +4627,7 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     return AMP_OK;
 }
 
+/* Checks, joins rows that follow each other, and converts row by row. */
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
         size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
     ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
@@ -4648,6 +4660,7 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 /* Half way from the largest float to 2^128: rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
+/* An info that has seen nothing. */
 AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     AMPI_CLEAR(*info);
     info->first_tensor = info->last_tensor = -1;
@@ -4665,6 +4678,7 @@ typedef struct ampi_tensors {
 AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
 
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
+/* An array of amp_tensor as a list that passes walk; place: what messages call it. */
 AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count, const char* place) {
     const ampi_tensors t = { list, count, ampi_tensor_at, 0, place };
     return t;
@@ -4689,6 +4703,7 @@ AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     return key;
 }
 
+/* Has any tensor of the list an element? */
 AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     for (int i = 0; i < t->count; i++)
         if (t->at(t->list, i).count > 0) return 1;
@@ -4795,6 +4810,7 @@ typedef struct ampi_list_pass {
     double sum; /* of squares of src, or of results if accumulate */
 } ampi_list_pass;
 
+/* y[i] += a * x[i], one fma each. */
 AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a), y, x, n, a) {
     size_t i = 0;
     for (; n - i >= 16; i += 16)
@@ -4821,6 +4837,8 @@ AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor*
     }
 }
 
+/* What a pass over a list does with one chunk: accumulate, look for inf and NaN, or convert with
+   a factor. */
 AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const ampi_list_pass* pass = (const ampi_list_pass*)context;
     const amp_tensor x = pass->src->at(pass->src->list, c->tensor), none = { NULL, AMP_F32, 0, NULL };
@@ -4833,6 +4851,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     ampi_kernels_end();
 }
 
+/* Adds what a chunk found to the pass's info, in the order of the list. */
 AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     ampi_list_pass* pass = (ampi_list_pass*)context;
     amp_overflow_info* info = pass->info;
@@ -4916,6 +4935,7 @@ AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
     s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
 }
 
+/* Counts elements by exponent in blocks of doubles, while exceptions are masked. */
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
         int add) {
     double tile[AMPI_BLOCK];
@@ -6094,6 +6114,7 @@ enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return ampi_share(count, AMPI_PARTS, (size_t)part);
 }
+/* Stores the total of all parts of a sum, divided by n. */
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
     for (int i = 0; i < AMPI_PARTS; i++) total += parts[i];
@@ -6109,6 +6130,7 @@ typedef struct ampi_pool_plan {
     size_t planes;
 } ampi_pool_plan;
 
+/* Checks a pooling shape, fills in its defaults, and finds the sides of the output. */
 AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* logger) {
     int64_t oh, ow;
     AMPI_CLEAR(*p);
@@ -6157,6 +6179,7 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
 
 /* Pixels [first, last) of a plane's row (or column) that window `o` covers, without padding. */
 typedef struct ampi_span { int first, last; } ampi_span;
+/* The pixels of one side that window o covers, cut at the plane's ends. */
 AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
     int64_t start = (int64_t)o * stride - pad;
     ampi_span s;
@@ -6269,6 +6292,7 @@ AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
             }
         }
 }
+/* to[i] += x[i], n elements in whole groups of lanes. */
 AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
@@ -6378,6 +6402,7 @@ AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
     return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, most / (q->y.c1 - q->y.c0)), end - q->y.r0));
 }
 
+/* Pools 16 planes from `plane` on, in rectangles of windows whose pixels fit a tile. */
 AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
@@ -6506,6 +6531,7 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, c
                     dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place + 1)) : g);
                 }
 }
+/* A task of ampi_quads_take or ampi_quads_give with task and columns as constants. */
 AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t ow,
         size_t rows), task, columns, to, at, from, ow, rows) {
     (void)hw;
@@ -6523,6 +6549,8 @@ AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n,
     memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
     return tile;
 }
+/* Pools 16 planes of 2x2 windows side by side, forward or backward, as many whole rows at a time
+   as a tile holds. */
 AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane, int backward) {
     AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
     uint32_t at[AMPI_PART / 4 + AMPI_LANES];
@@ -6554,6 +6582,7 @@ AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, i
         });
 }
 
+/* Checks shape and operands, then pools plane by plane. */
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt, void* y, amp_dtype yt,
         const amp_exec* exec) {
     ampi_pool_plan p;
@@ -6565,6 +6594,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     return AMP_OK;
 }
 
+/* Checks shape and operands, then gives dy to dx plane by plane. */
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt, const void* x,
         amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
     ampi_pool_plan p;
@@ -6602,6 +6632,8 @@ AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));  /* infinity * 0 would be a NaN */
     return ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
+/* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument, s the
+   logistic function of 2z. */
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
@@ -6622,29 +6654,29 @@ enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIP
 
 /* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a loop. */
 AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
-#define AMPI_EACH(number, value) case number: AMPI_LOOP(y, n, value); break
+#define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
-        AMPI_EACH(AMP_RELU, ampi_relu(a[i]));
-        AMPI_EACH(AMP_GELU, ampi_gelu(hw, a[i]));
-        AMPI_EACH(AMP_GELU_TANH, ampi_gelu_tanh(hw, a[i]));
-        AMPI_EACH(AMP_TANH, ampi_tanh(hw, a[i]));
-        AMPI_EACH(AMP_SIGMOID, ampi_sigmoid(hw, a[i]));
-        AMPI_EACH(AMPI_SLOPE + (int)AMP_RELU, ampi_relu_back(a[i], b[i]));
-        AMPI_EACH(AMPI_SLOPE + (int)AMP_GELU, a[i] * ampi_gelu_slope(hw, b[i]));
-        AMPI_EACH(AMPI_SLOPE + (int)AMP_GELU_TANH, a[i] * ampi_gelu_tanh_slope(hw, b[i]));
-        AMPI_EACH(AMPI_SLOPE + (int)AMP_TANH, a[i] * ampi_fma(hw, -b[i], b[i], 1.0f));
-        AMPI_EACH(AMPI_SLOPE + (int)AMP_SIGMOID, a[i] * (b[i] * (1.0f - b[i])));
-        AMPI_EACH(AMPI_MSE, a[i] - b[i]);
-        AMPI_EACH(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
-        AMPI_EACH(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
-        AMPI_EACH(AMPI_BCE_SLOPE, (ampi_sigmoid(hw, a[i]) - b[i]) * p);
-        AMPI_EACH(AMPI_LOG, ampi_log(hw, a[i]));
-        AMPI_EACH(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
-        AMPI_EACH(AMPI_ADD, a[i] + b[i]);
-        AMPI_EACH(AMPI_MULTIPLY, a[i] * b[i]);
+        AMPI_CASE(AMP_RELU, ampi_relu(a[i]));
+        AMPI_CASE(AMP_GELU, ampi_gelu(hw, a[i]));
+        AMPI_CASE(AMP_GELU_TANH, ampi_gelu_tanh(hw, a[i]));
+        AMPI_CASE(AMP_TANH, ampi_tanh(hw, a[i]));
+        AMPI_CASE(AMP_SIGMOID, ampi_sigmoid(hw, a[i]));
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_RELU, ampi_relu_back(a[i], b[i]));
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU, a[i] * ampi_gelu_slope(hw, b[i]));
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU_TANH, a[i] * ampi_gelu_tanh_slope(hw, b[i]));
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_TANH, a[i] * ampi_fma(hw, -b[i], b[i], 1.0f));
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_SIGMOID, a[i] * (b[i] * (1.0f - b[i])));
+        AMPI_CASE(AMPI_MSE, a[i] - b[i]);
+        AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
+        AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
+        AMPI_CASE(AMPI_BCE_SLOPE, (ampi_sigmoid(hw, a[i]) - b[i]) * p);
+        AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
+        AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
+        AMPI_CASE(AMPI_ADD, a[i] + b[i]);
+        AMPI_CASE(AMPI_MULTIPLY, a[i] * b[i]);
         default: break;
     }
-#undef AMPI_EACH
+#undef AMPI_CASE
 }
 
 /* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of its type. */
@@ -6656,6 +6688,7 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
     ampi_each(op, y, x, dy, p, ampi_padded(n));
     ampi_store(&list[AMPI_ARG_Y], i, y, n);
 }
+/* An element-wise operator over n elements, in tiles that threads share. */
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     if (!list[AMPI_ARG_Y].data) return;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE)
@@ -6695,12 +6728,14 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
     });
 }
 
+/* Refuses a number that is no amp_activation. */
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     AMPI_REFUSE_OP((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
         "activation: %d is not an amp_activation", (int)f);
     return AMP_OK;
 }
 
+/* Checks the operands, then applies the function in tiles. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt,
         size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
@@ -6710,6 +6745,7 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     return AMP_OK;
 }
 
+/* Checks the operands, then multiplies dy by the slope in tiles. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
         amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -6732,6 +6768,8 @@ typedef struct ampi_reader {
     size_t all, at, n;
     const float* floats;  /* elements [at, at + n) */
 } ampi_reader;
+/* Begins to read an operand of a call row by row; a missing gamma reads as 1, other missing ones
+   as 0. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
     r->v = &list[arg];
     r->missing = arg == AMPI_ARG_GAMMA ? 1.0f : 0.0f;
@@ -6765,6 +6803,8 @@ typedef struct ampi_row_args {
 } ampi_row_args;
 /* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its first column. */
 typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
+/* An operand of a row as lanes: its elements if it has one for each column, else one value in
+   all lanes. */
 AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
     const float same = v && !by_column ? v[row] : missing;
     q->step = v && by_column;
@@ -6789,6 +6829,8 @@ AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const f
     else AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
         AMPI_LANE_OF(beta)));
 }
+/* A row operator over `rows` rows of n floats, which lie one behind another; op is a constant
+   where it is called. */
 AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
         const float* x, size_t rows, size_t n) {
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
@@ -6800,17 +6842,18 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
         else AMPI_LOOP(y, n, x[i] * (g[i] - mean));
     }
 }
+/* ampi_rows_each_as with each operator as a constant. */
 AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
         size_t rows, size_t n), op, q, y, dy, x, rows, n) {
-#define AMPI_EACH(number) case number: ampi_rows_each_as(hw, number, q, y, dy, x, rows, n); break
+#define AMPI_CASE(number) case number: ampi_rows_each_as(hw, number, q, y, dy, x, rows, n); break
     switch (op) {
-        AMPI_EACH(AMPI_NORM);
-        AMPI_EACH(AMPI_NORM_DX);
-        AMPI_EACH(AMPI_EXP);
-        AMPI_EACH(AMPI_DIVIDE);
-        AMPI_EACH(AMPI_SOFTMAX_DX);
+        AMPI_CASE(AMPI_NORM);
+        AMPI_CASE(AMPI_NORM_DX);
+        AMPI_CASE(AMPI_EXP);
+        AMPI_CASE(AMPI_DIVIDE);
+        AMPI_CASE(AMPI_SOFTMAX_DX);
     }
-#undef AMPI_EACH
+#undef AMPI_CASE
 }
 
 /* What is summed in double. */
@@ -6830,6 +6873,8 @@ typedef struct ampi_sums {
 /* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows; center: a mean in
    double. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
+/* What one element adds to the sums of a kind of terms: sum takes t.sum, dot takes the product
+   of t.g and t.d. */
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
     ampi_term t;
     t.d = terms >= AMPI_DOT ? x - mean : terms == AMPI_DISTANCES ? (float)((double)x - center) : x;
@@ -6880,17 +6925,17 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
 /* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its own loop. */
 AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
         size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
-#define AMPI_EACH(number) case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
+#define AMPI_CASE(number) case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
     switch (hw ? (int)terms : -1) {
-        AMPI_EACH(AMPI_SUM);
-        AMPI_EACH(AMPI_PRODUCTS);
-        AMPI_EACH(AMPI_DISTANCES);
-        AMPI_EACH(AMPI_DOT);
-        AMPI_EACH(AMPI_SQUARES);
-        AMPI_EACH(AMPI_SQUARES_LESS);
+        AMPI_CASE(AMPI_SUM);
+        AMPI_CASE(AMPI_PRODUCTS);
+        AMPI_CASE(AMPI_DISTANCES);
+        AMPI_CASE(AMPI_DOT);
+        AMPI_CASE(AMPI_SQUARES);
+        AMPI_CASE(AMPI_SQUARES_LESS);
         default: ampi_sum_rows_as(hw, terms, s, y, x, q, rows, n, more);
     }
-#undef AMPI_EACH
+#undef AMPI_CASE
 }
 
 /* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole groups of lanes. */
@@ -6913,6 +6958,7 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
         }
     }
 }
+/* ampi_sum_columns_as with each kind of terms as a constant, where an fma is cheap. */
 AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
         const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q, rows, n) {
     if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
@@ -6932,6 +6978,7 @@ typedef struct ampi_rows {
 } ampi_rows;
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
 typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
+/* Runs `work` over all rows, as many at a time as a tile holds. */
 AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
     const int64_t step = (int64_t)ampi_rows_of_tile(f->d), n = (int64_t)f->rows;
     AMPI_PARALLEL_OVER(f->rows * f->d, for (int64_t i = 0; i < n; i += step)
@@ -6993,6 +7040,7 @@ typedef struct ampi_bn_plan {
 /* Frozen statistics are constants: both passes are those of evaluation. */
 AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
 
+/* Checks the shape of a batch norm, and finds how channels are grouped. */
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
         const amp_logger* logger) {
     AMPI_CLEAR(*p);
@@ -7034,6 +7082,7 @@ AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, flo
     for (size_t l = 0; l < g->width; l++) lanes[l] = missing;
     if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
 }
+/* The channels of group number `group`, with their gamma. */
 AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
     AMPI_CLEAR(*g);
     g->first = group * f->p.per_group;
@@ -7157,6 +7206,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
             columns ? g->width : p->spatial, f->add);
 }
+/* The forward pass of one group of channels: statistics, then the result. */
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
     ampi_row_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, 0, 0, 0.0f, 0.0f };
@@ -7166,6 +7216,7 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_apply(f, &q, &g, AMPI_ARG_X);
 }
 
+/* Checks shape and operands, then runs group by group. */
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype xt,
         const void* gamma, const void* beta, amp_dtype pt, float* running_mean, float* running_var, float* save_mean,
         float* save_invstd, void* y, amp_dtype yt, const amp_exec* exec) {
@@ -7209,6 +7260,7 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     if (f->list[AMPI_ARG_Y].data) ampi_bn_apply(f, &q, &g, f->frozen ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
+/* Checks shape and operands, then runs group by group. */
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dyt, const void* x,
         amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx,
         amp_dtype dxt, void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
@@ -7230,6 +7282,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm --- */
 
+/* Layer norm of `rows` rows from `row` on: mean, variance about it, then the result. */
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_row_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1, 0.0f, 0.0f };
@@ -7250,6 +7303,7 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
+/* Checks the operands, then runs tile by tile of rows. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma, const void* beta,
         amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t rows, size_t d,
         const amp_exec* exec) {
@@ -7312,6 +7366,8 @@ AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
 }
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
 enum { AMPI_LN_WIDE = 16384 };
+/* Bytes in which the sums of dgamma and dbeta of several parts of rows fit; 0 where they fit the
+   stack. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
     if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
     return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
@@ -7337,6 +7393,7 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
     }
 }
 
+/* Checks the operands, then computes dx by rows, dgamma and dbeta by columns. */
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x, amp_dtype xt,
         const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx, amp_dtype dxt,
         void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
@@ -7422,6 +7479,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     }
 }
 
+/* Checks the operands, then runs tile by tile of rows. */
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t rows, size_t d,
         const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
@@ -7452,6 +7510,7 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     }
 }
 
+/* Checks the operands, then runs tile by tile of rows. */
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
         amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
@@ -7473,6 +7532,7 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
         & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
 }
 
+/* Checks, then drops tile by tile; four random words come from one position of Philox. */
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
         uint64_t seed, uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
@@ -7501,12 +7561,14 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
     return AMP_OK;
 }
 
+/* Refuses columns [column, column + d) that lie outside of d_total. */
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
     AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
         op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
     return AMP_OK;
 }
 
+/* Checks, then copies row by row. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
         size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
@@ -7521,6 +7583,7 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     return AMP_OK;
 }
 
+/* Checks, then copies row by row, or adds in tiles. */
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
         amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
@@ -7549,12 +7612,14 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
     return (float)((loss_scale ? (double)*loss_scale : 1.0) * (double)weight / (double)n);
 }
 
+/* Refuses a mean of no elements, and a weight of a loss that is not finite. */
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
     AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
     AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
     return AMP_OK;
 }
 
+/* Refuses sizes, a smoothing or labels of a cross-entropy that are out of range. */
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
         size_t classes) {
     AMPI_REFUSE_OP(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
@@ -7610,6 +7675,7 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
     }
 }
 
+/* Checks, then sums the rows' losses in AMPI_PARTS parts. */
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt, const int32_t* labels,
         float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
@@ -7625,6 +7691,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     return AMP_OK;
 }
 
+/* Checks, then writes the gradient of each row. */
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt, const int32_t* labels,
         float smoothing, const float* loss_scale, float weight, void* dlogits, amp_dtype dxt, size_t n, size_t classes,
         const amp_exec* exec) {
@@ -7640,6 +7707,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     return AMP_OK;
 }
 
+/* The mean of an element-wise loss, summed in AMPI_PARTS parts of whole tiles. */
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
         amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -7665,6 +7733,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     return AMP_OK;
 }
 
+/* The gradient of an element-wise loss. */
 AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
         amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
