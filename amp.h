@@ -56,7 +56,8 @@
    place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it. Numbers in texts
    and pictures have a decimal point in every locale.
    Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
-   A NULL desc is all defaults, a NULL logger silent, a NULL info not wanted. In C++ {} works where a desc is expected.
+   A NULL desc is all defaults, a NULL info not wanted, a NULL logger silent unless the implementation is built with
+   AMP_LOG_DEFAULT. In C++ {} works where a desc is expected.
    Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless bytes are named.
    Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp large operators use
    threads; a process forked after that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the
@@ -94,7 +95,8 @@
      AMP_NO_SIMD         portable C: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: compiles sooner; the same bits
      AMP_NO_OPENMP       no threads, even where OpenMP is on
-     AMP_NO_STDIO        no FILE: removes checkpoint, print and the stderr logger */
+     AMP_NO_STDIO        no FILE: removes checkpoint, print and the stderr logger
+     AMP_LOG_DEFAULT     beside AMP_IMPLEMENTATION: the log function, as amp_log_stderr, of calls without a logger */
 #ifndef AMP_DEF
   #if defined(AMP_STATIC) && !defined(AMP_IMPLEMENTATION)
     #error "AMP_STATIC: this file needs AMP_IMPLEMENTATION too, before it includes amp.h; or leave AMP_STATIC out."
@@ -1883,11 +1885,20 @@ AMPI_PRINTF(2, 3) static void ampi_print(FILE* out, const char* format, ...) {
 }
 #endif
 
+/* What hears of calls without a logger. */
+#if defined(AMP_LOG_DEFAULT)
+void AMP_LOG_DEFAULT(amp_result code, const char* sentence, void* user_data);
+static const amp_logger ampi_default_logger = { AMP_LOG_DEFAULT, NULL };
+#else
+static const amp_logger ampi_default_logger = { NULL, NULL };
+#endif
+
 /* Formats a sentence for the logger and returns the code. */
 AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
     char sentence[512], *p;
     va_list args;
-    if (!logger || !logger->log) return code;
+    if (!logger || !logger->log) logger = &ampi_default_logger;
+    if (!logger->log) return code;
     va_start(args, format);
     ampi_format(sentence, sizeof sentence, format, &args);
     va_end(args);
@@ -9417,6 +9428,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     AMPI_CLEAR(*m);
     amp_model_desc* d = &m->desc;
     *d = *desc;
+    if (!d->logger.log) d->logger = ampi_default_logger;
     m->backend = desc->backend ? desc->backend : amp_cpu_backend();
     m->op_logger.log = ampi_model_remember;
     m->draft_logger.log = ampi_draft_refused;

@@ -228,7 +228,7 @@ two_static_copies() {
 }
 # The header's own table of option macros, as flags; some need a value.
 options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z0-9_]*\) .*/\1/p' amp.h |
-    sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/; s/^AMP_SELF$/AMP_SELF="amp.h"/')
+    sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/; s/^AMP_SELF$/AMP_SELF="amp.h"/; s/^AMP_LOG_DEFAULT$/AMP_LOG_DEFAULT=hear/')
 every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_STATIC
     compile_run "$1" -std=c99 -O0 -Wc++-compat $(printf '%s\n' "$options" | sed '/^AMP_DEF/d; s/^/-D/')
 }

@@ -9,6 +9,13 @@ typedef float half;                 /* CUDA, OpenEXR and others take this name; 
 #include <stdio.h>
 #include <string.h>
 
+#ifdef AMP_LOG_DEFAULT              /* hear: who gave no logger is heard all the same */
+static int heard;
+void hear(amp_result code, const char* sentence, void* user_data) {
+    heard += code != AMP_OK && sentence[0] && !user_data;
+}
+#endif
+
 int main(void) {
     half f = amp_half_to_float(amp_half_from_float(1.5f));
     float m[4] = { 1, 2, 3, 4 }, out[4];
@@ -26,5 +33,17 @@ int main(void) {
     amp_softmax_cross_entropy(model, amp_linear(model, amp_input(model, 3, 1, 1), 2), NULL);
     if (amp_model_finalize(model) != AMP_OK) return 4;
     amp_model_destroy(model);
+#ifdef AMP_LOG_DEFAULT
+    {
+        const amp_logger empty = { NULL, NULL };
+        amp_exec exec;
+        memset(&exec, 0, sizeof exec);
+        exec.logger = &empty;
+        if (amp_gemm(NULL, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, NULL) == AMP_OK || heard != 1) return 6;
+        if (amp_gemm(NULL, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, &exec) == AMP_OK || heard != 2) return 7;
+        d.batch = -1;
+        if (amp_model_create(&model, &d) == AMP_OK || heard != 3) return 8;
+    }
+#endif
     return f == 1.5f && out[3] == 22.0f ? 0 : 5;
 }
