@@ -623,7 +623,8 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 /* >>scaler   The loss scale. */
 
 /* One state machine follows the systems below step by step: scale s, tracker c of clean steps, hysteresis left h.
-     overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min).
+     overflow step: c = start; h -= 1; if h <= 0, and the share of overflows is not below the tolerance:
+                    s = max(s * backoff, min).
      clean step:    c += 1; if c >= interval: s = s * growth, c = 0.
      unsound step:  the forward pass gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
 
@@ -639,20 +640,24 @@ typedef AMPI_ENUM(amp_scaler_refill) {
     AMP_REFILL_GROWTH  = 1,  /* then alone (Megatron-LM, DeepSpeed) */
     AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
     AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
+    AMP_REFILL_REDUCTION = 4,  /* after each reduction, and not at growth (Fairseq) */
 } amp_scaler_refill;
 
-/* What an overflow with the scale at its floor does. */
+/* What an overflow with the scale at its floor does; KEEP: one that would bring it there. */
 typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_DEFAULT  = 0,  /* the preset's */
     AMP_LIMIT_CLAMP    = 1,  /* the step is skipped, the scale stays */
     AMP_LIMIT_ERROR    = 2,  /* amp_scaler_update returns AMP_ERR_OVERFLOW */
     AMP_LIMIT_CALLBACK = 3,  /* on_limit decides */
+    AMP_LIMIT_KEEP     = 4,  /* the scale stays above its floor; AMP_ERR_OVERFLOW (Fairseq) */
 } amp_scaler_limit;
 
 /* Presets, with each system's own values. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
    DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer; flax
    DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
-   and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1.
+   and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1;
+   mindspore.nn.DynamicLossScaleUpdateCell, which is the manager in FP32; fairseq.optim's DynamicLossScaler (.tolerance;
+   threshold_loss_scale is min_scale with AMP_LIMIT_CLAMP).
    X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill, at_min, skips)
    kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles (DOUBLE: its float scales the loss).
    _DIV: an overflow divides by growth instead of multiplying. init 0: must be given. interval 0: the scale never moves.
@@ -678,7 +683,9 @@ typedef AMPI_ENUM(amp_scaler_limit) {
     X(PADDLE, "paddle", FLOAT, 65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0) \
     X(JMP, "jmp", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
-    X(STATIC, "static", FLOAT, 0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
+    X(STATIC, "static", FLOAT, 0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
+    X(MINDSPORE_CELL, "mindspore_cell", FLOAT, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 0) \
+    X(FAIRSEQ, "fairseq", DOUBLE_DIV, 32768, 2000, 0, 0, 0, 1e-4f, 0, NONE, 1, REDUCTION, KEEP, 0)
 #define AMPI_X(name, ...) AMP_SCALER_##name,
 typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
 #undef AMPI_X
@@ -689,7 +696,8 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
 
 typedef struct amp_scaler amp_scaler;
 
-/* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor and hysteresis. */
+/* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor, hysteresis,
+   refill and tolerance. */
 typedef struct amp_scaler_desc {
     amp_scaler_preset preset;  /* 0 = AMP_SCALER_PYTORCH */
     float init_scale;          /* finite, > 2^-128, so that 1/scale is finite */
@@ -700,9 +708,13 @@ typedef struct amp_scaler_desc {
     float min_scale;           /* floor, <= init_scale; AMP_ZERO = none */
     float max_scale;           /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
     int   hysteresis;          /* overflows before the scale is reduced; >= 1 */
+    amp_scaler_refill refill;  /* 0 = the preset's */
+    /* With AMP_REFILL_REDUCTION: an overflow reduces the scale only if overflows since the last reduction, divided by
+       windows since the scale last moved, are at least this; in 0..1, Fairseq's 0 = each does. Not saved. */
+    double tolerance;
     amp_scaler_limit at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;           /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
-    int   max_unsound;         /* likewise of unsound windows; 0 = 20. Not saved with the state */
+    int   max_unsound;         /* likewise of unsound windows; 0 = 20. Not saved */
     /* Static presets: 1 = overflows count, but skip no step (MindSpore's drop_overflow_update=false). */
     int   ignore_overflow;
     /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns AMP_ERR_OVERFLOW. */
@@ -731,18 +743,20 @@ typedef struct amp_scaler_state {
     float    inverse;           /* (float)(1 / (double)scale_in_use) */
     float    scale_in_use;      /* the scale that multiplied this window's loss */
     int32_t  tracker;           /* clean steps in a row */
-    int32_t  hysteresis_left;
+    int32_t  hysteresis_left;   /* below 0: further overflows, within the tolerance */
     int32_t  found_inf;         /* stays up until update */
     int32_t  consecutive_skips;
     int32_t  unsound;           /* likewise, raised with found_inf: the forward pass gave inf or NaN */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
     double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
-    int32_t  consecutive_unsound, reserved;
+    int32_t  consecutive_unsound;
+    int32_t  since_rescale;     /* windows since the scale last moved, but for unsound ones */
 } amp_scaler_state;
 
 /* The machine's rule: the preset's values, or the desc's; you may write it between windows. */
 typedef struct amp_scaler_rule {
     double growth, backoff;         /* backoff 0: an overflow divides by growth */
+    double tolerance;               /* see amp_scaler_desc */
     float min, max;                 /* 0 = none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
     int32_t guard, refill, at_min;  /* an amp_scaler_guard, _refill, _limit */
@@ -7986,7 +8000,7 @@ enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMP
 
 static const struct ampi_scaler_row { int kind, late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
-    { AMPI_SCALE_##kind, late, init, { 2, (double)backoff, min, max, interval, start, h, AMP_GUARD_##guard, \
+    { AMPI_SCALE_##kind, late, init, { 2, (double)backoff, 0, min, max, interval, start, h, AMP_GUARD_##guard, \
       AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
     AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
@@ -8011,7 +8025,9 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
     AMPI_X(min_scale, rule.min, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
     AMPI_X(max_scale, rule.max, 1, 'f', 0, AMPI_FLT_MAX, "be finite and positive")
     AMPI_X(hysteresis, rule.hysteresis, 0, 'i', 1, INT32_MAX, "be at least 1")
-    AMPI_X(at_min, rule.at_min, 0, 'i', 1, AMP_LIMIT_CALLBACK, "be an amp_scaler_limit")
+    AMPI_X(refill, rule.refill, 0, 'i', 1, AMP_REFILL_REDUCTION, "be an amp_scaler_refill")
+    AMPI_X(tolerance, rule.tolerance, 0, 'd', 0, 1, "lie between 0 and 1")
+    AMPI_X(at_min, rule.at_min, 0, 'i', 1, AMP_LIMIT_KEEP, "be an amp_scaler_limit")
     AMPI_X(max_skips, rule.max_skips, 1, 'i', 0, INT32_MAX, "not be negative")
     AMPI_X(max_unsound, rule.max_unsound, 1, 'i', 0, INT32_MAX, "not be negative")
 #undef AMPI_X
@@ -8052,8 +8068,11 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_sc
     const float init = x->state.scale;
     const char* preset = amp_scaler_preset_name(d->preset);
     AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
-        !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0),
-        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor or hysteresis", preset);
+        !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0 || d->refill || !ampi_is_zero64(&d->tolerance)),
+        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor, hysteresis, refill or "
+        "tolerance", preset);
+    AMPI_REFUSE_DESC(!ampi_is_zero64(&d->tolerance) && r->refill != AMP_REFILL_REDUCTION,
+        "scaler: tolerance needs the refill AMP_REFILL_REDUCTION, which the preset fairseq has");
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
         "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
@@ -8117,35 +8136,47 @@ AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler
     const int too_much = r->max > 0.0f && grown > (double)r->max;
     x->applied++;
     x->consecutive_skips = 0;
-    if (r->refill != AMP_REFILL_GROWTH) x->hysteresis_left = r->hysteresis;
+    if (r->refill == AMP_REFILL_CLEAN || r->refill == AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
     if (x->tracker < INT32_MAX) x->tracker++;
     if (r->interval == 0 || x->tracker < r->interval) return;
     if (too_much || grown < AMPI_FLT_OVERFLOW || r->guard == AMP_GUARD_NONE)
         ampi_scaler_keep(r, x, too_much ? (double)r->max : grown);
-    x->tracker = 0;
-    x->hysteresis_left = r->hysteresis;
+    x->tracker = x->since_rescale = 0;
+    if (r->refill != AMP_REFILL_REDUCTION) x->hysteresis_left = r->hysteresis;
 }
 
+/* 1 = an overflow just counted leaves the scale alone: hysteresis is left, or the share of overflows is tolerated. */
+AMPI_HD AMPI_FN int ampi_scaler_tolerates(const amp_scaler_rule* r, const amp_scaler_state* x) {
+    const double overflows = (double)r->hysteresis - x->hysteresis_left;
+    return x->hysteresis_left > 0 || (r->tolerance > 0.0 && overflows / x->since_rescale < r->tolerance);
+}
+
+/* Returns a sum of 1 and 2 as amp_scaler_advance does. */
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scaler_state* x) {
-    double scale = ampi_scaler_exact(r, x), min = (double)r->min;
+    const double scale = ampi_scaler_exact(r, x), min = (double)r->min;
+    const double reduced = r->backoff > 0.0 ? scale * r->backoff : scale / r->growth;
     int hit = 0;
     x->skipped++;
     if (x->consecutive_skips < INT32_MAX) x->consecutive_skips++;
     if (r->max_skips > 0 && x->consecutive_skips > r->max_skips) hit = 2;
     if (x->unsound) return hit;
     x->tracker = r->start;
-    if (x->hysteresis_left > 0) x->hysteresis_left--;
-    if (r->is_static || x->hysteresis_left > 0) return hit;
-    if (scale <= min) hit |= 1;
-    scale = r->backoff > 0.0 ? scale * r->backoff : scale / r->growth;
-    ampi_scaler_keep(r, x, scale < min ? min : scale);
-    if (r->refill == AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
-    return hit;
+    if (x->hysteresis_left > (r->tolerance > 0.0 ? -INT32_MAX : 0)) x->hysteresis_left--;
+    if (r->is_static || ampi_scaler_tolerates(r, x)) return hit;
+    ampi_scaler_keep(r, x, reduced < min ? min : reduced);
+    if (r->at_min == AMP_LIMIT_KEEP && ampi_scaler_exact(r, x) <= min) {
+        ampi_scaler_keep(r, x, scale);
+        return hit | 1;
+    }
+    x->since_rescale = 0;
+    if (r->refill >= AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
+    return hit | (scale <= min);
 }
 
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_state* x) {
     int hit = 0, comes_back;
     if (!r || !x) return 0;
+    if (!x->unsound && x->since_rescale < INT32_MAX) x->since_rescale++;
     if (x->found_inf) hit = ampi_scaler_overflow_step(r, x);
     else ampi_scaler_clean_step(r, x);
     if (!x->unsound) x->consecutive_unsound = 0;
@@ -8415,8 +8446,10 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const double scale = (double)s->state.scale;
     const char* what = NULL;
     if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
-            : s->rule.at_min == AMP_LIMIT_ERROR))
-        what = hit & 8 ? "the scale is of no use any more" : "an overflow although the scale is at its floor";
+            : s->rule.at_min != AMP_LIMIT_CLAMP))
+        what = hit & 8 ? "the scale is of no use any more"
+            : s->rule.at_min == AMP_LIMIT_KEEP ? "an overflow that would bring the scale to its floor"
+            : "an overflow although the scale is at its floor";
     else if (hit & 2) what = "more overflows in a row than max_skips";
     AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
         (int)s->state.consecutive_skips);
@@ -8448,13 +8481,14 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 }
 
 /* --- save and load --- */
-/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 52..55 AMP_LIMIT_ERROR, 124..127 CRC-32 of all
-   before. A table has the other fields of rule and state: a row is neighbours of one size. Version 1 has no doubles,
-   and at 96 what version 2 has at 120. */
-#define AMPI_SCALER_VERSION 2u
+/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. A table has the
+   other fields of rule and state: a row is neighbours of one size. Version 2 has no count at 52; version 1 has no
+   doubles either, and at 96 what later ones have at 120. */
+#define AMPI_SCALER_VERSION 3u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
     { 16, 4, 9, offsetof(amp_scaler, rule.min) },  /* up to max_skips */
+    { 52, 4, 1, offsetof(amp_scaler, state.since_rescale) },
     { 56, 4, 2, offsetof(amp_scaler, rule.ignore_overflow) },  /* and is_static */
     { 64, 4, 1, offsetof(amp_scaler, state.scale) },
     { 68, 4, 2, offsetof(amp_scaler, state.tracker) },  /* and hysteresis_left */
@@ -8513,7 +8547,6 @@ AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
     ampi_put32(p + 8, ampi_bits_at(&growth));
     ampi_put32(p + 12, ampi_bits_at(&backoff));
-    ampi_put32(p + 52, AMP_LIMIT_ERROR);
     ampi_scaler_move(&saved, p, 0);
     ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
 }
@@ -8526,7 +8559,7 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
     static const char names[] = "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
-        "the tracker's start\0hysteresis\0guard\0refill\0at_min\0max_skips\0at_max_skips\0ignore_overflow\0static\0"
+        "the tracker's start\0hysteresis\0guard\0refill\0at_min\0max_skips\0a count\0ignore_overflow\0static\0"
         "exact growth_factor\0exact backoff_factor (0: division)\0";
     int i = 0;
     while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
@@ -8556,6 +8589,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_REFUSE_CALL(memcmp(theirs, ours, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
         ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
         AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+    if (version < 3) memset(theirs + 52, 0, 4);
+    memcpy(ours + 52, theirs + 52, 4);
     if (version == 1) {
         memcpy(theirs + 120, theirs + 96, 4);
         memcpy(theirs + 96, ours + 96, 24);
@@ -8567,7 +8602,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     ampi_scaler_move(&saved, theirs, 1);
     /* Allowed are a scale from 0 to infinity, and counters that can go on counting. */
     AMPI_REFUSE_CALL(ampi_bits_at(&x->scale) > 0x7f800000u || ampi_bits64_at(&x->exact_scale) > AMPI_INF64
-        || x->tracker < s->rule.start || x->hysteresis_left < 0 || x->hysteresis_left > s->rule.hysteresis
+        || x->tracker < s->rule.start || x->hysteresis_left > s->rule.hysteresis
+        || (x->hysteresis_left < 0 && s->rule.tolerance <= 0.0) || x->since_rescale < 0
         || x->consecutive_skips < 0 || x->consecutive_unsound < 0 || (uint64_t)x->applied >> 62 != 0
         || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");

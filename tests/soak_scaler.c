@@ -5,8 +5,8 @@
 #include "test.h"
 
 enum { KEEP, CLAMP, FREE };                                    /* what growth out of range does */
-enum { ON_GROWTH, ON_CLEAN, ON_CLEAN_AND_CUT };                /* when the patience comes back */
-enum { GO_ON, REFUSE, ASK };                                   /* at a limit */
+enum { ON_GROWTH, ON_CLEAN, ON_CLEAN_AND_CUT, ON_CUT };        /* when the patience comes back */
+enum { GO_ON, REFUSE, ASK, STOP_ABOVE };                       /* at a limit */
 
 /* What a scale is: a float whose factors are floats, the same but an overflow divides, a float with factors that are doubles, a
    double, a double that an overflow divides. */
@@ -40,6 +40,8 @@ static const system_row systems[] = {
     { AMP_SCALER_JMP, FLOATS_DIV,   0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
     { AMP_SCALER_TF_LEGACY, FLOATS_DIV, 0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
     { AMP_SCALER_STATIC, FLOATS,    0,          2, 0,   0, 0,        NEVER, 0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_MINDSPORE_CELL, FLOATS, 16777216, 2, 0, 1, 0,       2000,  0, 1, 0,    FREE,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_FAIRSEQ, DOUBLES_DIV, 32768,   2, 0,   9.9999997473787516e-05, 0, 2000, 0, 1, 0, FREE, ON_CUT, STOP_ABOVE },
 };
 enum { SYSTEMS = sizeof systems / sizeof systems[0] };
 
@@ -48,7 +50,8 @@ typedef struct shadow {
     system_row rule;
     int ignores;
     double scale, used;             /* the scale now, and the one of this window */
-    long streak, patience, in_a_row, applied, skipped;
+    long streak, patience, in_a_row, applied, skipped, windows;     /* windows: since the scale moved */
+    double tolerated;               /* share of overflows */
     int open, seen, bad, ill;       /* loss scaled, something recorded, overflow known, a loss was not finite */
     int floor_hit, too_many;
     long ill_in_a_row, ill_allowed;
@@ -85,6 +88,8 @@ static void draw(amp_scaler_desc* d, shadow* m) {
             if (r->kind == DOUBLES_DIV) r->kind = DOUBLES;
         }
         if (one_in(2)) d->hysteresis = (int)(r->patience = 1 + (long)(test_random() % 4));
+        if (one_in(3)) { r->comes_back = (int)(test_random() % 4); d->refill = (amp_scaler_refill)(r->comes_back + 1); }
+        if (r->comes_back == ON_CUT && one_in(2)) d->tolerance = m->tolerated = uniform(0.01, 1);
     }
     if (r->cut == 0) r->cut = 1.0 / r->growth;
     if (r->kind <= FLOATS_DIV) r->cut = as_float(r->cut);
@@ -95,8 +100,7 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     if (one_in(4)) d->max_scale = (float)(r->most = as_float(uniform(1, 3) * (r->most < 1e30 && r->most > 0 ? r->most : r->init)));
     else if (one_in(4)) { d->max_scale = AMP_ZERO; r->most = 0; }
     if (r->most == 0 && r->out_of_range == CLAMP) r->most = TOP;
-    if (one_in(3)) r->comes_back = (int)(test_random() % 3);
-    if (one_in(3)) { r->at_floor = (int)(test_random() % 3); d->at_min = (amp_scaler_limit)(r->at_floor + 1); }
+    if (one_in(3)) { r->at_floor = (int)(test_random() % 4); d->at_min = (amp_scaler_limit)(r->at_floor + 1); }
     if (one_in(4)) { d->max_skips = AMP_ZERO; r->allowed = 0; }
     else if (one_in(3)) d->max_skips = (int)(r->allowed = 1 + (long)(test_random() % 5));
     m->ill_allowed = 20;
@@ -107,11 +111,10 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     m->patience = r->patience;
 }
 
-/* A desc's scaler, with the guard and the refill of this rule. */
+/* A desc's scaler, with the guard of this rule. */
 static amp_result begin(amp_scaler* s, const shadow* m, const amp_scaler_desc* d) {
     const amp_result r = amp_scaler_init(s, d);
     s->rule.guard = m->rule.out_of_range + 1;
-    s->rule.refill = m->rule.comes_back + 1;
     s->rule.max = (float)m->rule.most;
     return r;
 }
@@ -120,7 +123,7 @@ static amp_result begin(amp_scaler* s, const shadow* m, const amp_scaler_desc* d
 
 static int refuses(int what) {
     if (what == ASK) { asked++; return verdict != 0; }
-    return what == REFUSE;
+    return what == REFUSE || what == STOP_ABOVE;
 }
 
 static void shadow_grow(shadow* m) {
@@ -129,35 +132,43 @@ static void shadow_grow(shadow* m) {
     int out = next >= 3.4028235677973366e38;                /* would round to infinity */
     if (r->most > 0 && next > r->most) m->scale = r->most;
     else if (!out || r->out_of_range == FREE) m->scale = r->kind >= DOUBLES ? next : as_float(next);
-    m->streak = 0;
-    if (r->comes_back == ON_GROWTH) m->patience = r->patience;
+    m->streak = m->windows = 0;
+    if (r->comes_back != ON_CUT) m->patience = r->patience;
 }
 
 static void shadow_overflow(shadow* m) {
     const system_row* r = &m->rule;
+    double before = m->scale;
     m->skipped++;
     m->in_a_row++;
     m->too_many = r->allowed > 0 && m->in_a_row > r->allowed;
     if (m->ill) return;
     m->streak = r->first;
-    if (m->patience > 0) m->patience--;
+    if (m->patience > 0 || m->tolerated > 0) m->patience--;
     if (r->window == NEVER || m->patience > 0) return;
+    if (m->tolerated > 0 && (double)(r->patience - m->patience) / (double)m->windows < m->tolerated) return;
     m->floor_hit = m->scale <= r->least;
     m->scale = r->kind == FLOATS_DIV || r->kind == DOUBLES_DIV ? m->scale / r->growth : m->scale * r->cut;
     if (r->kind < DOUBLES) m->scale = as_float(m->scale);
+    if (r->at_floor == STOP_ABOVE) {
+        m->floor_hit = m->scale <= r->least;
+        if (m->floor_hit) { m->scale = before; return; }
+    }
     if (m->scale < r->least) m->scale = r->least;
-    if (r->comes_back == ON_CLEAN_AND_CUT) m->patience = r->patience;
+    m->windows = 0;
+    if (r->comes_back == ON_CLEAN_AND_CUT || r->comes_back == ON_CUT) m->patience = r->patience;
 }
 
 static amp_result shadow_update(shadow* m) {
     int too_ill, useless;
     if (!m->seen) return AMP_ERR_STATE;
     m->floor_hit = m->too_many = 0;
+    if (!m->ill) m->windows++;
     if (m->bad) shadow_overflow(m);
     else {
         m->applied++;
         m->in_a_row = 0;
-        if (m->rule.comes_back != ON_GROWTH) m->patience = m->rule.patience;
+        if (m->rule.comes_back == ON_CLEAN || m->rule.comes_back == ON_CLEAN_AND_CUT) m->patience = m->rule.patience;
         m->streak++;
         if (m->rule.window != NEVER && m->streak >= m->rule.window) shadow_grow(m);
     }
@@ -275,7 +286,7 @@ static int agree(const amp_scaler* s, const shadow* m) {
     float scale = (float)m->scale;
     int may = m->seen && !m->bad;
     return memcmp(&s->state.scale, &scale, sizeof scale) == 0 && s->state.tracker == m->streak
-           && s->state.hysteresis_left == m->patience && s->state.consecutive_skips == m->in_a_row
+           && s->state.hysteresis_left == m->patience && s->state.since_rescale == m->windows && s->state.consecutive_skips == m->in_a_row
            && (m->rule.kind < DOUBLES || memcmp(&s->state.exact_scale, &m->scale, sizeof m->scale) == 0)
            && s->state.consecutive_unsound == m->ill_in_a_row && s->state.applied == m->applied && s->state.skipped == m->skipped && amp_scaler_may_step(s) == may;
 }

@@ -124,6 +124,11 @@ static const sequence sequences[] = {
     { "I pytorch",   AMP_SCALER_PYTORCH,   2, 2, 0, "IIIIFFFF", { 1, .5, .25, .125, .125, .25, .25, .5 } },
     { "I megatron",  AMP_SCALER_MEGATRON,  2, 2, 2, "IIIIFFFF", { 2, 1, 1, 1, 1, 2, 2, 4 } },
 
+    { "A cell",      AMP_SCALER_MINDSPORE_CELL, 1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A fairseq",   AMP_SCALER_FAIRSEQ,   1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "B cell",      AMP_SCALER_MINDSPORE_CELL, 4, 0, 0, "IIIIII", B_ONE },
+    { "B fairseq",   AMP_SCALER_FAIRSEQ,   .00048828125f, 0, 0, "III", { .000244140625, .0001220703125, -1 } },
+    { "C cell",      AMP_SCALER_MINDSPORE_CELL, P126, 1, 0, "FFFF", { P127, OVER, OVER, OVER } },
     { "NNabla",      AMP_SCALER_NNABLA,    8, 3, 0, "FFFFFFFFFFFFFF", { 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 32, 64, 64 } },
 };
 
@@ -144,6 +149,52 @@ static void worked_sequences(void) {
             CHECK_MSG(error || (double)s.state.scale == q->scale[k], "%s step %d: scale %g, not %g", q->name, k,
                       (double)s.state.scale, q->scale[k]);
         }
+    }
+}
+
+/* Fairseq's tolerance by hand: 1/2 means that the scale falls where half of the windows since it last moved overflowed,
+   all overflows since it last fell counted. */
+static void tolerance_of_fairseq(void) {
+    static const char steps[] = "FFIFIIFFFFI";
+    static const double want[] = { 8, 8, 8, 8, 8, 4, 4, 4, 4, 8, 4 };
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    amp_scaler_desc d = desc_of(AMP_SCALER_FAIRSEQ);
+    amp_scaler s, again;
+    int k;
+    d.init_scale = 8; d.growth_interval = 4; d.tolerance = 0.5;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && s.rule.tolerance == 0.5);
+    for (k = 0; steps[k]; k++) {
+        CHECK(one_step(&s, steps[k] == 'I') == AMP_OK);
+        CHECK_MSG((double)s.state.scale == want[k], "step %d: %g", k, (double)s.state.scale);
+        CHECK(s.state.hysteresis_left == (k == 2 || k == 3 ? 0 : k == 4 ? -1 : 1));
+        CHECK(amp_scaler_save(&s, bytes, sizeof bytes) == AMP_OK && amp_scaler_init(&again, &d) == AMP_OK);
+        CHECK(amp_scaler_load(&again, bytes, sizeof bytes) == AMP_OK);
+        CHECK(again.state.hysteresis_left == s.state.hysteresis_left);
+        CHECK(again.state.since_rescale == s.state.since_rescale);
+    }
+    s.state.since_rescale = -1;
+    CHECK(amp_scaler_save(&s, bytes, sizeof bytes) == AMP_OK);
+    CHECK(amp_scaler_load(&again, bytes, sizeof bytes) == AMP_ERR_FORMAT);
+    d.init_scale = 0.00015f; d.tolerance = 0;   /* the floor would be reached: an error, and the scale stays */
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    CHECK(one_step(&s, 1) == AMP_ERR_OVERFLOW && s.state.scale == 0.00015f);
+    CHECK_MSG(strstr(heard, "would bring the scale to its floor"), "%s", heard);
+    d.at_min = AMP_LIMIT_CLAMP;                 /* threshold_loss_scale: a floor that holds */
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    CHECK(one_step(&s, 1) == AMP_OK && s.state.scale == 1e-4f);
+}
+
+/* A refill that is not the preset's: on clean steps, so that overflows with one between never reduce. */
+static void refill_of_a_desc(void) {
+    amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH);
+    amp_scaler s;
+    int i;
+    d.hysteresis = 2;
+    for (i = 0; i < 2; i++) {
+        d.refill = i ? AMP_REFILL_CLEAN : (amp_scaler_refill)0;
+        CHECK(amp_scaler_init(&s, &d) == AMP_OK && s.rule.refill == (i ? AMP_REFILL_CLEAN : AMP_REFILL_GROWTH));
+        one_step(&s, 1); one_step(&s, 0); one_step(&s, 1);
+        CHECK(s.state.scale == (i ? 65536.0f : 32768.0f));
     }
 }
 
@@ -175,9 +226,9 @@ static void skip_limits(void) {
 
 /* Factors are as given. Where a system keeps a float its scale is a float's value, and so are its factors but PyTorch's. */
 typedef struct reference {
-    double scale, growth, backoff, min, max;
+    double scale, growth, backoff, min, max, tolerance;
     int window, delay;              /* the system's interval and hysteresis */
-    int counter, left, iteration, last_overflow, bad;
+    int counter, left, iteration, last_overflow, last_rescale, bad;
     int error;
 } reference;
 
@@ -212,6 +263,35 @@ static void step_manager(reference* r, int overflow) {
         r->bad = 0;
     }
     if (r->bad > 1000) r->error = 1;
+    r->iteration++;
+}
+/* mindspore.nn.DynamicLossScaleUpdateCell: floats, and a product with the float reciprocal. */
+static void step_cell(reference* r, int overflow) {
+    const int grows = !overflow && r->iteration - r->last_overflow >= r->window;
+    if (overflow) r->scale = largest(times(r->scale, over(1.0, r->growth)), 1.0);
+    if (grows) r->scale = times(r->scale, r->growth);
+    if (overflow || grows) r->last_overflow = r->iteration;
+    r->iteration++;
+}
+/* fairseq.optim.dynamic_loss_scaler.DynamicLossScaler. */
+static void step_fairseq(reference* r, int overflow) {
+    const double before = r->scale;
+    if (!overflow) {
+        if ((r->iteration - r->last_overflow) % r->window == 0) {
+            r->scale *= r->growth;
+            r->last_rescale = r->iteration;
+        }
+        r->iteration++;
+        return;
+    }
+    r->last_overflow = r->iteration;
+    r->bad++;
+    if ((double)r->bad / (double)(r->iteration - r->last_rescale) >= r->tolerance) {
+        r->scale /= r->growth;
+        r->last_rescale = r->iteration;
+        r->bad = 0;
+    }
+    if (r->scale <= r->min) { r->scale = before; r->error = 1; }
     r->iteration++;
 }
 static void step_apex(reference* r, int overflow) {
@@ -317,6 +397,8 @@ static const machine machines[] = {
     { AMP_SCALER_DEEPSPEED_CONSECUTIVE, step_consecutive, 1, 0, ANY, 1 },
     { AMP_SCALER_DEEPSPEED_0_17_0, step_deepspeed_0_17_0, 1, 0, ANY, 1 },
     { AMP_SCALER_PADDLE, step_paddle, 1, 1, ANY, 1 },
+    { AMP_SCALER_MINDSPORE_CELL, step_cell, 1, 0, ANY, 0 },
+    { AMP_SCALER_FAIRSEQ, step_fairseq, 0.001, 0, ANY, 0 },
 };
 
 static float random_between(float low, float high) { return low + (high - low) * (test_uniform() * 0.5f + 0.5f); }
@@ -343,9 +425,16 @@ static void make_pair(const machine* m, amp_scaler_desc* d, reference* r) {
     r->backoff = random_double(0.01, 0.99);
     r->window = 1 + (int)(test_random() % 6);
     r->left = r->delay = m->hysteresis ? 1 + (int)(test_random() % 4) : 1;
-    r->last_overflow = m->preset == AMP_SCALER_MINDSPORE_MANAGER ? 0 : -1;
-    r->iteration = m->preset == AMP_SCALER_MINDSPORE_MANAGER;
+    r->iteration = m->step == step_manager || m->step == step_cell;
+    r->last_overflow = r->iteration - 1;
+    r->last_rescale = -1;
     r->min = 1;
+    if (m->step == step_fairseq) {
+        static const double shares[] = { 0, 0.05, 0.25, 0.5, 1 };
+        const unsigned i = test_random() % 6;
+        r->min = 1e-4;
+        r->tolerance = d->tolerance = i < 5 ? shares[i] : random_double(0, 1);
+    }
     if (m->factors == NONE) return;
     d->growth_factor = r->growth;
     if (m->free_backoff) d->backoff_factor = r->backoff;
@@ -375,7 +464,7 @@ static void random_traces(void) {
                 machines[i].step(&r, overflow);
                 s.state.found_inf = overflow;
                 hit = amp_scaler_advance(&s.rule, &s.state);
-                if (!same_scale(&s, r.scale) || ((hit & 2) != 0 || (hit & 1 && s.rule.at_min == AMP_LIMIT_ERROR)) != r.error) {
+                if (!same_scale(&s, r.scale) || ((hit & 2) != 0 || (hit & 1 && s.rule.at_min != AMP_LIMIT_CLAMP)) != r.error) {
                     CHECK_MSG(0, "%s trace %d step %d: %.17g, not %.17g; hit %d, error %d", amp_scaler_preset_name(d.preset), trace, k,
                               s.state.exact_scale, r.scale, hit, r.error);
                     break;
@@ -395,6 +484,7 @@ static void random_traces_through_the_interface(void) {
             amp_scaler s;
             make_pair(&machines[i], &d, &r);
             if (machines[i].factors != NONE) d.growth_factor = r.growth = 2.0;
+            if (machines[i].free_backoff) d.backoff_factor = r.backoff = 0.5;
             d.init_scale = 65536.0f;
             r.scale = 65536.0;
             CHECK(amp_scaler_init(&s, &d) == AMP_OK);
@@ -411,8 +501,8 @@ static void random_traces_through_the_interface(void) {
 /* --- the systems themselves: 200 random traces of 300 steps each, as a hash of all scales ------------------- */
 
 /* Formed by the systems' own code: torch 2.15.0, jmp 0.0.4 (operator by operator, as jit makes its division a product) and flax
-   0.12.8 on jax 0.10.2, MindSpore 2.10.0, paddlepaddle 3.3.1, megatron-core 0.16.1, DeepSpeed 0.17.1 and 0.17.0. Of Apex, NNabla
-   1.39, OneFlow 0.9, TensorFlow 1 and Keras 3: by their rules in NumPy. */
+   0.12.8 on jax 0.10.2, MindSpore 2.10.0, paddlepaddle 3.3.1, megatron-core 0.16.1, DeepSpeed 0.17.1 and 0.17.0, fairseq 0.12.2.
+   Of Apex, NNabla 1.39, OneFlow 0.9, TensorFlow 1 and Keras 3: by their rules in NumPy. */
 typedef struct recorded {
     const char* name;
     amp_scaler_preset preset;
@@ -448,6 +538,7 @@ static const recorded recordings[] = {
     { "Keras", AMP_SCALER_KERAS, 20, twos, -20, 0x381601fed55a2a5u },
     { "Paddle, dynamic graph, hysteresis", AMP_SCALER_PADDLE, 15, free_factors, 0, 0x1353a09b0d55a2a5u },
     { "Paddle, hysteresis", AMP_SCALER_PADDLE, 14, free_factors, 0, 0x8100a620cd55a2a5u },
+    { "Fairseq, tolerance", AMP_SCALER_FAIRSEQ, 31, inverse_factors, -9, 0x616334c3e6497fb7u },
 };
 
 static uint32_t trace_next(uint64_t* x) {
@@ -467,6 +558,7 @@ enum { FAST = 1 };
 enum { FAST = 0 };
 #endif
 static uint64_t trace_hash(const recorded* q) {
+    static const double shares[] = { 0, 0.05, 0.25, 0.5 };
     uint64_t hash = 0xcbf29ce484222325u;
     uint32_t t, k;
     for (t = 0; t < 200; t++) {
@@ -488,15 +580,16 @@ static uint64_t trace_hash(const recorded* q) {
             if (h % 2 == 0) d.min_scale = 2.0f;
         } else if (q->preset != AMP_SCALER_NNABLA) d.hysteresis = strstr(q->name, "hysteresis") ? (int)h : 0;
         if (strstr(q->name, "dynamic graph")) d.min_scale = AMP_ZERO;
+        if (strstr(q->name, "consecutive")) d.refill = AMP_REFILL_CLEAN;
+        if (q->preset == AMP_SCALER_FAIRSEQ) d.tolerance = shares[h - 1];
         CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, heard);
-        if (strstr(q->name, "consecutive")) s.rule.refill = AMP_REFILL_CLEAN;
         if (strstr(q->name, "dynamic graph")) s.rule.guard = AMP_GUARD_NONE;
         trace_sinks = s.rule.min == 0.0f && !s.rule.is_double;
         for (k = 0; k < 300; k++) {
             int hit;
             s.state.found_inf = trace_next(&x) % 10 < rate;
             hit = amp_scaler_advance(&s.rule, &s.state);
-            if ((hit & 2) || ((hit & 1) && s.rule.at_min == AMP_LIMIT_ERROR)) { hash = trace_mix(hash, -1.0); break; }
+            if ((hit & 2) || ((hit & 1) && s.rule.at_min != AMP_LIMIT_CLAMP)) { hash = trace_mix(hash, -1.0); break; }
             hash = trace_mix(hash, s.rule.is_double ? s.state.exact_scale : (double)s.state.scale);
         }
     }
@@ -544,6 +637,7 @@ static void default_descs(void) {
         d.min_scale = s.rule.min > 0.0f ? s.rule.min : (float)AMP_ZERO;
         d.max_scale = s.rule.max > 0.0f ? s.rule.max : (float)AMP_ZERO;
         d.at_min = (amp_scaler_limit)s.rule.at_min;
+        d.refill = s.rule.is_static ? (amp_scaler_refill)0 : (amp_scaler_refill)s.rule.refill;
         d.max_skips = s.rule.max_skips ? s.rule.max_skips : AMP_ZERO;
         d.max_unsound = s.rule.max_unsound;
         if (!s.rule.is_static) {
@@ -598,7 +692,14 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_PYTORCH, hysteresis, -1);
     REFUSE(AMP_SCALER_PYTORCH, max_skips, -2);
     REFUSE(AMP_SCALER_PYTORCH, max_unsound, -2);
-    REFUSE(AMP_SCALER_PYTORCH, at_min, (amp_scaler_limit)4);
+    REFUSE(AMP_SCALER_PYTORCH, at_min, (amp_scaler_limit)5);
+    REFUSE(AMP_SCALER_PYTORCH, refill, (amp_scaler_refill)5);
+    REFUSE(AMP_SCALER_PYTORCH, refill, (amp_scaler_refill)-1);
+    REFUSE(AMP_SCALER_STATIC, refill, AMP_REFILL_CLEAN);
+    REFUSE(AMP_SCALER_FAIRSEQ, tolerance, 1.5);
+    REFUSE(AMP_SCALER_FAIRSEQ, tolerance, -0.5);
+    REFUSE(AMP_SCALER_PYTORCH, tolerance, 0.5);                         /* its refill counts no overflows */
+    REFUSE(AMP_SCALER_STATIC, tolerance, 0.5);
     REFUSE(AMP_SCALER_PYTORCH, ignore_overflow, 1);
     REFUSE(AMP_SCALER_PYTORCH, preset, (amp_scaler_preset)77);
     REFUSE(AMP_SCALER_STATIC, growth_interval, 100);
@@ -1632,7 +1733,7 @@ static void save_and_load(void) {
     }
     s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     one_step(&s, 1); one_step(&s, 0);
-    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && memcmp(bytes, "AMPS\2\0\0\0", 8) == 0);
+    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && memcmp(bytes, "AMPS\3\0\0\0", 8) == 0);
     CHECK(bytes[64] == 0 && bytes[65] == 0 && bytes[66] == 0 && bytes[67] == 0x45);     /* 2048.0f, little-endian */
     fresh = s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     for (i = 0; i < AMP_SCALER_STATE_BYTES; i++)
@@ -1730,6 +1831,20 @@ static void load_version_1(void) {
     CHECK_MSG(strstr(heard, "the tracker's start is 0 there, but -1 here"), "%s", heard);
 }
 
+/* A state of NNabla that version 2 of the format has written, which had a constant where now windows are counted. */
+static void load_version_2(void) {
+    static const unsigned char nnabla[AMP_SCALER_STATE_BYTES] = {
+        65, 77, 80, 83, 2, 0, 0, 0, 154, 153, 217, 63, 150, 150, 22, 63, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 255, 255, 255, 255,
+        1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 100, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        162, 41, 49, 64, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
+        51, 51, 51, 51, 51, 51, 251, 63, 0, 0, 0, 0, 0, 0, 0, 0, 113, 97, 82, 67, 52, 37, 6, 64, 0, 0, 0, 0, 39, 19, 97, 74 };
+    amp_scaler_desc d = desc_of(AMP_SCALER_NNABLA);
+    amp_scaler s;
+    d.growth_interval = 3; d.growth_factor = 1.7;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && amp_scaler_load(&s, nnabla, sizeof nnabla) == AMP_OK);
+    CHECK(s.state.exact_scale == 2.7681660899653981 && s.state.since_rescale == 0 && s.state.applied == 8 && s.state.skipped == 2);
+}
+
 /* A few elements behind whole vectors: each length has its own masks. The last element counts in the norm, and what
    lies behind it does not; it is found where it is infinite. */
 static void rests_of_every_length(void) {
@@ -1783,6 +1898,8 @@ static void checks_on_every_isa(void) {
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(worked_sequences);
+    TEST(tolerance_of_fairseq);
+    TEST(refill_of_a_desc);
     TEST(skip_limits);
     TEST(random_traces);
     TEST(random_traces_through_the_interface);
@@ -1823,5 +1940,6 @@ int main(int argc, char** argv) {
     TEST(save_exact_scale);
     TEST(exact_scale_above_floats);
     TEST(load_version_1);
+    TEST(load_version_2);
     TEST_END();
 }
