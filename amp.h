@@ -2011,6 +2011,7 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
 /* One of many arrays: bytes `from` up to `to`; none if these are equal. at(list, id) gives array id. */
 typedef struct ampi_array { uint64_t from, to; int written; } ampi_array;
 typedef ampi_array (*ampi_array_fn)(const void* list, size_t id);
+/* An array's addresses; an empty span for NULL. */
 AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     const uint64_t from = (uint64_t)(uintptr_t)data;
     const ampi_array a = { from, data ? from + bytes : from, written };
@@ -2019,6 +2020,8 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
 
 /* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met one of them. */
 enum { AMPI_SPANS = 16 };
+/* Adds an array to the spans seen, and joins it to the nearest if there is no room; returns 1 if
+   it meets one. */
 AMPI_FN int ampi_spans_add(ampi_array* spans, int* count, ampi_array x) {
     ampi_array* nearest = spans;
     uint64_t least = UINT64_MAX;
@@ -2058,6 +2061,7 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     return 0;
 }
 
+/* Memory from the allocator, or malloc; never of size 0. */
 AMPI_FN void* ampi_alloc(size_t size, const amp_allocator* a) {
     if (size == 0) size = 1;
     return a && a->alloc ? (a->alloc)(size, a->user_data) : malloc(size);
@@ -7800,6 +7804,7 @@ typedef struct ampi_op_row {
 #define AMPI_OP_CAST ((amp_op)AMP_OP_COUNT)
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (unsigned)op < AMP_OP_COUNT; }
+/* The row of an operator's list that describes op. */
 AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     static const ampi_op_row rows[] = {
 #define AMPI_X(name, text, o1, o2, kind, reads, shares) \
@@ -7810,9 +7815,12 @@ AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     };
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
+/* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_LOSS; }
+/* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_DATA; }
 
+/* The row of an operator's list that describes op. */
 AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
 
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
@@ -7841,6 +7849,8 @@ static const struct {
 #undef AMPI_X
 };
 
+/* The rule of an operator under a level: that of the style, where it has its own, else the
+   list's. */
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
 #define AMPI_X(name, level, op, rule) { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
@@ -7857,6 +7867,7 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
 
 #define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
+/* Refuses a level or a style that does not exist. */
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
     AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
     AMPI_REFUSE_POLICY((unsigned)style >= AMP_STYLE_COUNT, "style %d does not exist", (int)style);
@@ -7895,11 +7906,13 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     return AMP_OK;
 }
 
+/* Sets an operator's rule and who chose it. */
 AMPI_FN void ampi_policy_put(amp_policy* p, amp_op op, amp_rule rule, amp_reason reason) {
     p->rules[op] = rule;
     p->reasons[op] = reason;
 }
 
+/* Checks the desc, then fills *p: the level's rules, then those of its lists. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy_desc d;
     amp_policy out;
@@ -7925,6 +7938,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     return AMP_OK;
 }
 
+/* May an operator have this rule? Losses are FP32, and input and flatten follow. */
 AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
     if ((unsigned)rule > AMP_RULE_GRAY) return 0;
     if (ampi_op_is_loss(op)) return rule == AMP_RULE_FP32;
@@ -7941,6 +7955,7 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
     return AMP_OK;
 }
 
+/* Sets one operator's rule, if it may have it. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
     if (!p) return AMP_ERR_ARGUMENT;
     if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || !ampi_rule_fits(op, rule)) return AMP_ERR_POLICY;
@@ -7948,6 +7963,7 @@ AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) 
     return AMP_OK;
 }
 
+/* Writes the operators with that rule to out, as far as they fit; returns how many there are. */
 AMPI_FN int ampi_policy_list(const amp_policy* p, amp_rule rule, amp_op* out, int capacity) {
     int count = 0;
     for (int i = 0; p && i < AMP_OP_COUNT; i++) {
@@ -7976,6 +7992,7 @@ typedef struct ampi_desc_field {
     const char* range;  /* the end of a sentence */
 } ampi_desc_field;
 
+/* A field of a desc as a double; kind: d, f, or i for an int or an enumerator. */
 AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
     if (kind == 'd') return *(const double*)p;
@@ -7985,6 +8002,7 @@ AMPI_FN double ampi_field_value(const void* p, char kind) {
 }
 
 #define AMPI_REFUSE_DESC(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_DESC, __VA_ARGS__)
+/* Refuses a field of a desc that is out of the range in its row of a table. */
 AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, const char* what,
         const amp_logger* logger) {
     const double value = ampi_field_value((const char*)desc + f->at, f->kind);
@@ -8035,6 +8053,7 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
 
+/* A scaler of the desc's preset, with each field that the desc sets in place of the preset's. */
 AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     amp_scaler_rule* r = &x->rule;
     const struct ampi_scaler_row* row = &ampi_scaler_presets[d->preset];
@@ -8097,6 +8116,7 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
 }
 
+/* Checks the desc, then fills *s; an error leaves it as it was. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     amp_scaler_desc d;
     amp_scaler x;
@@ -8126,11 +8146,13 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return r->is_double ? x->exact_scale : (double)x->scale;
 }
+/* Sets the scale, in FP32 and, for rules whose state is a double, in double. */
 AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* r, amp_scaler_state* x, double scale) {
     x->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
     x->exact_scale = r->is_double ? scale : (double)x->scale;
 }
 
+/* A window without overflow: counts it, and grows the scale after `interval` of them. */
 AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler_state* x) {
     const double grown = ampi_scaler_exact(r, x) * r->growth;
     const int too_much = r->max > 0.0f && grown > (double)r->max;
@@ -8151,7 +8173,8 @@ AMPI_HD AMPI_FN int ampi_scaler_tolerates(const amp_scaler_rule* r, const amp_sc
     return x->hysteresis_left > 0 || (r->tolerance > 0.0 && overflows / x->since_rescale < r->tolerance);
 }
 
-/* Returns a sum of 1 and 2 as amp_scaler_advance does. */
+/* A window with an overflow: counts it, and backs the scale off unless it is tolerated. Returns the limits that it
+   meets, as amp_scaler_advance does. */
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scaler_state* x) {
     const double scale = ampi_scaler_exact(r, x), min = (double)r->min;
     const double reduced = r->backoff > 0.0 ? scale * r->backoff : scale / r->growth;
@@ -8173,6 +8196,7 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scal
     return hit | (scale <= min);
 }
 
+/* One window's end; see the interface for the sum that it returns. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_state* x) {
     int hit = 0, comes_back;
     if (!r || !x) return 0;
@@ -8197,6 +8221,7 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
     return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
 }
 
+/* Refuses a call inside of a window. */
 AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
     AMPI_TRY(ampi_scaler_ready(s));
     AMPI_REFUSE_WITH(&s->logger, s->scaled || s->recorded, AMP_ERR_STATE, "%s: not between scale_loss and update",
@@ -8209,12 +8234,14 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
 }
 
+/* What is known in this window of the list with that key; NULL if nothing. */
 AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     for (int i = 0; i < s->list_count; i++)
         if (s->lists[i].key == key) return &s->lists[i];
     return NULL;
 }
 
+/* Where tensor i of a list lies in memory. */
 AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     const amp_tensor x = t->at(t->list, i);
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
@@ -8272,6 +8299,7 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
     entry->norm = norm;
 }
 
+/* Refuses a list whose count, tensors or types are not valid. */
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger) {
     const char* place = t->place;
     AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
@@ -8292,6 +8320,7 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 
 /* Tensor id of dst, which is written, or behind these of src, which is read. */
 typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
+/* Where array `id` of two lists lies: those of dst first, which are written. */
 AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const ampi_two_lists* two = (const ampi_two_lists*)lists;
     const int count = two->dst->count, i = (int)id;
@@ -8333,6 +8362,8 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
+/* Enters src as checked and dst as stepped in this window, if neither contradicts what was done
+   in it. */
 AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
     int src_unscaled, dst_unscaled;
     AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
@@ -8347,6 +8378,7 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
     return ampi_tensors_apart(s, dst, src);
 }
 
+/* Adds what a pass found to what earlier ones did, whose first tensor stays. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     const uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
     const int unsound = all->unsound;
@@ -8382,6 +8414,7 @@ AMPI_FN void ampi_scaler_raise(amp_scaler* s, int unsound) {
     if (!s->rule.ignore_overflow) s->state.found_inf = 1;
 }
 
+/* The loss times the scale of this window, which the first call of a window fixes. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     if (ampi_scaler_ready(s) != AMP_OK) return ampi_float(0x7fc00000u);
     ampi_scaler_open(s);
@@ -8407,6 +8440,7 @@ AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, cons
     return AMP_OK;
 }
 
+/* Checks a list, or unscales it in place, and records that. */
 AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, amp_overflow_info* info) {
     int unscaled;
     AMPI_TRY(ampi_scaler_enter(s, t, what, &unscaled));
@@ -8471,6 +8505,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     return ampi_scaler_limits(s, hit);
 }
 
+/* Sets a usable scale between two windows. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_set_scale"));
     AMPI_REFUSE_WITH(&s->logger, !ampi_scale_usable(&scale), AMP_ERR_ARGUMENT,
@@ -8502,6 +8537,7 @@ static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
     for (int i = 0; i < 4; i++) p[i] = (unsigned char)(u >> 8 * i & 0xffu);
 }
+/* A number of `size` bytes, the lowest first. */
 AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
     uint64_t u = 0;
     while (size > 0) u = u << 8 | p[--size];
@@ -8539,6 +8575,7 @@ AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
     }
 }
 
+/* The state in AMP_SCALER_STATE_BYTES bytes: a mark, the version, the rule, the counters. */
 AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
     amp_scaler saved = *s;
     const float growth = (float)s->rule.growth;
@@ -8556,6 +8593,7 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
     if (i >= 14) return ampi_double(ampi_get(p + 96 + 8 * (i - 14), 8));
     return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i)) : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
 }
+/* Refuses a state of another rule, and names the first field that differs. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
     static const char names[] = "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
@@ -8577,6 +8615,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     return AMP_OK;
 }
 
+/* Checks all of a state's bytes, then takes its counters and scale. */
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
@@ -8628,6 +8667,7 @@ AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
 #endif
 }
 
+/* x to the power n >= 0, by squares, each product rounded to double. */
 AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     double result = 1.0;
     for (; n > 0; n >>= 1) {
@@ -8647,6 +8687,7 @@ AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     return odd ? ampi_mul64(y, sum) : sum;
 }
 
+/* The rate's factor at applied step t, see amp_schedule. */
 AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     const int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     const int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
@@ -8704,6 +8745,7 @@ AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
     return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
 }
 
+/* Refuses a rate or a weight decay of a group that is negative or not finite. */
 AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code, const char* place,
         const amp_logger* logger) {
     for (int i = 0; i < 2 * count; i++) {
@@ -8755,6 +8797,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 #define AMPI_REFUSE_PARAM(condition, code, what) \
     AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name))
 
+/* Refuses parameter i if its group, types or arrays are not valid. */
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
@@ -8772,6 +8815,7 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     return AMP_OK;
 }
 
+/* Refuses a list without parameters, or with one that is not valid. */
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
     AMPI_REFUSE_WITH(&o->logger, !o->params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
     AMPI_REFUSE_WITH(&o->logger, o->count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d",
@@ -8782,6 +8826,8 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
 
 /* Array `id` of the parameters. Unused moments, a frozen parameter's too, may lie anywhere. */
 enum { AMPI_PARAM_ARRAYS = 5 };
+/* Where array `id` of the parameters lies: master, low copy, gradient and moments of one after
+   another. */
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
@@ -8826,11 +8872,13 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     return AMP_OK;
 }
 
+/* Stores n weights in 16 bits; those too large become the largest finite value. */
 AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
     ampi_store_f32(low, t, 0, w, n);
     ampi_saturate(low, t, n);
 }
 
+/* Writes the low copies of all masters. */
 AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
     for (const amp_param* p = o->params; p < o->params + o->count; p++)
         if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
@@ -8848,6 +8896,7 @@ AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_tensor t = { p->grad, p->grad_dtype, p->grad ? p->count : 0, p->name };
     return t;
 }
+/* The gradients of parameters as a list that passes walk. */
 AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
     const ampi_tensors t = { params, count, ampi_grad_at, 0, NULL };
     return t;
@@ -8981,6 +9030,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->raw = d->nesterov ? 1.0f : 0.0f;
 }
 
+/* Updates all parameters with gradients times `mult`; two passes for LAMB, one for other kinds. */
 AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_info* info) {
     ampi_update updates[AMP_MAX_GROUPS];
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
@@ -9010,6 +9060,7 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
     return AMP_OK;
 }
 
+/* Refuses a state or a group's settings that a caller wrote and that are not valid. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
     AMPI_TRY(ampi_optimizer_check_state(&o->state, &o->logger, place));
     return ampi_groups_check(o->groups, ampi_group_count(o), AMP_ERR_ARGUMENT, place, &o->logger);
@@ -9054,11 +9105,13 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
     return s ? !s->state.found_inf : !found->found_inf;
 }
 
+/* What gradients of that norm are multiplied by: min(1, clip_norm / (norm + 1e-6)), or 1. */
 AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm) {
     double coefficient = o->desc.clip_norm > 0.0f ? (double)o->desc.clip_norm / (norm + 1e-6) : 1.0;
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
+/* A step whose gradients are listed in t: check and norm, then skip or apply. */
 AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
         amp_optimizer_info* info) {
     amp_optimizer_info report;
@@ -9102,6 +9155,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
     return ampi_optimizer_call(o, s, AMPI_STEPPED, "amp_optimizer_step", info);
 }
 
+/* Sets a valid base rate; the logger hears if the schedule makes nothing of it. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_WITH(&o->logger, !ampi_lr_is_valid(&lr, 0), AMP_ERR_ARGUMENT,
@@ -9369,6 +9423,7 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
+/* Refuses a model that is NULL or not finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     if (!m) return AMP_ERR_ARGUMENT;
     return m->finalized ? AMP_OK : ampi_model_fail(AMP_ERR_STATE, "%s: the model is not finalized", what);
@@ -9430,6 +9485,7 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     return b->name != NULL;
 }
 
+/* Refuses a desc of a model that is out of range or contradicts itself. */
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
     const amp_comm* c = d->comm;
@@ -9519,6 +9575,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 /* --- building --- */
 /* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another model's shows. */
 #define AMPI_HASH_START 14695981039346656037u
+/* FNV-1a over 32-bit words, as the same on each machine. */
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t word;
@@ -9527,6 +9584,7 @@ AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
     }
     return h;
 }
+/* A hash of a node's operator, shape and inputs, which tells graphs apart in checkpoints. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
     uint32_t inputs[] = { 0, 0, 0, 0 };  /* the last two carry the others up to the tag */
@@ -9563,6 +9621,7 @@ AMPI_FN amp_dtype ampi_stored(const ampi_node* n) { return n->layer.storage_dtyp
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 #define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
 
+/* Sets the shape of a node's output. */
 AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
     n->layer.channels = c;
     n->layer.height = h;
@@ -9595,6 +9654,8 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
 #define AMPI_DRAFT(n, ...) \
     ampi_node* n = ampi_draft_on(m, __VA_ARGS__); \
     if (!n) return ampi_no_value()
+/* Records a mistake of the layer at hand if *x is negative, not finite or above `most`; building
+   goes on, and finalize returns the mistake. */
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
     if (!ampi_in_range(x, 0.0f, most))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
@@ -9639,6 +9700,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
+/* Adds the layer at hand with a weight and, unless no_bias, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist", (int)init);
@@ -9650,6 +9712,7 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
     return ampi_layer_add(m);
 }
 
+/* Adds an input, if its sizes, scale, mean and std are valid. */
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     if (!ampi_can_build(m, "input")) return ampi_no_value();
     ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
@@ -9706,6 +9769,7 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     return ampi_layer_add(m);
 }
 
+/* Adds a dense layer over all features of x. */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
     AMPI_DRAFT(n, AMP_OP_LINEAR, x, d);
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
@@ -9723,6 +9787,7 @@ AMPI_FN int ampi_or(int field, int general, int value) { return field ? field : 
 /* A desc's height and width of a window. */
 #define AMPI_SIDES(field, h, w) ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
 
+/* Adds a convolution, if its shape is valid. */
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
     AMPI_DRAFT(n, AMP_OP_CONV2D, x, d);
     const amp_conv2d_shape s = {
@@ -9737,6 +9802,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         (size_t)(s.out_channels / s.groups) * area);
 }
 
+/* Adds a pool, if its shape is valid. */
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
     AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x, d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
@@ -9748,6 +9814,7 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
     return ampi_layer_add(m);
 }
+/* Adds a pool with the kernel as stride and without padding. */
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
     const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d(m, x, &d);
@@ -9763,6 +9830,7 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
     return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
 }
 
+/* Adds a batch norm over channels or a layer norm over all features. */
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x, d);
@@ -9790,6 +9858,7 @@ AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_ADD, a, b); }
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_CONCAT, a, b); }
 
+/* Adds a loss over x. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
     const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
@@ -9902,6 +9971,8 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
     }
 }
 
+/* The type of each node's output and of what others see of it, by pins, regions and rules, in
+   building order. */
 AMPI_FN void ampi_resolve_types(amp_model* m) {
     ampi_each(n) ampi_resolve_rule(m, n);
     ampi_resolve_leads(m);
@@ -10004,6 +10075,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
 
 AMPI_FN ampi_lease* ampi_lease_data(const ampi_node* n) { return &n->data_root->leases[AMPI_LEASE_DATA]; }
 AMPI_FN ampi_lease* ampi_lease_grad(const ampi_node* n) { return &n->grad_root->leases[AMPI_LEASE_GRAD]; }
+/* Widens the live range of a tensor to `time`, and sets its size. */
 AMPI_FN void ampi_lease_use(ampi_lease* l, int time, size_t bytes) {
     if (!l->bytes || l->first > time) l->first = time;
     if (!l->bytes || l->last < time) l->last = time;
@@ -10128,6 +10200,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     m->grad_list[index] = grad;
 }
 
+/* Element i of a layer's weight or bias at the start, by its layer's init. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
     if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
@@ -10349,6 +10422,7 @@ AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
     return n ? n->number : AMPI_NONE;
 }
 
+/* The bytes of each of a model's blocks. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_memory"));
     AMPI_REFUSE_NULL("amp_model_memory", out);
@@ -10372,6 +10446,7 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
     return NULL;
 }
 
+/* Refuses an array of values that is NULL, and a parameter that is not the model's. */
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!values, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
@@ -10410,6 +10485,7 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     return AMP_OK;
 }
 
+/* Reads the scaler and optimizer back from the backend, if steps ran since. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
     amp_result r = m->stale ? ampi_run(training_read, &m->training) : AMP_OK;
     m->stale = 0;
@@ -10470,6 +10546,7 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 
 AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
+/* Begins a pass over a batch: its size is written to the layers' shapes. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0,
         (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, 0, NULL };
@@ -10477,6 +10554,8 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
+/* What layers read of parameter number `param`: its low copy, or the master; NULL for no
+   parameter. */
 AMPI_FN const void* ampi_weights(const amp_model* m, int param) {
     if (param == AMPI_NONE) return NULL;
     return m->params[param].low ? m->params[param].low : (const void*)m->params[param].master;
@@ -10769,6 +10848,7 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
     }
 }
 
+/* Refuses a batch whose size, types or arrays the model does not take. */
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
@@ -10788,6 +10868,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     return AMP_OK;
 }
 
+/* Loads each input of the batch, scaled, shifted and converted to the type in use. */
 AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     for (int i = 0; i < m->input_count; i++) {
@@ -10803,6 +10884,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     }
     return AMP_OK;
 }
+/* Loads inputs, targets and labels of the batch. */
 AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     AMPI_TRY(ampi_load_inputs(m));
@@ -10818,6 +10900,7 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     return AMP_OK;
 }
 
+/* The weighted sum of the model's losses. */
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
@@ -10908,6 +10991,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     return 0;
 }
 
+/* Writes the sentence of a step that overflowed: which gradients, how many, and what helps. */
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
@@ -10992,6 +11076,7 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
+/* Fills what is told of a step: losses, scale, norm, counts and a sentence. */
 AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
@@ -11129,6 +11214,7 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     return AMP_OK;
 }
 
+/* Checks the batch, lets ranks agree on it, then runs the step with exceptions masked. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info told;
     fenv_t floats;
@@ -11210,6 +11296,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     *info = told;
     return AMP_OK;
 }
+/* Runs the network in evaluation mode up to v, and writes that value in FP32. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
     AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
     ampi_node* n = ampi_find(m, v);
@@ -11230,6 +11317,7 @@ typedef struct ampi_feed {
     size_t bytes[AMPI_ARRAYS];  /* of a sample; 0 = no such array */
 } ampi_feed;
 
+/* Frees the arrays in which batches are gathered. */
 AMPI_FN void ampi_feed_close(ampi_feed* f) {
     if (!f->m) return;
     const amp_allocator* a = &f->m->desc.allocator;
@@ -11371,6 +11459,7 @@ AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
         : 0.0);
     f->d.print(text, f->d.user_data);
 }
+/* Prints one epoch in a line. */
 AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[40] = "", accuracy[40] = "";
@@ -11413,6 +11502,7 @@ AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
     return whole < batches || rest < ranks ? whole * each : count;
 }
 
+/* Trains over the data once, in a shuffled order; the sum of losses and samples is kept. */
 AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
     const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
     const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
@@ -11483,6 +11573,7 @@ AMPI_FN amp_result ampi_fit_epochs(ampi_fit* f) {
     return AMP_OK;
 }
 
+/* Refuses settings of a fit that are out of range or contradict each other. */
 AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
@@ -11504,6 +11595,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 #endif
 }
 
+/* Opens the data, runs the epochs, closes the data; what happened stands in *info. */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
     ampi_fit f;
     if (!m) return AMP_ERR_ARGUMENT;
@@ -12550,6 +12642,7 @@ AMPI_COMPILE_WELL
 
 /* >>impl-report */
 
+/* Runs a training pass without an update, and collects numbers of each layer. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
     fenv_t floats;
     AMPI_TRY(ampi_check_training(m, batch, "model stats"));
@@ -12581,6 +12674,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 }
 
 #if !defined(AMP_NO_STDIO)
+/* Prints an optimizer's settings in a line. */
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
     ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), (double)o->state.lr);
@@ -12690,6 +12784,7 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
 
+/* Draws a picture twice: first only its height is found, then it is written. */
 AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     p->list(p);
     ampi_print(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" viewBox=\"0 0 1060 %d\" "
@@ -12712,6 +12807,7 @@ AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path
     return ampi_file_close(&f, ampi_file_save(&f, path, NULL, 0));
 }
 
+/* The ranges of the small formats as bars on the axis of exponents. */
 AMPI_FN void ampi_report_formats(ampi_picture* p) {
     static const struct { const char* name; int most, normal, least; } formats[] = {
         { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 }, { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 } };
@@ -12761,6 +12857,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
     ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
 }
 
+/* The precision report of a batch, as text or as a picture in the file `path`. */
 AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, const char* path) {
     AMPI_TRY(ampi_check_finalized(m, "report"));
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
