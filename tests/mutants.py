@@ -1,4 +1,4 @@
-"""mutants.py HEADER [COUNT] [SEED] [--least PERCENT] [--table] [--show] [--only N,N] [WORD...]
+"""mutants.py HEADER [COUNT] [SEED] [--least PERCENT] [--minutes M] [--table] [--show] [--only N,N] [WORD...]
 
 Plants small faults in a copy of amp.h or amp_cuda.cuh, one a copy, and sees whether a test fails.
 
@@ -10,7 +10,7 @@ SEED (the date, YYYYMMDD) and the text say which. A fault that does not compile 
 code as it was, say in code for another processor, is counted apart, and so is one of tests/mutants.txt: survivors that
 are known, each with its reason. With --table the rows below are planted too: code of instruction sets, which few lines
 hold and few processors run. With words, only faults whose room or function contains one of them; --only: of the draw
-these numbers; --show: no test runs.
+these numbers; --minutes: none begins later; --show: no test runs.
 
 For amp.h the tests most likely to see a fault run first, in a build without SIMD; then all of them with it; then the
 one of threads. amp_cuda.cuh runs on the emulator (tests/emu), compiled for 8.0, 9.0, then 7.5; sanitizers take part. The
@@ -329,6 +329,7 @@ class Header:
         first = self.likely.get(room, "").split()
         rest = [t for t in self.tests if t not in first and not (room in self.above and t in self.operators)]
         seldom = str(3 * int(EVERY))
+        if room in self.above: return [Stage("plain", ["-DAMP_NO_SIMD"], first, seldom), Stage("simd", [], rest + first, seldom)]
         return [Stage("plain", ["-DAMP_NO_SIMD"], first, seldom), Stage("simd", [], first, EVERY),
                 Stage("simd", [], rest, seldom), Stage("openmp", ["-fopenmp"], ["openmp"], EVERY)]
 
@@ -491,10 +492,11 @@ def report(number, fault, state, why):
                                                           fault.before[:100], fault.after[:100]), flush=True)
 
 
-def run(header, text, faults, wanted, pool, known):
-    """Plants faults, in this order, until so many have left a trace: [(number, fault, state, why)]."""
+def run(header, text, faults, wanted, pool, known, end):
+    """Plants faults, in this order, until so many have left a trace or the time is over: [(number, fault, state, why)]."""
     def one(numbered):
         number, fault = numbered
+        if time.time() > end: return number, fault, "late", ""
         if key_of(fault) in known: return number, fault, "known", ""
         changed = text.text[:fault.start] + fault.new + text.text[fault.end:]
         stages = header.stages(fault.room)
@@ -504,8 +506,9 @@ def run(header, text, faults, wanted, pool, known):
     while True:
         left = wanted - sum(r[2] in ("caught", "SURVIVED", "known") for r in results)
         batch = [f for _, f in zip(range(left), faults)]
-        if not batch: return results
+        if not batch or time.time() > end: return results
         for result in pool.map(one, batch):
+            if result[2] == "late": continue
             report(*result)
             results.append(result)
 
@@ -539,6 +542,7 @@ def main():
     options.add_argument("seed", nargs="?", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
     options.add_argument("words", nargs="*", default=[])
     options.add_argument("--least", type=float, default=90.0)
+    options.add_argument("--minutes", type=float, default=1e9)
     options.add_argument("--only", default="")
     options.add_argument("--table", action="store_true")
     options.add_argument("--show", action="store_true")
@@ -559,8 +563,9 @@ def main():
         return 0
     prepare(header, text.text, {f.room for _, f in drawn[:o.count]})
     with ThreadPoolExecutor(JOBS) as pool:
-        results = run(header, text, drawn, o.count, pool, known)
-        if rows: results += run(header, text, [("row", f) for f in rows], len(rows), pool, {})
+        end = began + 60 * o.minutes
+        results = run(header, text, drawn, o.count, pool, known, end)
+        if rows: results += run(header, text, [("row", f) for f in rows], len(rows), pool, {}, end)
     share = summary(results, known)
     print("%.0f s" % (time.time() - began))
     return 0 if results and not stale and share >= o.least else 1
