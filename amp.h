@@ -395,6 +395,7 @@ typedef struct amp_batch_norm_shape {
     float eps;                   /* 0 = 1e-5; > 0 */
     float momentum;              /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
     int   frozen;                /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is its gradient */
+    unsigned char* held;         /* [channels] training sets those to 1 whose running statistics stay; NULL = none */
 } amp_batch_norm_shape;
 
 /* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in evaluation. */
@@ -1197,7 +1198,8 @@ typedef struct amp_step_info {
     double   grad_norm;          /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;  /* of the weight gradients */
     uint64_t update_overflows, saturated;  /* as in amp_optimizer_info */
-    char     message[288];  /* a sentence if skipped or one of these two is not 0; else "" */
+    uint64_t held_statistics;  /* channels whose running statistics stay: they would be inf or NaN */
+    char     message[288];  /* a sentence if skipped or one of these three is not 0; else "" */
     char     culprit[48];   /* the layer or parameter that it blames; "" if none */
 } amp_step_info;
 
@@ -7064,6 +7066,7 @@ typedef struct ampi_bn_plan {
     size_t groups, per_group;  /* groups of channels, channels in one */
     size_t planes;             /* of a channel, in a tile */
     float eps, momentum;
+    unsigned char* held;       /* of amp_batch_norm_shape */
 } ampi_bn_plan;
 
 /* Frozen statistics are constants: both passes are those of evaluation. */
@@ -7085,6 +7088,7 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
         "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
+    p->held = s->held;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
     p->groups = ampi_div_up(p->channels, p->per_group);
@@ -7196,12 +7200,17 @@ AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) 
     }
 }
 
-/* (1 - momentum) * old + momentum * value for both statistics of a channel, or neither where one were not finite. */
-AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean, float batch_var) {
+/* (1 - momentum) * old + momentum * value for both statistics of a channel. Where one were not finite, both stay, and
+   held[c], if held is given, becomes 1. */
+AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, size_t c, float momentum,
+        float batch_mean, float batch_var) {
     const float old = 1.0f - momentum;
     const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
     const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
-    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) return;
+    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) {
+        if (held) held[c] = 1;
+        return;
+    }
     if (mean) mean[c] = next_mean;
     if (var) var[c] = next_var;
 }
@@ -7220,7 +7229,7 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->width);
     ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
     for (c = 0; f->training && f->p.momentum != 0.0f && c < g->width; c++)
-        ampi_bn_run(f->running_mean, f->running_var, g->first + c, f->p.momentum, g->mean[c],
+        ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum, g->mean[c],
             (float)(g->dot[c] / (values - 1.0)));
 }
 /* y of a group from x, or with q->a dx from dy and x. arg: where x stands, or dy if frozen. */
@@ -9360,7 +9369,8 @@ typedef struct ampi_allocation {
 } ampi_allocation;
 enum {
     AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
-    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_STEP,  /* statistics, targets and losses of a step */
+    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_HELD, AMPI_BLOCK_WORKSPACE,
+    AMPI_BLOCK_STEP,  /* statistics, targets and losses of a step */
     AMPI_BLOCK_HOST, AMPI_BLOCK_COUNT
 };
 
@@ -9388,6 +9398,7 @@ struct amp_model {
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
     float* loss_values;           /* behind them two flags: a gradient, the loss is not finite */
+    unsigned char* held;          /* of all batch norms, see amp_batch_norm_shape, on the host */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
     ampi_pass pass;
@@ -9396,7 +9407,8 @@ struct amp_model {
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
-    int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies */
+    int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies, 4 held
+                                     statistics */
     int saved;                    /* running statistics from before this step exist */
     char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward pass; or "" */
     const ampi_node* suspect;     /* where */
@@ -9835,7 +9847,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x, d);
     const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels, n->layer.height * n->layer.width, d->eps,
-        d->momentum, d->frozen != 0 };
+        d->momentum, d->frozen != 0, NULL };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
         "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
@@ -10273,7 +10285,9 @@ AMPI_FN void ampi_place_all(amp_model* m) {
         if (n->constants) n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
         if (is_batch_norm) n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, each);
         if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
+        if (is_batch_norm) n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, each / 2);
     }
+    m->held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HOST, m->blocks[AMPI_BLOCK_HELD].at);
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = m->losses[i];
         const size_t classes = n->reads[0]->features;
@@ -11076,6 +11090,32 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
+/* Counts in an applied step's info the running statistics that stayed, and names the first where nothing else is. */
+AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
+    const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
+    const ampi_node* first = NULL;
+    size_t channel = 0;
+    if (held->bytes == 0) return AMP_OK;
+
+    AMPI_RUN(copy_out, m->held, held->base, held->bytes);
+    ampi_each(n) {
+        const unsigned char* own = n->norm.held ? m->held + (n->norm.held - (unsigned char*)held->base) : NULL;
+        for (size_t c = 0; own && c < (size_t)n->layer.channels; c++) {
+            if (!own[c]) continue;
+            if (!first) channel = c;
+            if (!first) first = n;
+            info->held_statistics++;
+        }
+    }
+
+    if (!first || info->message[0]) return AMP_OK;
+    AMPI_SAY(info->culprit, "%s", first->layer.name);
+    AMPI_SAY(info->message, "the running statistics of %llu channels stay as they were, where those of the batch are "
+        "not finite; the first is channel %llu of '%s'", (ampi_ull)info->held_statistics, (ampi_ull)channel,
+        first->layer.name);
+    return AMP_OK;
+}
+
 /* Fills what is told of a step: losses, scale, norm, counts and a sentence. */
 AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
@@ -11108,7 +11148,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     else if (last->saturated > 0)
         AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
             "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
-    return AMP_OK;
+    return last->applied ? ampi_read_held(m, info) : AMP_OK;
 }
 
 /* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the scaler's window. */
@@ -11131,8 +11171,10 @@ AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
 /* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
+    const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     if (m->backend->training_pass) AMPI_RUN(training_pass, &m->training);
     if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
+    if (!m->pass.accumulate && held->bytes) AMPI_RUN(zero, held->base, held->bytes);
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1));
     AMPI_RUN(training_losses, &m->training, m->loss_values, m->loss_count);
@@ -11153,11 +11195,13 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
-/* What a step did, or why it was skipped. The logger hears once of weights that stay, once of saturated copies. */
+/* What a step did, or why it was skipped. The logger hears once of weights that stay, of saturated copies, of
+   held statistics. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
-    const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
+    const int weights = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
+    const int causes = weights ? weights : info->held_statistics > 0 ? 4 : 0;
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);

@@ -4315,6 +4315,7 @@ typedef struct ampi_cuda_bn {
     amp_dtype xt, dyt, pt, yt, dpt;
     size_t n, channels, spatial;
     float eps, momentum;
+    unsigned char* held;
     int training, accumulate, add;                /* add: to what dx holds */
 } ampi_cuda_bn;
 
@@ -4389,7 +4390,7 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
     s.save_mean[c] = stats[0];
     s.save_invstd[c] = stats[1];
     if (s.momentum == 0.0f) return;
-    ampi_bn_run(s.running_mean, s.running_var, c, s.momentum, stats[0], (float)(squares / (count - 1.0)));
+    ampi_bn_run(s.running_mean, s.running_var, s.held, c, s.momentum, stats[0], (float)(squares / (count - 1.0)));
 }
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (threadIdx.x != 0) return;
@@ -4421,7 +4422,7 @@ enum { AMPI_CUDA_BN_SHARED = (AMPI_CUDA_BN_BLOCK / 32 * 2 + 2) * 8 };
 
 AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
     s->n = p->n; s->channels = p->channels; s->spatial = p->spatial;
-    s->eps = p->eps; s->momentum = p->momentum;
+    s->eps = p->eps; s->momentum = p->momentum; s->held = p->held;
     return ampi_cuda_grid(p->channels, 1);
 }
 

@@ -392,6 +392,7 @@ static void try_batch_norm(void) {
     s.eps = byte() & 1 ? 0.0f : number_f();
     s.momentum = byte() & 1 ? 0.0f : number_f();
     s.frozen = byte() & 1;
+    s.held = NULL;
     if (s.n > 0 && s.channels > 0 && s.spatial > 0) count_in((double)s.n * s.channels * s.spatial);
     if (!may_call()) return;
     if (too_large || s.n < 1 || s.channels < 1 || s.spatial < 1) { n = c = 0; }

@@ -187,7 +187,7 @@ static void batch_norm_fields(void) {
         NOT(amp_batch_norm_shape, momentum)
     };
 #undef S
-    static const amp_batch_norm_shape good = { 2, 2, 4, 0.0f, 0.0f, 0 };
+    static const amp_batch_norm_shape good = { 2, 2, 4, 0.0f, 0.0f, 0, NULL };
     amp_batch_norm_shape s = good;
     int i;
     prepare();
@@ -457,7 +457,7 @@ static void operator_numbers(void) {
 static void null_operands(void) {
     amp_conv2d_shape c = conv_shape();
     amp_pool2d_shape p = { AMP_POOL_MAX, 1, 2, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
-    amp_batch_norm_shape b = { 2, 2, 4, 0.0f, 0.0f, 0 };
+    amp_batch_norm_shape b = { 2, 2, 4, 0.0f, 0.0f, 0, NULL };
     float *x = F, *y = F + 500, *z = F + 1000;
     int32_t labels[2] = { 0, 1 };
     int k;
@@ -767,7 +767,7 @@ static amp_result call_pool_backward(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
     return amp_pool2d_backward(&s, p[0], T, p[1], T, p[2], T, &quiet);
 }
-static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f, 0 };
+static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f, 0, NULL };
 static amp_result call_batch_norm(void* const* p) {
     return amp_batch_norm_forward(&norm_of_3, 1, p[0], T, p[1], p[2], T, (float*)p[3], (float*)p[4], (float*)p[5],
                                   (float*)p[6], p[7], T, &quiet);
@@ -1151,7 +1151,7 @@ static void upper_halves_of_products(amp_dtype t) {
 }
 static void upper_halves_of_rows(amp_dtype t) {
     static const amp_pool2d_shape window = { AMP_POOL_MAX, 2, 8, 12, 12, 2, 2, 2, 2, 0, 0, 0 };
-    static const amp_batch_norm_shape norm = { 2, 8, 100, 0.0f, 0.0f, 0 };
+    static const amp_batch_norm_shape norm = { 2, 8, 100, 0.0f, 0.0f, 0, NULL };
     static float mean[64], var[64], save[2][64], params[64];
     const size_t n = 64 * 40;
     LEAVES_NONE(amp_convert(wide[0], AMP_F32, wide[1], t, 1));

@@ -1199,7 +1199,7 @@ static void test_norm_pivot(void) {
 /* In a layer norm a difference from the mean that is no float any more is infinite, and so is the variance; a batch
    norm's squares are those of numbers as large as its values. */
 static void test_norm_overflow(void) {
-    static const amp_batch_norm_shape shapes[3] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 }, { 7, 1, 911, 0, 0, 0 } };
+    static const amp_batch_norm_shape shapes[3] = { { 2, 2, 128, 0, 0, 0, NULL }, { 64, 8, 1, 0, 0, 0, NULL }, { 7, 1, 911, 0, 0, 0, NULL } };
     const size_t size = 8 * 800;
     size_t d;
     int t, i, k;

@@ -325,6 +325,62 @@ static void test_update_overflows(void) {
     amp_model_destroy(t.m);
 }
 
+/* Running statistics that would be infinite stay, and the step says so: with all its micro-batches, until there are none,
+   to the logger once. A frozen norm has none to hold. */
+static void test_held_statistics(void) {
+    enum { WIDE = 3 };
+    int k, i, step;
+    for (k = 0; k < 4; k++) {                   /* plain, two micro-batches, frozen, momentum 0 */
+        amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
+        amp_norm_desc norm;
+        float x[4 * WIDE], y[4 * WIDE], out[4 * WIDE];
+        amp_step_info info, again;
+        amp_value v;
+        amp_batch b;
+        amp_model* m;
+        memset(&norm, 0, sizeof norm);
+        norm.frozen = k == 2;
+        if (k == 3) norm.momentum = AMP_ZERO;
+        d.accumulate = k == 1 ? 2 : 1;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        v = amp_batch_norm(m, amp_input(m, WIDE, 1, 1), &norm);
+        amp_name(m, v, "norm");
+        amp_mse(m, amp_batch_norm(m, amp_linear(m, v, WIDE), NULL), NULL);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        memset(&b, 0, sizeof b);
+        b.n = 4; b.inputs[0] = x; b.targets[0] = y;
+        remarks = 0;
+        for (step = 0; step < 4; step++) {
+            const int large = step < 2, held = k < 2 && large;
+            for (i = 0; i < 4 * WIDE; i++) {
+                x[i] = (float)(i / WIDE) * (large && i % WIDE == 1 && k != 2 ? 1e20f : 1.0f);
+                y[i] = 0.5f * (float)(i % 5);
+            }
+            heard[0] = 0;
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+            if (k == 1) {
+                CHECK(info.outcome == AMP_STEP_ACCUMULATED && info.held_statistics == 0 && !info.message[0]);
+                for (i = 0; i < 4 * WIDE; i++) x[i] = (float)(i / WIDE);
+                CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+            }
+            CHECK(info.outcome == AMP_STEP_APPLIED && info.held_statistics == (uint64_t)held);
+            CHECK_MSG(held ? strcmp(info.message, "the running statistics of 1 channels stay as they were, where those of the batch are "
+                                    "not finite; the first is channel 1 of 'norm'") == 0 && strcmp(info.culprit, "norm") == 0
+                           : !info.message[0] && !info.culprit[0], "%d %d: %s", k, step, info.message);
+            CHECK(held && step == 0 ? strncmp(heard, "train step: ", 12) == 0 && strcmp(heard + 12, info.message) == 0 : !heard[0]);
+            CHECK(amp_train_read(m, &again) == AMP_OK && again.held_statistics == info.held_statistics
+                  && strcmp(again.message, info.message) == 0);
+            if (step == 1) {
+                CHECK(amp_predict(m, &b, v, out) == AMP_OK);
+                for (i = 1; i < 4 * WIDE && k == 0; i += WIDE)
+                    CHECK(x[i] == 0.0f || fabsf(out[i]) > 1e19f);      /* mean 0, variance 1 still */
+            }
+        }
+        CHECK(remarks == (k < 2));
+        amp_model_destroy(m);
+    }
+}
+
 /* --- skipped steps -------------------------------------------------------------------------------- */
 
 /* A scale at which every half gradient overflows: 2^40 times a gradient of 1e-3 is far above 65504. */
@@ -2473,6 +2529,7 @@ int main(int argc, char** argv) {
     TEST(test_default_scaler_of_half_layers);
     TEST(test_step_info);
     TEST(test_update_overflows);
+    TEST(test_held_statistics);
     TEST(test_where_it_began);
     TEST(test_overflow_leaves_no_trace);
     TEST(test_skips_change_nothing_later);

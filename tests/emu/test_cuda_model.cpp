@@ -993,6 +993,37 @@ static void test_predictions_alone() {
     amp_model_destroy(gpu);
 }
 
+/* Running statistics that stay are told as on the CPU, also by a step read later and by one replayed from a graph. */
+static void test_held_statistics() {
+    amp_model_desc d = desc_of(AMP_O0, AMP_DTYPE_DEFAULT);
+    builder build = [](amp_model* m) {
+        amp_value x = amp_batch_norm(m, amp_linear(m, amp_batch_norm(m, amp_input(m, 3, 2, 1), NULL), 5), NULL);
+        amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    };
+    for (int graph = 0; graph < 2; graph++) {
+        amp_model *cpu = make(d, build, NULL), *gpu = make(d, build, amp_cuda_backend(), graph);
+        if (!cpu || !gpu) return;
+        for (int step = 0; step < 5; step++) {
+            float x[8 * 6];
+            for (int i = 0; i < 8 * 6; i++) x[i] = (float)(i * 7 % 11) * (step % 2 == 0 && i / 2 % 3 > 0 ? 1e21f : 1.0f);
+            amp_batch b = batch_of(0, 8);
+            amp_step_info on_cpu, on_gpu;
+            b.inputs[0] = x;
+            heard[0] = 0;
+            CHECK(amp_train_step(cpu, &b, &on_cpu) == AMP_OK);
+            CHECK(amp_train_step(gpu, &b, step == 4 ? NULL : &on_gpu) == AMP_OK);
+            if (step == 4) CHECK(amp_train_read(gpu, &on_gpu) == AMP_OK);
+            CHECK(on_cpu.outcome == AMP_STEP_APPLIED && on_gpu.outcome == AMP_STEP_APPLIED);
+            CHECK_MSG(on_gpu.held_statistics == (step % 2 ? 0u : 2u) && on_cpu.held_statistics == on_gpu.held_statistics,
+                      "step %d: %d, %d", step, (int)on_cpu.held_statistics, (int)on_gpu.held_statistics);
+            CHECK_MSG(strcmp(on_cpu.message, on_gpu.message) == 0 && strcmp(on_cpu.culprit, on_gpu.culprit) == 0, "%s", on_gpu.message);
+            CHECK((step == 0) == (heard[0] != 0));
+        }
+        amp_model_destroy(cpu);
+        amp_model_destroy(gpu);
+    }
+}
+
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
@@ -1231,6 +1262,7 @@ int main(int argc, char** argv) {
     TEST(test_writing_parameters);
     TEST(test_predictions_and_statistics);
     TEST(test_predictions_alone);
+    TEST(test_held_statistics);
     TEST(test_ranks);
     TEST(test_host_memory);
     TEST(test_bad_desc);

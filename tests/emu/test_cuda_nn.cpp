@@ -450,7 +450,7 @@ struct Norm {
     }
 };
 static Norm norm_of(int n, int c, int s) {
-    Norm q = { { n, c, s, 0.0f, 0.0f, 0 }, (size_t)n, (size_t)c, (size_t)s };
+    Norm q = { { n, c, s, 0.0f, 0.0f, 0, NULL }, (size_t)n, (size_t)c, (size_t)s };
     return q;
 }
 
@@ -1507,7 +1507,7 @@ struct Operator {
     int out_optional, f_optional;
 };
 static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
-static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0, 0 };
+static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0, 0, NULL };
 static const Operator OPERATORS[] = {
     { "pool2d_forward", [](const Call& c) { return amp_cuda_pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
       "x", 0, 0, "y", 0, 0, 0, 0, 0 },
