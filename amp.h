@@ -21,8 +21,9 @@
      report       what a person wants to see
      backend      for authors: the processor a model runs on
      impl         the implementation: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
-                  impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-nn, impl-policy, impl-scaler,
-                  impl-optim, impl-backend, impl-model, impl-train, impl-checkpoint, impl-report
+                  impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-tiles, impl-pool,
+                  impl-elementwise, impl-rows, impl-loss, impl-policy, impl-scaler, impl-optim,
+                  impl-backend, impl-model, impl-train, impl-file, impl-checkpoint, impl-report
      license      MIT */
 
 /* >>guide    Read this once. */
@@ -1572,7 +1573,10 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
 
-/* >>impl-base */
+/* >>impl-base   What all rooms use: compilers, messages, memory, arithmetic that rounds the same
+   everywhere, random numbers.
+   Words. refuse: to return a result code after the logger has its sentence. span: the addresses
+   of an array. This room calls no other. */
 #include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
@@ -2192,7 +2196,9 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
 
-/* >>impl-cpu */
+/* >>impl-cpu    The instruction set in use, and how functions are compiled for each.
+   AMPI_KERNEL defines a function that runs in the code of the instruction set in use; inside,
+   `hw` is 1 where an fma is one instruction. This room calls impl-base. */
 
 /* Which instruction sets this compiler can emit for single functions. */
 #if !defined(AMP_NO_SIMD) && (defined(__x86_64__) || defined(__i386__)) && AMPI_GNU \
@@ -2385,7 +2391,9 @@ AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
 #endif
 AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
-/* >>impl-half */
+/* >>impl-half   Conversions of single values and of sixteen lanes, on bits.
+   Words. narrow: to round to fewer bits. widen: to bring to FP32, exactly. payload: the fraction
+   bits of a NaN. This room calls impl-base and impl-cpu. */
 
 /* --- one value: formulas on bits, to nearest even (half - 1 + the last kept bit is added) --- */
 
@@ -2860,7 +2868,7 @@ enum { AMPI_AHEAD_BYTES = 1024 };
 AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
 AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
 
-enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile in impl-nn */
+enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile, see impl-tiles */
        AMPI_KC = 256,          /* k of a packed panel */
        AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed */
@@ -4474,7 +4482,9 @@ static const ampi_kernels AMPI_K(kernels) = {
 
 #ifdef AMPI_PASS_BASE
 #undef AMPI_PASS_BASE
-/* >>impl-convert  Conversions of arrays. */
+/* >>impl-convert Conversions of arrays, by the kernels of the instruction set in use.
+   A conversion runs in blocks: through FP32, or through double where a type or stochastic
+   rounding needs it. This room calls impl-kernels by its table, and rooms above it. */
 
 /* The kernels of the instruction set in use. */
 AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
@@ -4686,7 +4696,9 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
 }
 
-/* >>impl-scan  Lists of tensors: checks for inf and NaN, norms, unscaling, statistics. */
+/* >>impl-scan   Passes over lists of tensors: inf and NaN, norms, unscaling, statistics.
+   Words. chunk: a part of one tensor that one task takes. wave: chunks that run at once; what
+   they found is combined in their order. A pass's result does not depend on threads. */
 
 /* Half way from the largest float to 2^128: rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
@@ -4987,7 +4999,10 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     return AMP_OK;
 }
 
-/* >>impl-gemm  Matrix product, dense layer. */
+/* >>impl-gemm   The matrix product and the dense layer: what is computed, in which blocks, by which
+   threads. Sums themselves are in impl-kernels.
+   Words. share: what one thread takes. plan: the blocks of a product, and its scratch memory.
+   form: how operands are packed. */
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Floats of a workspace once aligned. */
@@ -5409,7 +5424,10 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
     return AMP_OK;
 }
 
-/* >>impl-conv  Convolution: the same product of other operands; depthwise by channels. */
+/* >>impl-conv   Convolution: three products whose B is an im2col matrix, see impl-kernels;
+   depthwise convolution by channels.
+   Words. group: channels that meet only each other. phase: pixels of x that meet the same kernel
+   positions of a strided kernel. This room calls impl-gemm. */
 
 /* A checked shape with its defaults, and its sizes. */
 typedef struct ampi_conv2d {
@@ -6007,13 +6025,11 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
     return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
 }
 
-/* >>impl-nn  Pooling, normalisation, element by element, losses. */
-
-/* Operators work in tiles: each widens a tile to floats on the stack (or takes F32 operands in place), runs a kernel
-   over it, and narrows it back. Kernels take AMPI_LANES elements at a time; zeros fill tiles up. Sums have AMPI_LANES
-   double accumulators, which one fixed tree adds up; element i of a row goes to accumulator i % AMPI_LANES. */
-
-/* --- operands --- */
+/* >>impl-tiles  What the operators below share: their operands, tiles and sums.
+   Operators work in tiles. Each widens a tile to floats on the stack, or takes FP32 operands in
+   place, runs a kernel over it, and narrows it back. Kernels take AMPI_LANES elements at a time;
+   zeros fill tiles up. Sums have AMPI_LANES double accumulators, which one fixed tree adds up;
+   element i of a row goes to accumulator i % AMPI_LANES. */
 
 /* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
@@ -6153,7 +6169,9 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, siz
     ampi_store(mean, 0, &value, 1);
 }
 
-/* --- pooling --- */
+/* >>impl-pool   Pooling: windows sum pixels or take their maxima, sixteen planes at a time.
+   Words. window: the pixels of one output. task: what windows do with pixels. quads: windows of
+   2x2 side by side, which need no transposing. */
 
 /* A checked shape with its defaults: sides of x, of y (o), kernel (k), stride (s) and padding (p). */
 typedef struct ampi_pool_plan {
@@ -6638,7 +6656,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     return AMP_OK;
 }
 
-/* --- activations --- */
+/* >>impl-elementwise Operators element by element: activations, terms of losses, dropout, sum,
+   concat. */
 
 /* GELU_TANH is x * sigmoid(x * (C0 + C1 x^2)), as (1 + tanh(u)) / 2 = sigmoid(2u). */
 #define AMPI_GELU_C0 1.59576912f  /* 2 * sqrt(2/pi) */
@@ -6684,7 +6703,7 @@ typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY };
 
 /* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a loop. */
-AMPI_KERNEL(ampi_each, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
+AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
         AMPI_CASE(AMP_RELU, ampi_relu(a[i]));
@@ -6716,7 +6735,7 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
     float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
     const float* x = ampi_view(&list[AMPI_ARG_X], i, n, a);
     const float* dy = op < AMPI_SLOPE ? NULL : ampi_view(&list[AMPI_ARG_DY], i, n, b);
-    ampi_each(op, y, x, dy, p, ampi_padded(n));
+    ampi_elementwise(op, y, x, dy, p, ampi_padded(n));
     ampi_store(&list[AMPI_ARG_Y], i, y, n);
 }
 /* An element-wise operator over n elements, in tiles that threads share. */
@@ -6745,7 +6764,7 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
         for (l = 0; l < AMPI_TILE; l++) one[l] = 1.0f;
         for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)((size_t)i + l);
         ampi_load_f32(v, bits, x->dtype, 0, AMPI_TILE);
-        ampi_each(op, table + i, back ? one : v, v, 0.0f, AMPI_TILE);
+        ampi_elementwise(op, table + i, back ? one : v, v, 0.0f, AMPI_TILE);
     });
     AMPI_PARALLEL_FOR(1, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
         AMPI_ALIGNED float v[AMPI_TILE], dy[AMPI_TILE];
@@ -6754,7 +6773,7 @@ AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const 
         size_t l;
         for (l = 0; l < count; l++) v[l] = table[bits[l]];
         for (; l < ampi_padded(count); l++) v[l] = 0.0f;
-        if (back) ampi_each(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v, 0.0f, l);
+        if (back) ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v, 0.0f, l);
         ampi_store(&list[AMPI_ARG_Y], at, v, count);
     });
 }
@@ -6788,7 +6807,101 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     return AMP_OK;
 }
 
-/* --- rows --- */
+/* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
+AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
+    AMPI_ALIGNED float old[AMPI_ROWS_TILE];
+    if (add) ampi_elementwise(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
+    ampi_store(y, i, v, n);
+}
+
+/* --- dropout, sum, concat --- */
+
+/* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
+AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
+        scale, n) {
+    (void)hw;
+    AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
+        & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
+}
+
+/* Checks, then drops tile by tile; four random words come from one position of Philox. */
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
+        uint64_t seed, uint64_t offset, const amp_exec* exec) {
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
+    AMPI_CHECK("dropout", n, list);
+    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+        "dropout: probability %g is outside [0,1)", (double)p);
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
+        uint32_t bits[AMPI_TILE + 4];
+        const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
+        float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
+        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 4));
+        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
+            ampi_padded(count));
+        ampi_store(&list[AMPI_ARG_Y], start, v, count);
+    });
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
+        size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
+    AMPI_CHECK("add", n, list);
+    ampi_elements(AMPI_ADD, 0.0f, list, n);
+    return AMP_OK;
+}
+
+/* Refuses columns [column, column + d) that lie outside of d_total. */
+AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
+    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
+        op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
+    return AMP_OK;
+}
+
+/* Checks, then copies row by row. */
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
+        size_t column, size_t rows, const amp_exec* exec) {
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d_total);
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
+    AMPI_CHECK("concat", n, list);
+    AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
+    if (d == 0) return AMP_OK;
+    AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
+        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt, ampi_at(x, xt, (size_t)i * d), xt,
+            d));
+    return AMP_OK;
+}
+
+/* Checks, then copies row by row, or adds in tiles. */
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
+        amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d_total);
+    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
+    AMPI_CHECK("concat backward", n, list);
+    AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
+    if (d == 0) return AMP_OK;
+    AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
+        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
+        AMPI_ALIGNED float tile[AMPI_TILE];
+        size_t i, count;
+        if (!accumulate) amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
+        for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
+            ampi_load_f32(tile, y, yt, from + i, count);
+            memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
+            ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
+        }
+    });
+    return AMP_OK;
+}
+
+/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax.
+   A row is the D features of a layer norm or softmax, or the pixels of one channel and image of
+   a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
+   one pass. */
 
 /* An operand as floats, a part at a time: in place, or in the tile until another part is asked for. missing: each
    element of a NULL operand. all: see ampi_view_rows. */
@@ -7024,12 +7137,6 @@ AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, am
             i > 0);
 }
 
-/* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
-AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
-    AMPI_ALIGNED float old[AMPI_ROWS_TILE];
-    if (add) ampi_each(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
-    ampi_store(y, i, v, n);
-}
 /* A result, if any, from n <= AMPI_TILE sums. */
 AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
     float v[AMPI_TILE];
@@ -7560,91 +7667,10 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
     return AMP_OK;
 }
 
-/* --- dropout, sum, concat --- */
-
-/* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
-AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
-        scale, n) {
-    (void)hw;
-    AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
-        & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
-}
-
-/* Checks, then drops tile by tile; four random words come from one position of Philox. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
-        uint64_t seed, uint64_t offset, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
-    AMPI_CHECK("dropout", n, list);
-    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "dropout: probability %g is outside [0,1)", (double)p);
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
-        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        uint32_t bits[AMPI_TILE + 4];
-        const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
-        float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
-        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 4));
-        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
-            ampi_padded(count));
-        ampi_store(&list[AMPI_ARG_Y], start, v, count);
-    });
-    return AMP_OK;
-}
-
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
-        size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = {
-        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
-    AMPI_CHECK("add", n, list);
-    ampi_elements(AMPI_ADD, 0.0f, list, n);
-    return AMP_OK;
-}
-
-/* Refuses columns [column, column + d) that lie outside of d_total. */
-AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
-    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
-        op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
-    return AMP_OK;
-}
-
-/* Checks, then copies row by row. */
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
-        size_t column, size_t rows, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
-    AMPI_CHECK("concat", n, list);
-    AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
-    if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt, ampi_at(x, xt, (size_t)i * d), xt,
-            d));
-    return AMP_OK;
-}
-
-/* Checks, then copies row by row, or adds in tiles. */
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
-        amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
-    AMPI_CHECK("concat backward", n, list);
-    AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
-    if (d == 0) return AMP_OK;
-    AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
-        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
-        AMPI_ALIGNED float tile[AMPI_TILE];
-        size_t i, count;
-        if (!accumulate) amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
-        for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
-            ampi_load_f32(tile, y, yt, from + i, count);
-            memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
-            ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
-        }
-    });
-    return AMP_OK;
-}
-
-/* --- losses --- */
+/* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy
+   by elements.
+   A forward call sums in AMPI_PARTS parts, whatever the threads. A gradient is that of
+   loss_scale * weight * loss. */
 
 AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
     return (float)((loss_scale ? (double)*loss_scale : 1.0) * (double)weight / (double)n);
@@ -7693,9 +7719,9 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
         max[r] = f->smoothing > 0.0f ? (float)(s.sum[r] / (double)f->d - (double)max[r]) : 0.0f;
     }
     for (; r < padded; r++) z[r] = max[r] = 0.0f;
-    ampi_each(AMPI_LOG, sum, sum, NULL, 0.0f, padded);
-    ampi_each(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
-    ampi_each(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
+    ampi_elementwise(AMPI_LOG, sum, sum, NULL, 0.0f, padded);
+    ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
+    ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
 }
 /* Parts [first, last): the sums of their rows' losses. */
 AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first, int64_t last) {
@@ -7761,7 +7787,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         s.sum[0] = s.dot[0] = 0.0;
         for (size_t i = first; i < end; i++) {
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
-            ampi_each((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
+            ampi_elementwise((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
                 ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
             ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
         }
@@ -7798,7 +7824,9 @@ AMPI_LOSS(amp_bce_with_logits, AMPI_BCE, "bce with logits")
 
 AMPI_COMPILE_QUICKLY
 
-/* >>impl-policy */
+/* >>impl-policy Which operator runs in which type: one table of operators, one list of rules for
+   each level and style.
+   Words. LOW, FP32, PROMOTE, FOLLOW, GRAY: see amp_rule. This room knows no model and no memory. */
 
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
 enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
@@ -7989,7 +8017,10 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
     return ampi_policy_list(p, AMP_RULE_FP32, out, capacity);
 }
 
-/* >>impl-scaler */
+/* >>impl-scaler The loss scale: a rule, its state, and what was done to lists of gradients since
+   the last update.
+   Words. window: from one update to the next. list: gradients that are checked, unscaled or
+   stepped together; a key tells lists apart. unsound: the model itself made inf or NaN. */
 
 /* --- fields of descs, an optimizer's too --- */
 /* A field and its range. kind: d double, f float, i int or enumerator. */
@@ -8663,7 +8694,10 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     return AMP_OK;
 }
 
-/* >>impl-optim */
+/* >>impl-optim  Optimizers on master weights. An update is one pass: unscale, clip, moments,
+   weight, low copy.
+   Words. moment: m, v. held: an element that stays, as its update would overflow. The arithmetic
+   of one weight is in impl-vector. This room calls impl-scaler and impl-scan. */
 
 /* --- schedule --- */
 /* A product in double that no compiler fuses with a following sum. */
@@ -9183,7 +9217,8 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     return AMP_OK;
 }
 
-/* >>impl-backend */
+/* >>impl-backend The CPU's table of functions, by which a model runs. Each entry has the form that
+   amp_backend declares. */
 
 /* Functions as the table's AMPI_ENTRY declares them. */
 #define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec AMPI_MAYBE)
@@ -9293,7 +9328,11 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     return &cpu;
 }
 
-/* >>impl-model */
+/* >>impl-model  The graph: nodes are added by calls, then finalize chooses types, plans memory and
+   fills it.
+   Words. node: a layer, an input, a loss, or a cast that finalize adds. draft: the node that a
+   call builds. arena: the memory of values, shared by those whose live ranges do not meet.
+   visible: the type that a node's readers see. */
 
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
@@ -9415,7 +9454,7 @@ struct amp_model {
 };
 
 /* Of model m: each node; function f of the backend. */
-#define ampi_each(n) for (ampi_node* n = m->first; n; n = n->next)
+#define AMPI_EACH_NODE(n) for (ampi_node* n = m->first; n; n = n->next)
 #define ampi_run(f, ...) m->backend->f(__VA_ARGS__, &m->exec)
 #define AMPI_RUN(...) AMPI_TRY(ampi_run(__VA_ARGS__))
 
@@ -9972,7 +10011,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
 /* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. OneFlow's
    biases are added by GRAY operators of their own, unless a pin or a region moves the layer as a whole. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    ampi_each(n) n->leads = AMPI_NONE;  /* an end, so far */
+    AMPI_EACH_NODE(n) n->leads = AMPI_NONE;  /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->f32_bias = m->policy.style == AMP_STYLE_ONEFLOW && n->layer.rule == AMP_RULE_LOW
@@ -9986,9 +10025,9 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
 /* The type of each node's output and of what others see of it, by pins, regions and rules, in
    building order. */
 AMPI_FN void ampi_resolve_types(amp_model* m) {
-    ampi_each(n) ampi_resolve_rule(m, n);
+    AMPI_EACH_NODE(n) ampi_resolve_rule(m, n);
     ampi_resolve_leads(m);
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const amp_rule rule = n->layer.rule;
         amp_dtype* t = &n->layer.compute_dtype;
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
@@ -10005,13 +10044,13 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
 /* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from FP32. Widening is
    no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
-    ampi_each(user)
+    AMPI_EACH_NODE(user)
         for (int j = 0; j < user->input_count && !ampi_is(user, FLATTEN); j++) {
             ampi_node* n = ampi_source(user->inputs[j]);
             const amp_dtype t = user->layer.compute_dtype;
             n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
         }
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW && !n->f32_bias ? n->layer.compute_dtype : n->visible;
         if (ampi_is(n, FLATTEN)) *t = ampi_stored(n->inputs[0]);
@@ -10040,7 +10079,7 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
 
 /* Finds whose memory each node reads, placing casts before their first reader, and which have parameters behind. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
         n->needs_grad = n->weight != AMPI_NONE;
@@ -10077,7 +10116,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
             "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
         if (n->layer.in_place || ampi_is(n, FLATTEN)) n->data_root = n->reads[0]->data_root;
@@ -10100,7 +10139,7 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
 /* Finds each lease's size and time of use. Values that share memory have one size. */
 AMPI_FN void ampi_lease_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         AMPI_CLEAR(n->leases);
         n->grad_written = 0;
     }
@@ -10167,7 +10206,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays", (ampi_ull)most);
 
     ampi_lease_times(m);
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
         for (int k = 0; k < AMPI_LEASES; k++) {
             if (!n->leases[k].bytes) continue;
@@ -10271,7 +10310,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     size_t workspace = 0, rows = 0;
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const int is_batch_norm = ampi_is(n, BATCH_NORM);
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int low_norm = is_batch_norm ? 0 : ampi_styles[m->policy.style].low_norm;
@@ -10304,7 +10343,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
 AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         n->data = arena + ampi_lease_data(n)->offset;
         n->grad = arena + ampi_lease_grad(n)->offset;
         for (int j = 0; j < 2; j++) {
@@ -10343,7 +10382,7 @@ AMPI_FN amp_result ampi_check_names(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
     const char **names = (const char**)ampi_alloc((size_t)m->layer_count * sizeof *names, a), *twice;
     AMPI_REFUSE(!names, AMP_ERR_MEMORY, "model: out of memory for %d names", m->layer_count);
-    ampi_each(n) names[n->number] = n->layer.name;
+    AMPI_EACH_NODE(n) names[n->number] = n->layer.name;
     twice = ampi_sort_names(names, (size_t)m->layer_count, sizeof *names);
     ampi_free(names, a);
     AMPI_REFUSE(twice, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'", twice);
@@ -10445,7 +10484,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
         b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes, sizeof *m };
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
-    ampi_each(n)
+    AMPI_EACH_NODE(n)
         out->total_bytes += sizeof *n + (n->constants ? 2 * n->reading.channels * sizeof *n->constants : 0);
     return AMP_OK;
 }
@@ -10521,7 +10560,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 /* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types, settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const amp_layer* l = &n->layer;
         const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype, (int)l->param_dtype,
             l->channels, l->height, l->width, n->group, n->inputs[0] ? n->inputs[0]->number : AMPI_NONE,
@@ -10556,7 +10595,11 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     shape[3] = (size_t)s->kernel_w;
 }
 
-/* >>impl-train */
+/* >>impl-train  The step: forward, losses, backward, check, update; evaluation and training over
+   data sets.
+   Words. pass: one batch through the graph. micro-batch: one of several that make a step. feed:
+   a data set, gathered batch by batch. The one call to a later room is that of a fit, which
+   saves a checkpoint. */
 
 AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
@@ -10565,7 +10608,7 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0,
         (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, 0, NULL };
     m->pass = p;
-    ampi_each(n) n->conv.n = n->pool.n = n->norm.n = b->n;
+    AMPI_EACH_NODE(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
 /* What layers read of parameter number `param`: its low copy, or the master; NULL for no
@@ -10940,7 +10983,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         else if (!p->grad) p->grad = m->grad_list[i].data;
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
@@ -10983,7 +11026,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     char where[80];
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return 0;
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
@@ -11249,7 +11292,7 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     AMPI_TRY(ampi_check_batch(m, b, what, 1));
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
-    ampi_each(n)
+    AMPI_EACH_NODE(n)
         AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1, AMP_ERR_ARGUMENT,
             "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what, n->layer.name);
     for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
@@ -11658,7 +11701,10 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     return r;
 }
 
-/* >>impl-checkpoint */
+/* >>impl-file   Safetensors files: read and written whole, checked before anything is handed on.
+   Words. entry: a tensor of the file. text: a string of its metadata. A file is written under a
+   temporary name, then renamed. The JSON reader takes what a header may hold and refuses the
+   rest. */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
 #include <time.h>
@@ -12354,7 +12400,8 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     return ampi_file_close(f, r);
 }
 
-/* --- checkpoints of a model, and of a loop of the caller's --- */
+/* >>impl-checkpoint Checkpoints of a model, and of a loop of the caller's: which tensors and texts
+   a file holds. */
 /* A checkpoint's numbers are texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
 enum { AMPI_AGREES,   /* must be equal in the file and here */
        AMPI_LOADED,   /* state, which loading sets */
@@ -12684,7 +12731,10 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
 
 AMPI_COMPILE_WELL
 
-/* >>impl-report */
+/* >>impl-report What a person sees: settings, statistics, the precision report and the history, as
+   text or as SVG.
+   Words. picture: a list of titles and bars that is drawn as an SVG or printed. Numbers go
+   through ampi_print, which knows no locale. */
 
 /* Runs a training pass without an update, and collects numbers of each layer. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
