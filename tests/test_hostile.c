@@ -242,7 +242,7 @@ static void scaler_fields(void) {
 #endif
         D(backoff_factor, 1), D(backoff_factor, -0.5), NOT64(amp_scaler_desc, backoff_factor), R(min_scale, -2),
         R(min_scale, 1e30), NOT(amp_scaler_desc, min_scale), R(max_scale, 1), R(max_scale, -2), NOT(amp_scaler_desc, max_scale),
-        S(hysteresis, -1), S(hysteresis, INT_MIN), S(at_min, 4), S(at_min, -1), S(at_min, AMP_LIMIT_CALLBACK),
+        S(hysteresis, -1), S(hysteresis, INT_MIN), S(at_min, 5), S(at_min, -1), S(at_min, AMP_LIMIT_CALLBACK),
         S(max_skips, -2), S(max_unsound, -2), S(ignore_overflow, 1)
     };
 #undef D
