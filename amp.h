@@ -1693,7 +1693,7 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     AMP_DEF const char* function(type value) { return ampi_name_among(names, (unsigned)value); }
 AMPI_NAMES(amp_dtype_name, amp_dtype, "f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0")
 /* The type that a field means: 0 is F32. */
-AMPI_HD AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
+AMPI_HD AMPI_INLINE amp_dtype ampi_dtype_or_f32(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
 /* A type that operators compute on. */
 AMPI_FN int ampi_is_compute_dtype(amp_dtype t) { return ampi_type_size(t) == 2 || ampi_type_size(t) == 4; }
 
@@ -2006,7 +2006,7 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
         for (k = 0; k < count; k++) {
             const ampi_argument *w = &list[i], *o = &list[k];
             const int one = (w->use & o->use & AMPI_SAME) && w->data == o->data
-                            && ampi_dtype(w->dtype) == ampi_dtype(o->dtype);
+                            && ampi_dtype_or_f32(w->dtype) == ampi_dtype_or_f32(o->dtype);
             if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED)) continue;
             AMPI_REFUSE_CALL(w->data && o->data && ampi_arguments_meet(w, o), AMP_ERR_ARGUMENT,
                 "%s: %s would be written over %s: their memory overlaps", call, w->name, o->name);
@@ -2118,12 +2118,12 @@ AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     return u;
 }
 AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return ampi_bits_at(p) << 1 == 0; }
-AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_HD AMPI_FN int ampi_has_finite_bits(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
 AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
 AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
 AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }  /* AMP_ZERO */
 AMPI_FN int ampi_in_range(const float* p, float low, float high) {
-    return ampi_is_finite(p) && *p >= low && *p <= high;
+    return ampi_has_finite_bits(p) && *p >= low && *p <= high;
 }
 /* Rates that must stay below one. */
 #define AMPI_BELOW_ONE 0.99999994f
@@ -4535,10 +4535,10 @@ AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp
 }
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
-    ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype(t), n);
+    ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype_or_f32(t), n);
 }
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype(t), src, AMP_F32, n);
+    ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype_or_f32(t), src, AMP_F32, n);
 }
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
@@ -4559,8 +4559,8 @@ AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, con
         const amp_convert_desc* desc) {
     ampi_convert_job job;
     AMPI_CLEAR(job);
-    job.dst = (char*)dst; job.dst_dtype = ampi_dtype(dst_dtype); job.to = ampi_type_size(dst_dtype);
-    job.src = (const char*)src; job.src_dtype = ampi_dtype(src_dtype); job.from = ampi_type_size(src_dtype);
+    job.dst = (char*)dst; job.dst_dtype = ampi_dtype_or_f32(dst_dtype); job.to = ampi_type_size(dst_dtype);
+    job.src = (const char*)src; job.src_dtype = ampi_dtype_or_f32(src_dtype); job.from = ampi_type_size(src_dtype);
     if (desc) job.desc = *desc;
     return job;
 }
@@ -4740,7 +4740,7 @@ AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     uint64_t key = 0;
     for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
-        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype(x.dtype) << 61;
+        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype_or_f32(x.dtype) << 61;
         key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
     }
     return key;
@@ -4864,7 +4864,7 @@ AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x
 /* y + x * inverse: checked as it would be stored, or stored. */
 AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
         ampi_chunk* c) {
-    const amp_dtype t = ampi_dtype(y->dtype);
+    const amp_dtype t = ampi_dtype_or_f32(y->dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
     size_t n;
@@ -4886,7 +4886,7 @@ AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const ampi_list_pass* pass = (const ampi_list_pass*)context;
     const amp_tensor x = pass->src->at(pass->src->list, c->tensor), none = { NULL, AMP_F32, 0, NULL };
     const amp_tensor y = pass->dst ? pass->dst->at(pass->dst->list, c->tensor) : none;
-    const amp_dtype from = ampi_dtype(x.dtype), to = ampi_dtype(y.dtype);
+    const amp_dtype from = ampi_dtype_or_f32(x.dtype), to = ampi_dtype_or_f32(y.dtype);
     const void* src = ampi_at(x.data, from, c->offset);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
     if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
@@ -4992,7 +4992,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
         amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
-        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype(dtype), target);
+        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype_or_f32(dtype), target);
     }
     ampi_suggest_scale(out, target);
     fesetenv(&floats);
@@ -5163,7 +5163,7 @@ AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* cal
 AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
     ampi_operand v;
     AMPI_CLEAR(v);
-    v.data = data; v.dtype = ampi_dtype(dtype);
+    v.data = data; v.dtype = ampi_dtype_or_f32(dtype);
     v.ld = ld;
     v.along_k = along_k;
     return v;
@@ -5172,7 +5172,7 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, i
 AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
     AMPI_CLEAR(*s);
     s->m = m; s->n = n; s->k = k;
-    s->c.data = c; s->c.dtype = ampi_dtype(c_dtype);
+    s->c.data = c; s->c.dtype = ampi_dtype_or_f32(c_dtype);
     s->c.ld = ldc;
     s->c.columns = ampi_endless_row();
     s->c.alpha = 1.0f;
@@ -5336,14 +5336,14 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
 typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
 #define AMPI_NO_REF { NULL, AMP_F32 }
 /* A call's tensors. Backward y is dy, and a NULL gradient is not wanted. */
-typedef struct ampi_layer { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer;
+typedef struct ampi_layer_refs { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer_refs;
 /* Rows and columns of x, w, b and y. */
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
 
 /* size: rows, columns. */
 #define AMPI_LAYER_ARG(name, t, use, size) { name, (t).data, (t).dtype, use, (size)[0], (size)[1], (size)[1] }
 /* Backward, dw alone needs x, and dx w. */
-AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer* t,
+AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer_refs* t,
         const ampi_layer_sizes* z, int backward) {
     const int dx = t->dx.data ? 0 : AMPI_UNUSED, dw = t->dw.data ? 0 : AMPI_UNUSED;
     const ampi_argument forward[] = {
@@ -5357,8 +5357,8 @@ AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, 
 }
 
 /* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a first-level cache holds. */
-AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, size_t o) {
-    const amp_dtype type = ampi_dtype(t->y.dtype);
+AMPI_FN void ampi_linear_db_chunk(const ampi_layer_refs* t, size_t n, size_t out, size_t o) {
+    const amp_dtype type = ampi_dtype_or_f32(t->y.dtype);
     float sums[256];
     const size_t width = ampi_min_size(out - o, 256);
     AMPI_CLEAR(sums);
@@ -5370,27 +5370,27 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer* t, size_t n, size_t out, siz
 }
 
 /* Refuses operands of a dense layer that are not valid. */
-AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer* t, size_t n, size_t in, size_t out,
+AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer_refs* t, size_t n, size_t in, size_t out,
         int backward) {
     const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
     return ampi_check_layer(logger, backward ? "linear backward" : "linear", t, &z, backward);
 }
 /* y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
-AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
     ampi_product_init(s, n, out, in, ampi_mutable(t->y.data), t->y.dtype, out);
-    s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype(t->b.dtype);
+    s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
     s->a = ampi_matrix(t->x.data, t->x.dtype, in, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 1);
 }
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
-AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
     ampi_product_init(s, n, in, out, ampi_mutable(t->dx.data), t->dx.dtype, in);
     s->c.beta = ampi_adds_input(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 0);
 }
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
-AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
     ampi_product_init(s, out, in, n, ampi_mutable(t->dw.data), t->dw.dtype, in);
     s->c.beta = ampi_adds_params(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 0);
@@ -5400,7 +5400,7 @@ AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer* t, size_t n, size
 /* Checks the operands, then computes one product. */
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
         amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
@@ -5413,7 +5413,7 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
         const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
         amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
@@ -5430,13 +5430,13 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
    positions of a strided kernel. This room calls impl-gemm. */
 
 /* A checked shape with its defaults, and its sizes. */
-typedef struct ampi_conv2d {
+typedef struct ampi_conv2d_sizes {
     amp_conv2d_shape s;
     int out_h, out_w;
     size_t cg, og, area; /* channels and outputs of one group, kernel_h * kernel_w */
     size_t in_pixels, out_pixels; /* of one plane */
     size_t x_count, w_count, y_count;
-} ampi_conv2d;
+} ampi_conv2d_sizes;
 
 /* The output's side; 0 if the kernel is too large, -1 if the padded side is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
@@ -5453,7 +5453,7 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
 }
 
 /* A shape is 14 ints as in `names`; the first 7 have no default. */
-AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
+AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
     static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
                                          "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
                                          "groups" };
@@ -5492,7 +5492,7 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
 
 /* The output's sides of a checked shape. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     AMPI_TRY(ampi_conv2d_init(&c, s, ampi_exec_logger(exec)));
     if (out_h) *out_h = c.out_h;
     if (out_w) *out_w = c.out_w;
@@ -5521,7 +5521,7 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
 }
 
 /* x or dy as an operand. Plain planes are one long row. */
-AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
+AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
         ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
     ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
@@ -5539,7 +5539,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d* c, const ampi_ref* t, int 
     return v;
 }
 /* x as the operand of y and dw: its im2col matrix has y's pixels as columns. */
-AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int along_k) {
+AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, const ampi_ref* x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
     const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
     return ampi_image_of(c, x, 0, along_k,
@@ -5547,7 +5547,7 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d* c, const ampi_ref* x, int a
         ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
 }
 /* A product of the first group whose result is `out`, added to if `add`. */
-AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, const ampi_ref* out, int add, size_t m,
+AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_ref* out, int add, size_t m,
         size_t n, size_t k) {
     AMPI_CLEAR(*v);
     ampi_product_init(&v->s, m, n, k, ampi_mutable(out->data), out->dtype, 0);
@@ -5557,7 +5557,7 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d* c, co
 
 /* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the im2col matrix of x. A row
    of C is an output's planes in turn, each one part. */
-AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
+AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     const size_t k = c->cg * c->area;
     ampi_columns* y = &v->s.c.columns;
     ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
@@ -5568,7 +5568,7 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d* c, const ampi
     y->next_block = (size_t)c->s.out_channels * c->out_pixels;
     v->s.c.ld = c->out_pixels;
     v->s.c.bias = t->b.data;
-    v->s.c.bias_dtype = ampi_dtype(t->b.dtype);
+    v->s.c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
     v->s.c.bias_per_row = 1;
     v->a_group = c->og * k; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * c->out_pixels;
     v->bias_group = c->og;
@@ -5608,7 +5608,7 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
     return p;
 }
 /* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
-AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, int h, int w) {
+AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t, int h, int w) {
     const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
     const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
     const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
@@ -5634,7 +5634,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d* c, const amp
 }
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the im2col matrix of x. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t) {
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     const size_t weights = c->cg * c->area;
     ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
         (size_t)c->s.n * c->out_pixels);
@@ -5646,7 +5646,7 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d* c, const amp
 }
 
 /* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such rows already. */
-AMPI_FN size_t ampi_wide_weights(const ampi_convolution* v) {
+AMPI_FN size_t ampi_widened_floats(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->is_image || (a->dtype == AMP_F32 && a->area == 0)) return 0;
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
@@ -5656,7 +5656,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
     size_t group;
-    if (ampi_wide_weights(v) == 0) return;
+    if (ampi_widened_floats(v) == 0) return;
     for (group = 0; group < v->groups; group++) {
         ampi_operand w = all;
         ampi_operand_advance(&w, group * v->a_group);
@@ -5722,7 +5722,7 @@ AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     const ampi_depthwise d = ampi_depthwise_of(v);
-    const size_t weights = ampi_wide_weights(v), images = v->s.a.is_image ? v->images : 1;
+    const size_t weights = ampi_widened_floats(v), images = v->s.a.is_image ? v->images : 1;
     ampi_convolution wide = *v;
     float* memory;
     int64_t i;
@@ -5742,7 +5742,7 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
 }
 /* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is room. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
-    const size_t weights = ampi_wide_weights(v);
+    const size_t weights = ampi_widened_floats(v);
     ampi_convolution wide = *v;
     amp_exec rest;
     const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_window_channels(&v->s.b.image) : all;
@@ -5767,7 +5767,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
 }
 
 /* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx begins as zeros. */
-AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const amp_exec* exec) {
+AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_refs* t, const amp_exec* exec) {
     int h, w, zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
         for (h = 0; h < c->s.stride_h && h < c->s.height; h++)
@@ -5783,8 +5783,8 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d* c, const ampi_layer* t, const
 }
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
    adds the 16 sums, first 0+8, 1+9, ... */
-AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_layer* t, size_t o) {
-    const amp_dtype type = ampi_dtype(t->y.dtype);
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t o) {
+    const amp_dtype type = ampi_dtype_or_f32(t->y.dtype);
     float sums[16];
     size_t n, i, whole;
     memset(sums, 0, sizeof sums);
@@ -5809,15 +5809,15 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     if (v->s.b.along_k) ampi_set_windows(&in_place, 0, ampi_window_channels(&v->s.b.image));
     else ampi_set_planes(&in_place);
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
-    return ampi_wide_weights(v) + floats;
+    return ampi_widened_floats(v) + floats;
 }
 /* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
 /* Bytes for the largest of y, each phase of dx, and dw; 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_layer none;
+    ampi_layer_refs none;
     ampi_convolution v;
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     size_t floats;
     int h, w;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
@@ -5835,8 +5835,8 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
 }
 
 /* Refuses a shape or operands of a convolution that are not valid. */
-AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger,
-        const ampi_layer* t, int backward) {
+AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape, const amp_logger* logger,
+        const ampi_layer_refs* t, int backward) {
     AMPI_TRY(ampi_conv2d_init(c, shape, logger));
     const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count }, { 1, (size_t)c->s.out_channels },
                                  { 1, c->y_count } };
@@ -5846,10 +5846,10 @@ AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d* c, const amp_conv2d_shape* sha
 /* Checks the operands, then computes y. */
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype, const void* w,
         amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_convolution v;
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
     ampi_conv2d_y(&v, &c, &t);
     ampi_convolution_run(&v, exec);
@@ -5860,10 +5860,10 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype, const void* x,
         amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
         void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_convolution v;
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
@@ -5938,7 +5938,7 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 }
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1), 1 from 20 on. Error: 1.34. */
-AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_f32_tanh(int hw, float x) {
     const float a = ampi_least_magnitude(x, 20.0f), large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
     const uint32_t from = ampi_magnitude(x) - 0x3f200000u;  /* up to infinity; a NaN takes the polynomial */
     float z = x * x, p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
@@ -5950,7 +5950,7 @@ AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
 }
 
 /* 1 / (1 + exp(-x)), without overflow and accurate in both tails: 1/(1+e) or e/(1+e), e = exp(-|x|). Error: 2.41. */
-AMPI_HD AMPI_INLINE float ampi_sigmoid(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_f32_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
@@ -6108,13 +6108,13 @@ enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_
 
 /* May kernels run on an operand itself: floats in rows of whole groups of lanes? */
 AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
-    return ampi_dtype(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
+    return ampi_dtype_or_f32(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
 }
 
 /* Elements [i, i + n), rows of d, as floats to read: in place if a group of lanes may be read behind them, or
    widened into `tile`. all: elements of the operand, or 0 if a result is written over it. */
 AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d, size_t all, float* tile) {
-    if (n == 0 || ampi_direct(v, d) || (ampi_dtype(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
+    if (n == 0 || ampi_direct(v, d) || (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
         return (const float*)v->data + i;
     ampi_load_f32(tile, v->data, v->dtype, i, n);
     memset(tile + n, 0, (d < n ? (size_t)AMPI_LANES : ampi_padded(n) - n) * sizeof *tile);
@@ -6131,7 +6131,7 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
    the type, as processors differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
-    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)), ampi_dtype(y->dtype), v, AMP_F32, n,
+    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)), ampi_dtype_or_f32(y->dtype), v, AMP_F32, n,
         NULL, 1);
     ampi_kernels_end();
 }
@@ -6284,7 +6284,7 @@ AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - 
 
 /* Windows sum pixels, take maxima, search for their places, or give gradients to all pixels or to maxima. */
 typedef enum ampi_pool_task {
-    AMPI_POOL_SUM, AMPI_POOL_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
+    AMPI_POOL_TAKE_SUM, AMPI_POOL_TAKE_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
 
 typedef struct ampi_pool_tile {
@@ -6301,7 +6301,7 @@ typedef struct ampi_pool_tile {
 /* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result there. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
-    const amp_dtype t = ampi_dtype(q->list[arg].dtype);
+    const amp_dtype t = ampi_dtype_or_f32(q->list[arg].dtype);
     const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
     const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
     const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
@@ -6329,10 +6329,10 @@ AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
     for (; i < end; i += AMPI_LANES, j += step)
         AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
             float* const p = &x[j + l];
-            if (task == AMPI_POOL_SUM) y[i + l] += *p;
+            if (task == AMPI_POOL_TAKE_SUM) y[i + l] += *p;
             else if (task == AMPI_POOL_GIVE) *p += y[i + l];
             else if (task == AMPI_POOL_GIVE_MAX) *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
-            else if (task == AMPI_POOL_MAX) {
+            else if (task == AMPI_POOL_TAKE_MAX) {
                 y[i + l] = ampi_pool_larger(*p, y[i + l]);
             } else {
                 const int32_t key = ampi_pool_key(*p);
@@ -6385,7 +6385,7 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
     const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)p->w;
     float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->sums : x;
-    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_SUM, gives = q->columns && task == AMPI_POOL_GIVE;
+    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_TAKE_SUM, gives = q->columns && task == AMPI_POOL_GIVE;
     (void)hw;
     if (rows <= 0) return;
     if (gives || (sums && r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
@@ -6395,8 +6395,8 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
 #define AMPI_CASE(number) \
     case number: ampi_pool_windows(number, q, row, d, v, q->columns ? 1 : rows, place); break
     switch (task) {
-        AMPI_CASE(AMPI_POOL_SUM);
-        AMPI_CASE(AMPI_POOL_MAX);
+        AMPI_CASE(AMPI_POOL_TAKE_SUM);
+        AMPI_CASE(AMPI_POOL_TAKE_MAX);
         AMPI_CASE(AMPI_POOL_SEARCH);
         AMPI_CASE(AMPI_POOL_GIVE);
         AMPI_CASE(AMPI_POOL_GIVE_MAX);
@@ -6430,7 +6430,7 @@ AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     size_t i, l;
     int64_t t;
     int oh;
-    if (task == AMPI_POOL_SUM) memset(q->windows, 0, windows * sizeof(float));
+    if (task == AMPI_POOL_TAKE_SUM) memset(q->windows, 0, windows * sizeof(float));
     else if (task == AMPI_POOL_SEARCH) memset(q->best, 0x80, windows * sizeof(float));
     else for (i = 0; i < windows; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) q->windows[i + l] = ampi_float(0xff800000u);
@@ -6462,7 +6462,7 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
         q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
         for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
             q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_BLOCK);
-            ampi_pool_take(&q, p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM);
+            ampi_pool_take(&q, p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
             if (!p->max) ampi_pool_divide(&q);
             ampi_pool_move(&q, AMPI_ARG_Y, &q.y, windows);
         }
@@ -6545,13 +6545,13 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
         for (i = 0; i < ow; i += AMPI_LANES) {
             const uint32_t* const in = ampi_lanes_in(ow - i);
             for (l = 0; l < AMPI_LANES; l++) {
-                const uint32_t keep = task == AMPI_POOL_SUM ? in[l] : ~0u;
+                const uint32_t keep = task == AMPI_POOL_TAKE_SUM ? in[l] : ~0u;
                 const float *const above = x + 2 * (i + l), *const below = above + 2 * ow;
                 const float a = ampi_and(above[0], keep), b = ampi_and(above[1], keep);
                 const float c = ampi_and(below[0], keep), d = ampi_and(below[1], keep);
-                if (task == AMPI_POOL_SUM && columns) y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
-                else if (task == AMPI_POOL_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
-                else if (task == AMPI_POOL_MAX)
+                if (task == AMPI_POOL_TAKE_SUM && columns) y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
+                else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
+                else if (task == AMPI_POOL_TAKE_MAX)
                     y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
                 else {
                     const int32_t second = ampi_pool_key(b), third = ampi_pool_key(c);
@@ -6584,16 +6584,16 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, c
 AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t ow,
         size_t rows), task, columns, to, at, from, ow, rows) {
     (void)hw;
-    if (task == AMPI_POOL_MAX) ampi_quads_take(AMPI_POOL_MAX, 0, to, at, from, ow, rows);
+    if (task == AMPI_POOL_TAKE_MAX) ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, to, at, from, ow, rows);
     else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, ow, rows);
     else if (task == AMPI_POOL_GIVE_MAX) ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, ow, rows);
     else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, ow, rows);
-    else if (columns) ampi_quads_take(AMPI_POOL_SUM, 1, to, at, from, ow, rows);
-    else ampi_quads_take(AMPI_POOL_SUM, 0, to, at, from, ow, rows);
+    else if (columns) ampi_quads_take(AMPI_POOL_TAKE_SUM, 1, to, at, from, ow, rows);
+    else ampi_quads_take(AMPI_POOL_TAKE_SUM, 0, to, at, from, ow, rows);
 }
 /* Elements [i, i + n) of `all` as floats; two groups of lanes can be read behind them. */
 AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all, float* tile) {
-    if (ampi_dtype(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all) return (const float*)v->data + i;
+    if (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all) return (const float*)v->data + i;
     ampi_load_f32(tile, v->data, v->dtype, i, n);
     memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
     return tile;
@@ -6604,7 +6604,7 @@ AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argum
     AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
     uint32_t at[AMPI_PART / 4 + AMPI_LANES];
     const ampi_pool_task task = backward ? (p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE)
-                                         : (p->max ? AMPI_POOL_MAX : AMPI_POOL_SUM);
+                                         : (p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
     const ampi_argument* y = &list[AMPI_ARG_Y];
     const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows, size = backward ? 4 : 1;
     const size_t end = ampi_min_size(all, (plane + AMPI_LANES) * windows);
@@ -6668,13 +6668,13 @@ AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
     const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
     return ampi_float(ampi_bits(dy) & pass);
 }
-AMPI_HD AMPI_INLINE float ampi_relu(float x) { return ampi_relu_back(x, x); }
-AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_f32_relu(float x) { return ampi_relu_back(x, x); }
+AMPI_HD AMPI_INLINE float ampi_f32_gelu(int hw, float x) {
     float density;
     return x * ampi_normal_cdf(hw, x, &density);
 }
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
-    return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+    return x * ampi_f32_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
 /* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
@@ -6694,7 +6694,7 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
 }
 /* x: a logit. */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
-    return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
+    return ampi_fma(hw, -x, target, ampi_f32_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
 /* Terms and slopes of losses that are means over elements. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
@@ -6706,11 +6706,11 @@ enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIP
 AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
 #define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
-        AMPI_CASE(AMP_RELU, ampi_relu(a[i]));
-        AMPI_CASE(AMP_GELU, ampi_gelu(hw, a[i]));
+        AMPI_CASE(AMP_RELU, ampi_f32_relu(a[i]));
+        AMPI_CASE(AMP_GELU, ampi_f32_gelu(hw, a[i]));
         AMPI_CASE(AMP_GELU_TANH, ampi_gelu_tanh(hw, a[i]));
-        AMPI_CASE(AMP_TANH, ampi_tanh(hw, a[i]));
-        AMPI_CASE(AMP_SIGMOID, ampi_sigmoid(hw, a[i]));
+        AMPI_CASE(AMP_TANH, ampi_f32_tanh(hw, a[i]));
+        AMPI_CASE(AMP_SIGMOID, ampi_f32_sigmoid(hw, a[i]));
         AMPI_CASE(AMPI_SLOPE + (int)AMP_RELU, ampi_relu_back(a[i], b[i]));
         AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU, a[i] * ampi_gelu_slope(hw, b[i]));
         AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU_TANH, a[i] * ampi_gelu_tanh_slope(hw, b[i]));
@@ -6719,7 +6719,7 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
         AMPI_CASE(AMPI_MSE, a[i] - b[i]);
         AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
         AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
-        AMPI_CASE(AMPI_BCE_SLOPE, (ampi_sigmoid(hw, a[i]) - b[i]) * p);
+        AMPI_CASE(AMPI_BCE_SLOPE, (ampi_f32_sigmoid(hw, a[i]) - b[i]) * p);
         AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
         AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
         AMPI_CASE(AMPI_ADD, a[i] + b[i]);
@@ -6746,7 +6746,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 }
 
 /* y = f(x) or dx = dy * f'. Of many values of 16 bits, what is slow to compute comes from a table in the workspace. */
-AMPI_FN void ampi_activation(int op, const ampi_argument* list, size_t n, const amp_exec* exec) {
+AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n, const amp_exec* exec) {
     enum { values = 65536 };
     const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
@@ -6791,7 +6791,7 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation", n, list);
-    ampi_activation((int)f, list, n, exec);
+    ampi_activation_run((int)f, list, n, exec);
     return AMP_OK;
 }
 
@@ -6803,7 +6803,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
         AMPI_ARG(saved, st, AMPI_IN, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation backward", n, list);
-    ampi_activation(AMPI_SLOPE | (int)f, list, n, exec);
+    ampi_activation_run(AMPI_SLOPE | (int)f, list, n, exec);
     return AMP_OK;
 }
 
@@ -6921,7 +6921,7 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
     r->floats = NULL;
 }
 /* Declares reader r of f's operand at `arg`. */
-#define AMPI_READER(r, arg) ampi_reader r; ampi_reader_open(&r, f->list, arg)
+#define AMPI_OPEN_READER(r, arg) ampi_reader r; ampi_reader_open(&r, f->list, arg)
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
@@ -7010,9 +7010,9 @@ typedef enum ampi_terms {
     AMPI_SQUARES_LESS  /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
 /* Sums of rows; by lanes those of a single row, from which a kernel can go on. */
-typedef struct ampi_sums {
+typedef struct ampi_row_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
-} ampi_sums;
+} ampi_row_sums;
 
 /* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows; center: a mean in
    double. */
@@ -7037,7 +7037,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
         if (terms != AMPI_SUM) dot[l] = ampi_add_product(hw, in ? ampi_and(t.g, in[l]) : t.g, d, dot[l]);
     }
 }
-AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const float* y, const float* x,
+AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y, const float* x,
         const ampi_row_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays slowly */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
@@ -7067,7 +7067,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_sums* s, const 
     }
 }
 /* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its own loop. */
-AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_sums* s, const float* y, const float* x, const ampi_row_args* q,
+AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_row_sums* s, const float* y, const float* x, const ampi_row_args* q,
         size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
 #define AMPI_CASE(number) case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
     switch (hw ? (int)terms : -1) {
@@ -7130,7 +7130,7 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
 }
 
 /* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
-AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
+AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_row_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
         size_t d) {
     for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
         ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), ampi_read(x, at + i, rows * n, n), NULL, rows, n,
@@ -7190,7 +7190,7 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
         "batch norm: training needs more than one value per channel, not 1x%dx1", s->channels);
     p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
     p->momentum = ampi_default_at(&s->momentum, 0.1f);
-    AMPI_REFUSE_CALL(!ampi_is_finite(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
+    AMPI_REFUSE_CALL(!ampi_has_finite_bits(&p->eps) || p->eps <= 0.0f, AMP_ERR_DESC,
         "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
         "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
@@ -7244,10 +7244,10 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
     ampi_row_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0, 0.0f, 0.0f };
-    ampi_sums s;
+    ampi_row_sums s;
     size_t c, i, k, n, at;
-    AMPI_READER(x, AMPI_ARG_X);
-    AMPI_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     for (i = 0; p->spatial == 1 && i < p->n; i++) {
         const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
         const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
@@ -7273,7 +7273,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
    exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
-    const amp_dtype low = ampi_dtype(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;  /* compilers see that it fits */
+    const amp_dtype low = ampi_dtype_or_f32(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;  /* compilers see that it fits */
     const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     uint16_t rounded[AMPI_BN_WIDE];
     float v[AMPI_LANES];
@@ -7285,7 +7285,7 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
         for (l = 0; l < n; l++) sum += (double)v[l];
         g->mean[c] = (float)(sum / (double)n);
     }
-    if (ampi_dtype(x->dtype) != AMP_F32) {
+    if (ampi_dtype_or_f32(x->dtype) != AMP_F32) {
         ampi_store_f32(rounded, low, 0, g->mean, g->width);
         ampi_load_f32(g->mean, rounded, low, 0, g->width);
     }
@@ -7296,7 +7296,7 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
    pivot)^2 is at most M/m times the variance. The mean comes from the sum of x, or of x - pivot for types of 16 bits.
    No compiler may contract a quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
-    const int wide = ampi_dtype(f->list[AMPI_ARG_X].dtype) == AMP_F32;
+    const int wide = ampi_dtype_or_f32(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     ampi_bn_pivot(f, g);
     ampi_bn_sums(f, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS);
     for (size_t c = 0; c < g->width; c++) {
@@ -7314,7 +7314,7 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, s
     const float old = 1.0f - momentum;
     const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
     const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
-    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) {
+    if (!ampi_has_finite_bits(&next_mean) || !ampi_has_finite_bits(&next_var)) {
         if (held) held[c] = 1;
         return;
     }
@@ -7344,8 +7344,8 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
     const ampi_bn_plan* p = &f->p;
     const int columns = p->spatial == 1;
     q->statistics_by_column = q->params_by_column = columns;
-    AMPI_READER(x, arg);
-    AMPI_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(x, arg);
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     for (size_t image = 0; image < p->n; image++)
         ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
@@ -7431,11 +7431,11 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_row_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1, 0.0f, 0.0f };
-    ampi_sums s;
+    ampi_row_sums s;
     size_t r;
-    AMPI_READER(x, AMPI_ARG_X);
-    AMPI_READER(gamma, AMPI_ARG_GAMMA);
-    AMPI_READER(beta, AMPI_ARG_BETA);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
+    AMPI_OPEN_READER(beta, AMPI_ARG_BETA);
     ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
     ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
@@ -7461,7 +7461,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     AMPI_CHECK("layer norm", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    AMPI_REFUSE_OP(!ampi_is_finite(&eps) || eps <= 0.0f, AMP_ERR_DESC,
+    AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
         "layer norm: eps %g must be greater than 0 and finite", (double)eps);
     f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
@@ -7476,11 +7476,11 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     float a[AMPI_ROWS], b[AMPI_ROWS];
-    ampi_sums s;
+    ampi_row_sums s;
     size_t i, r, n, rows;
-    AMPI_READER(dy, AMPI_ARG_DY);
-    AMPI_READER(x, AMPI_ARG_X);
-    AMPI_READER(gamma, AMPI_ARG_GAMMA);
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
         ampi_row_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1, 0.0f, 0.0f };
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
@@ -7588,7 +7588,7 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 }
 
 /* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
-AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_sums* s,
+AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_row_sums* s,
         float* e) {
     const ampi_row_args q = { max, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
     size_t i, n;
@@ -7606,9 +7606,9 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
     const ampi_row_args q = { max, inverse, NULL, NULL, NULL, NULL, 0, 0, base, f->factor };
-    ampi_sums s;
+    ampi_row_sums s;
     size_t i, n, r;
-    AMPI_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
     for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
@@ -7640,10 +7640,10 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float dot[AMPI_ROWS];
     const ampi_row_args q = { dot, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
-    ampi_sums s;
+    ampi_row_sums s;
     size_t i, n;
-    AMPI_READER(dy, AMPI_ARG_DY);
-    AMPI_READER(y, AMPI_ARG_X);
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(y, AMPI_ARG_X);
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
     for (i = 0; i < rows; i++) dot[i] = (float)s.dot[i];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
@@ -7679,7 +7679,7 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
 /* Refuses a mean of no elements, and a weight of a loss that is not finite. */
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
     AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
-    AMPI_REFUSE_OP(!ampi_is_finite(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+    AMPI_REFUSE_OP(!ampi_has_finite_bits(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
     return AMP_OK;
 }
 
@@ -7705,9 +7705,9 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
     const size_t at = row * f->d, padded = ampi_padded(rows);
-    ampi_sums s;
+    ampi_row_sums s;
     size_t r;
-    AMPI_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
     for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
     if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
@@ -7783,7 +7783,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     AMPI_PARALLEL_OVER(n, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
-        ampi_sums s;
+        ampi_row_sums s;
         s.sum[0] = s.dot[0] = 0.0;
         for (size_t i = first; i < end; i++) {
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
@@ -7842,7 +7842,7 @@ typedef struct ampi_op_row {
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (unsigned)op < AMP_OP_COUNT; }
 /* The row of an operator's list that describes op. */
-AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
+AMPI_FN const ampi_op_row* ampi_op_row_of(amp_op op) {
     static const ampi_op_row rows[] = {
 #define AMPI_X(name, text, o1, o2, kind, reads, shares) \
         { text, AMP_RULE_##o1, AMP_RULE_##o2, AMPI_KIND_##kind, AMPI_READS_##reads, AMPI_SHARES_##shares },
@@ -7853,12 +7853,12 @@ AMPI_FN const ampi_op_row* ampi_op(amp_op op) {
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
 /* The row of an operator's list that describes op. */
-AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_LOSS; }
+AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_LOSS; }
 /* The row of an operator's list that describes op. */
-AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op(op)->kind == AMPI_KIND_DATA; }
+AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_DATA; }
 
 /* The row of an operator's list that describes op. */
-AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op(op)->name; }
+AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op_row_of(op)->name; }
 
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
     for (int i = 0; name && op && i < AMP_OP_COUNT; i++)
@@ -7899,7 +7899,7 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
     if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
     if (level == AMP_O3) return AMP_RULE_LOW;
-    return level == AMP_O1 ? ampi_op(op)->o1 : ampi_op(op)->o2;
+    return level == AMP_O1 ? ampi_op_row_of(op)->o1 : ampi_op_row_of(op)->o2;
 }
 
 #define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
@@ -8462,7 +8462,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     s->scaled = 1;
     for (int i = 0; i < s->list_count; i++)  /* new gradients will come */
         s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;
-    if (!ampi_is_finite(&loss)) ampi_scaler_raise(s, 1);
+    if (!ampi_has_finite_bits(&loss)) ampi_scaler_raise(s, 1);
     return loss * s->state.scale_in_use;
 }
 
@@ -8978,7 +8978,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
         if (p->master) w = p->master + i;
         else ampi_load_f32(w, p->low, p->low_dtype, i, n);
-        if (ampi_dtype(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
+        if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
         else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
         over.base = i;
         kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
@@ -9155,7 +9155,7 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
 }
 
 /* A step whose gradients are listed in t: check and norm, then skip or apply. */
-AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
+AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
         amp_optimizer_info* info) {
     amp_optimizer_info report;
     int unscaled = 1;
@@ -9183,11 +9183,11 @@ AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t
         amp_optimizer_info* info) {
     ampi_tensors t;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
-    if (!s && what == AMPI_STEPPED) return ampi_optimizer_step(o, NULL, &t, info);
+    if (!s && what == AMPI_STEPPED) return ampi_optimizer_step_list(o, NULL, &t, info);
     AMPI_REFUSE_WITH(&o->logger, !s, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
-    amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step(o, s, &t, info) : ampi_scaler_look(s, &t, what, NULL);
+    amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step_list(o, s, &t, info) : ampi_scaler_look(s, &t, what, NULL);
     s->logger = own;
     return r;
 }
@@ -9338,14 +9338,14 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_ALIGN 64u
 
 /* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i, backward at 2*nodes-1-i. */
-typedef struct ampi_lease {
+typedef struct ampi_live_range {
     size_t bytes, offset;
     int first, last;
-    struct ampi_lease* home;  /* of a copy, while planning */
-} ampi_lease;
+    struct ampi_live_range* home;  /* of a copy, while planning */
+} ampi_live_range;
 
 /* A node's value, its gradient, and its contributions to inputs' gradients where another node's is the first. */
-enum { AMPI_LEASE_DATA, AMPI_LEASE_GRAD, AMPI_LEASE_PART, AMPI_LEASES = AMPI_LEASE_PART + 2 };
+enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND, AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + 2 };
 
 /* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
@@ -9383,8 +9383,8 @@ typedef struct ampi_node {
     int grad_written;           /* while planning: a reader has written its gradient */
     struct ampi_node* casts[2]; /* to BF16, to F16 */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
-    ampi_lease leases[AMPI_LEASES];
-    void *data, *grad, *parts[2]; /* where the leases are; no part = the first contribution */
+    ampi_live_range live[AMPI_LIVE_RANGES];
+    void *data, *grad, *parts[2]; /* where the live ranges are; no part = the first contribution */
 } ampi_node;
 
 /* One run over the graph. */
@@ -9682,7 +9682,7 @@ AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
 AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     ampi_node* n = &m->draft;
     AMPI_CLEAR(*n);
-    n->row = ampi_op(op);
+    n->row = ampi_op_row_of(op);
     n->layer.op = op;
     n->weight = n->bias = n->number = AMPI_NONE;
     if (!in) return n;
@@ -9773,7 +9773,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
         "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     for (int c = 0; c < d->channels && (d->mean || d->std); c++)
-        AMPI_REFUSE_LAYER((d->mean && !ampi_is_finite(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
+        AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
             || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
             "finite, and std above 0", c);
     const size_t count = (size_t)d->channels;
@@ -10124,10 +10124,10 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     return AMP_OK;
 }
 
-AMPI_FN ampi_lease* ampi_lease_data(const ampi_node* n) { return &n->data_root->leases[AMPI_LEASE_DATA]; }
-AMPI_FN ampi_lease* ampi_lease_grad(const ampi_node* n) { return &n->grad_root->leases[AMPI_LEASE_GRAD]; }
+AMPI_FN ampi_live_range* ampi_live_data(const ampi_node* n) { return &n->data_root->live[AMPI_LIVE_DATA]; }
+AMPI_FN ampi_live_range* ampi_live_grad(const ampi_node* n) { return &n->grad_root->live[AMPI_LIVE_GRAD]; }
 /* Widens the live range of a tensor to `time`, and sets its size. */
-AMPI_FN void ampi_lease_use(ampi_lease* l, int time, size_t bytes) {
+AMPI_FN void ampi_live_range_use(ampi_live_range* l, int time, size_t bytes) {
     if (!l->bytes || l->first > time) l->first = time;
     if (!l->bytes || l->last < time) l->last = time;
     l->bytes = bytes;
@@ -10136,44 +10136,44 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
     return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(ampi_stored(n)));
 }
 
-/* Finds each lease's size and time of use. Values that share memory have one size. */
-AMPI_FN void ampi_lease_times(amp_model* m) {
+/* Finds each live range's size and time of use. Values that share memory have one size. */
+AMPI_FN void ampi_live_range_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;
     AMPI_EACH_NODE(n) {
-        AMPI_CLEAR(n->leases);
+        AMPI_CLEAR(n->live);
         n->grad_written = 0;
     }
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE, back = end - n->time;
         const size_t own = ampi_value_bytes(m, n);
         if (!ampi_is_loss(n)) {
-            ampi_lease_use(ampi_lease_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
-            if (reads == AMPI_READS_OUTPUT) ampi_lease_use(ampi_lease_data(n), back, own);
+            ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
+            if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
         }
         for (int j = 0; j < n->input_count && !ampi_is(n, FLATTEN); j++) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
-            ampi_lease_use(ampi_lease_data(in), n->time, bytes);
-            if (reads == AMPI_READS_INPUT) ampi_lease_use(ampi_lease_data(in), back, bytes);
+            ampi_live_range_use(ampi_live_data(in), n->time, bytes);
+            if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
             if (!n->on_loss_path || !in->needs_grad) continue;  /* the backward pass hands it no gradient */
-            ampi_lease_use(ampi_lease_grad(in), back, bytes);
-            ampi_lease_use(ampi_lease_grad(in), end - in->time, bytes);
-            if (in->grad_written) ampi_lease_use(&n->leases[AMPI_LEASE_PART + j], back, bytes);
+            ampi_live_range_use(ampi_live_grad(in), back, bytes);
+            ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
+            if (in->grad_written) ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
             in->grad_written = 1;
         }
     }
 }
 
-/* The largest lease first, and equals as they come, whose offsets are their numbers so far. */
+/* The largest live range first, and equals as they come, whose offsets are their numbers so far. */
 AMPI_FN int ampi_by_size(const void* a, const void* b) {
-    const ampi_lease *x = (const ampi_lease*)a, *y = (const ampi_lease*)b;
+    const ampi_live_range *x = (const ampi_live_range*)a, *y = (const ampi_live_range*)b;
     return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* The lowest offset free of the placed leases, in their order, at the lease's time; SIZE_MAX beyond size_t. */
-AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed, size_t count) {
+/* The lowest offset free of the placed live ranges, in their order, at the time of this one; SIZE_MAX beyond size_t. */
+AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_range* placed, size_t count) {
     size_t offset = 0;
-    for (const ampi_lease* o = placed; o < placed + count && o->offset < offset + l->bytes; o++) {
+    for (const ampi_live_range* o = placed; o < placed + count && o->offset < offset + l->bytes; o++) {
         if (o->last < l->first || o->first > l->last) continue;
         offset = ampi_max_size(offset, o->offset + o->bytes);
         if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
@@ -10181,14 +10181,14 @@ AMPI_FN size_t ampi_lease_place(const ampi_lease* l, const ampi_lease* placed, s
     return offset;
 }
 
-/* Places the sorted leases one by one; those before list[i] are in the order of their offsets. Returns the bytes
+/* Places the sorted live ranges one by one; those before list[i] are in the order of their offsets. Returns the bytes
    needed, SIZE_MAX for too many. */
-AMPI_FN size_t ampi_leases_place(ampi_lease* list, size_t count) {
+AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
-        ampi_lease l = list[i];
+        ampi_live_range l = list[i];
         size_t at = i;
-        l.offset = l.home->offset = ampi_lease_place(&l, list, i);
+        l.offset = l.home->offset = ampi_live_range_place(&l, list, i);
         if (l.offset == SIZE_MAX) return SIZE_MAX;
         total = ampi_max_size(total, l.offset + l.bytes);
         for (; at > 0 && list[at - 1].offset > l.offset; at--) list[at] = list[at - 1];
@@ -10197,28 +10197,28 @@ AMPI_FN size_t ampi_leases_place(ampi_lease* list, size_t count) {
     return total;
 }
 
-/* Plans the arena, largest lease first, close to optimal for such graphs. */
+/* Plans the arena, the largest live range first, close to optimal for such graphs. */
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t most = ((size_t)m->last->time + 1) * AMPI_LEASES;
-    ampi_lease* list = (ampi_lease*)ampi_alloc(most * sizeof *list, a);
+    const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES;
+    ampi_live_range* list = (ampi_live_range*)ampi_alloc(most * sizeof *list, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays", (ampi_ull)most);
 
-    ampi_lease_times(m);
+    ampi_live_range_times(m);
     AMPI_EACH_NODE(n) {
-        n->layer.activation_bytes = n->leases[AMPI_LEASE_DATA].bytes;
-        for (int k = 0; k < AMPI_LEASES; k++) {
-            if (!n->leases[k].bytes) continue;
-            list[count] = n->leases[k];
-            list[count].home = &n->leases[k];
+        n->layer.activation_bytes = n->live[AMPI_LIVE_DATA].bytes;
+        for (int k = 0; k < AMPI_LIVE_RANGES; k++) {
+            if (!n->live[k].bytes) continue;
+            list[count] = n->live[k];
+            list[count].home = &n->live[k];
             list[count].offset = count;
             count++;
         }
     }
 
     ampi_sort(list, count, sizeof *list, ampi_by_size);
-    m->blocks[AMPI_BLOCK_ARENA].at = ampi_leases_place(list, count);
+    m->blocks[AMPI_BLOCK_ARENA].at = ampi_live_ranges_place(list, count);
     ampi_free(list, a);
     return AMP_OK;
 }
@@ -10234,7 +10234,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     AMPI_CLEAR(p);
     p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
-    p.grad_dtype = ampi_dtype(m->desc.grad_dtype);
+    p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
     if (!is_low || m->policy.master_weights) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
@@ -10339,15 +10339,15 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     m->exec.workspace_size = workspace;
 }
 
-/* Tells each node where its leases are, and fills what does not begin as 0. */
+/* Tells each node where its live ranges are, and fills what does not begin as 0. */
 AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
     AMPI_EACH_NODE(n) {
-        n->data = arena + ampi_lease_data(n)->offset;
-        n->grad = arena + ampi_lease_grad(n)->offset;
+        n->data = arena + ampi_live_data(n)->offset;
+        n->grad = arena + ampi_live_grad(n)->offset;
         for (int j = 0; j < 2; j++) {
-            const ampi_lease* part = &n->leases[AMPI_LEASE_PART + j];
+            const ampi_live_range* part = &n->live[AMPI_LIVE_SUMMAND + j];
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
         if (n->constants)
@@ -10785,7 +10785,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     if (!dx && n->weight == AMPI_NONE) return AMP_OK;
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
     const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
-    const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype(m->desc.grad_dtype);
+    const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype_or_f32(m->desc.grad_dtype);
     const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n->weight);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor, *mean = n->stats;
@@ -11005,7 +11005,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
         if (ampi_run(download, values, AMP_F32, ampi_at(data, t, at), t, k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
-            if (!ampi_is_finite(&values[i])) return at + i;
+            if (!ampi_has_finite_bits(&values[i])) return at + i;
         }
     }
     return count;
@@ -11088,7 +11088,7 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
 /* Sums gradients over the ranks, unfrozen neighbours in one call. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
-    const amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    const amp_dtype t = ampi_dtype_or_f32(m->desc.grad_dtype);
     int end;
     for (int i = 0; i < m->param_count; i = end + 1) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
@@ -11141,7 +11141,7 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     if (held->bytes == 0) return AMP_OK;
 
     AMPI_RUN(copy_out, m->held, held->base, held->bytes);
-    ampi_each(n) {
+    AMPI_EACH_NODE(n) {
         const unsigned char* own = n->norm.held ? m->held + (n->norm.held - (unsigned char*)held->base) : NULL;
         for (size_t c = 0; own && c < (size_t)n->layer.channels; c++) {
             if (!own[c]) continue;
@@ -11248,7 +11248,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
-    if (!m->trouble[0] && !ampi_is_finite(&info->loss)) ampi_diagnose_forward(m);  /* while it is there */
+    if (!m->trouble[0] && !ampi_has_finite_bits(&info->loss)) ampi_diagnose_forward(m);  /* while it is there */
     return AMP_OK;
 }
 
@@ -11350,7 +11350,7 @@ AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
 
 /* A pass in evaluation mode: the losses into *told, cleared, or, if NULL, the value of `last` into out.
    The batch begins at sample `first` of its data. */
-AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, int64_t first, const ampi_node* last,
+AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first, const ampi_node* last,
         amp_eval_info* told, float* out) {
     fenv_t floats;
     ampi_start_pass(m, b, 0);
@@ -11362,7 +11362,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, int64_t first
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
         : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last), m->pass.rows * last->features);
     if (told) AMPI_FORGET(&told->loss);  /* its bits will be tested */
-    if (told && r == AMP_OK && !ampi_is_finite(&told->loss)) ampi_explain_loss(m, told);
+    if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
     return r;
 }
@@ -11371,7 +11371,7 @@ AMPI_FN amp_result ampi_evaluate(amp_model* m, const amp_batch* b, int64_t first
 AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first, amp_eval_info* told) {
     AMPI_CLEAR(*told);
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
-    return ampi_evaluate(m, batch, first, m->last, told, NULL);
+    return ampi_evaluate_nodes(m, batch, first, m->last, told, NULL);
 }
 
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
@@ -11390,7 +11390,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    return ampi_evaluate(m, batch, 0, ampi_source(n), NULL, out);  /* before a layer that works in place */
+    return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);  /* before a layer that works in place */
 }
 
 /* --- data sets --- */
@@ -11514,7 +11514,7 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
 }
 
 /* --- fit --- */
-typedef struct ampi_fit {
+typedef struct ampi_fit_run {
     amp_model* m;
     amp_fit_desc d;
     amp_fit_info info;
@@ -11523,7 +11523,7 @@ typedef struct ampi_fit {
     double loss_sum;  /* over `samples` */
     int64_t samples;
     int waited;       /* epochs since the best one */
-} ampi_fit;
+} ampi_fit_run;
 
 #if !defined(AMP_NO_STDIO)
 AMPI_FN amp_result ampi_checkpoint_try(amp_model* m, const char* path);  /* see impl-checkpoint */
@@ -11535,7 +11535,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
 #endif
 
 /* The bar, if the samples up to `to` complete a hundredth of the epoch. */
-AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
+AMPI_FN void ampi_fit_draw(const ampi_fit_run* f, int64_t from, int64_t to) {
     enum { CELLS = 30 };
     const int64_t count = f->train.data.count;
     const int percent = (int)(100 * to / count), cells = percent * CELLS / 100;
@@ -11547,7 +11547,7 @@ AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
     f->d.print(text, f->d.user_data);
 }
 /* Prints one epoch in a line. */
-AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
+AMPI_FN void ampi_fit_print_epoch(const ampi_fit_run* f) {
     const amp_fit_epoch* e = &f->now;
     char text[240], evaluated[40] = "", accuracy[40] = "";
     if (!f->d.print) return;
@@ -11560,7 +11560,7 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
 }
 
 /* amp_train_step with this rank's part of `total` samples. */
-AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
+AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
     const amp_comm* comm = &f->m->comm;
     const int64_t from = total * comm->rank / comm->size, to = total * (comm->rank + 1) / comm->size;
     amp_step_info step;
@@ -11572,7 +11572,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
     if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
-    if (done && ampi_is_finite(&step.loss)) {
+    if (done && ampi_has_finite_bits(&step.loss)) {
         f->loss_sum += (double)step.loss * (double)(to - from);
         f->samples += to - from;
     }
@@ -11582,7 +11582,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
 }
 
 /* Samples of an epoch: all but those that do not fill a step of all ranks and micro-batches. */
-AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
+AMPI_FN int64_t ampi_fit_samples(const ampi_fit_run* f) {
     const int64_t count = f->train.data.count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
     const int64_t rest = f->d.drop_last ? 0 : count % each, batches = count / each + (rest >= ranks);
     const int64_t whole = batches - batches % f->m->desc.accumulate;
@@ -11590,7 +11590,7 @@ AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
 }
 
 /* Trains over the data once, in a shuffled order; the sum of losses and samples is kept. */
-AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
+AMPI_FN amp_result ampi_fit_pass(ampi_fit_run* f) {
     const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
     const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
     int64_t total;
@@ -11612,7 +11612,7 @@ AMPI_FN amp_result ampi_fit_agree(amp_model* m, amp_result own) {
 }
 
 /* Evaluates the epoch, enters it in the books, and saves the best one. */
-AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
+AMPI_FN amp_result ampi_fit_judge(ampi_fit_run* f) {
     amp_eval_info told;
     float loss = f->now.loss, best = f->info.best.loss;
 
@@ -11623,7 +11623,7 @@ AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
         best = f->info.best.eval_loss;
         if (told.predictions > 0) f->now.accuracy = (double)told.correct / (double)told.predictions;
     }
-    f->now.best = ampi_is_finite(&loss) && (!f->info.best.best || loss < best);
+    f->now.best = ampi_has_finite_bits(&loss) && (!f->info.best.best || loss < best);
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
     if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
@@ -11637,7 +11637,7 @@ AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
 }
 
 /* Ranks agree on what one finds behind an epoch: that it failed, or that patience ends. */
-AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
+AMPI_FN amp_result ampi_fit_one_epoch(ampi_fit_run* f, int epoch) {
     AMPI_CLEAR(f->now);
     f->now.epoch = epoch + 1;
     AMPI_TRY(ampi_fit_pass(f));
@@ -11652,16 +11652,16 @@ AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
 }
 
 /* All epochs, to the end or the first error, which leaves no step open. */
-AMPI_FN amp_result ampi_fit_epochs(ampi_fit* f) {
+AMPI_FN amp_result ampi_fit_epochs(ampi_fit_run* f) {
     for (int i = f->d.first_epoch; i < f->d.epochs && !f->info.end; i++) {
-        const amp_result r = ampi_fit_epoch(f, i);
+        const amp_result r = ampi_fit_one_epoch(f, i);
         if (r != AMP_OK) return ampi_abandon_open_step(f->m, r);
     }
     return AMP_OK;
 }
 
 /* Refuses settings of a fit that are out of range or contradict each other. */
-AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
+AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
     AMPI_REFUSE(d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0
@@ -11684,7 +11684,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
 
 /* Opens the data, runs the epochs, closes the data; what happened stands in *info. */
 AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
-    ampi_fit f;
+    ampi_fit_run f;
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_CLEAR(f);
     f.m = m;
@@ -11805,7 +11805,7 @@ AMPI_FN int ampi_by_place(const void* a, const void* b) {
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
     return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
 }
-AMPI_FN const char* ampi_file_text(const ampi_file* f, const char* key) {
+AMPI_FN const char* ampi_text_of(const ampi_file* f, const char* key) {
     const void* found = bsearch(&key, f->found, f->found_count, sizeof *f->found, ampi_by_name);
     return found ? ((const amp_file_text*)found)->value : NULL;
 }
@@ -12000,7 +12000,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
             putc(',', out);
             ampi_put_string(out, "", t->tensor.name);
             ampi_print(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
-                    ampi_file_types[ampi_dtype(t->tensor.dtype) - AMP_F32],
+                    ampi_file_types[ampi_dtype_or_f32(t->tensor.dtype) - AMP_F32],
                     ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
             begin = end;
         }
@@ -12034,7 +12034,7 @@ AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
 }
 
 /* Writes a temporary file and renames it. A block holds a chunk of data, names (later checksums), and its name. */
-AMPI_FN amp_result ampi_file_save(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
+AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
     f->text_count = text_count;
@@ -12081,7 +12081,7 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
         AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
             || !ampi_is_utf8(texts[i].value) || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,
             "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
-    return ampi_file_close(f, ampi_file_save(f, path, texts, text_count));
+    return ampi_file_close(f, ampi_save_file(f, path, texts, text_count));
 }
 
 /* --- JSON, as much as a header may hold --- */
@@ -12309,7 +12309,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     for (int i = 0; i < f->count; i++) {
         const amp_file_tensor* t = &f->tensors[i];
         ampi_entry* e = ampi_file_find(f, t->tensor.name);
-        const amp_dtype dtype = ampi_dtype(e && weights_alone ? e->dtype : t->tensor.dtype);
+        const amp_dtype dtype = ampi_dtype_or_f32(e && weights_alone ? e->dtype : t->tensor.dtype);
         const char* name = ampi_show(f, t->tensor.name);
         char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
         if (!e && weights_alone) {
@@ -12339,7 +12339,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
 AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const amp_model* m = f->model;
     const amp_tensor* to = e->wanted;
-    const amp_dtype type = ampi_dtype(to->dtype);
+    const amp_dtype type = ampi_dtype_or_f32(to->dtype);
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
     size_t beyond = 0;
@@ -12393,7 +12393,7 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     AMPI_TRY(ampi_file_begin(f, path, NULL, 0, desc));
     AMPI_REFUSE_LIST(!key || !out || size == 0, "key or out is missing");
     amp_result r = ampi_file_open(f, path);
-    const char* text = r == AMP_OK ? ampi_file_text(f, key) : "";
+    const char* text = r == AMP_OK ? ampi_text_of(f, key) : "";
     if (!text || strlen(text) >= size) r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text "
         "'%s' shorter than %llu", f->path, ampi_show(f, key), (ampi_ull)size);
     else if (r == AMP_OK) strcpy(out, text);
@@ -12455,7 +12455,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
     amp_optimizer_desc* d = &o->desc;
-    int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype(m->desc.grad_dtype) : 0;
+    int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype_or_f32(m->desc.grad_dtype) : 0;
     uint64_t hash = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
         { "step", &o->state.step, 's', AMPI_LOADED }, { "lr", &o->state.lr, 'f', AMPI_LOADED },
@@ -12553,7 +12553,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 1, crc_text);
-    return ampi_file_save(&c->file, path, texts, n);
+    return ampi_save_file(&c->file, path, texts, n);
 }
 
 /* How a number differs, and what that means; floats in decimal. */
@@ -12572,14 +12572,14 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
 /* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
-    const char* crc_text = ampi_file_text(f, "amp.crc32");
+    const char* crc_text = ampi_text_of(f, "amp.crc32");
     char computed[AMPI_NUMBER];
     uint64_t value, most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     AMPI_CLEAR(c->o.state.frozen_steps);
     for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
         const int is_rate = x->kind == 'f';
-        const char* text = ampi_file_text(f, x->key);
+        const char* text = ampi_text_of(f, x->key);
         x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
         AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key, c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
@@ -12607,7 +12607,7 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned byte = 0;
     char again[AMPI_SCALER_TEXT];
     ampi_file* f = &c->file;
-    const char* text = ampi_file_text(f, "amp.scaler");
+    const char* text = ampi_text_of(f, "amp.scaler");
     if (!c->scaler && !text) return AMP_OK;
     AMPI_REFUSE_FILE(!c->scaler, "'%s' holds a scaler, but none is given", f->path);
     const int fits = text && strlen(text) == sizeof again - 1;
@@ -12898,7 +12898,7 @@ AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     f.draw = ampi_picture_draw;
     f.picture = p;
-    return ampi_file_close(&f, ampi_file_save(&f, path, NULL, 0));
+    return ampi_file_close(&f, ampi_save_file(&f, path, NULL, 0));
 }
 
 /* The ranges of the small formats as bars on the axis of exponents. */
@@ -13008,15 +13008,15 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     }
 }
 
-AMPI_FN amp_result ampi_history(const amp_history* h, FILE* out, const char* path, const amp_file_desc* desc) {
+AMPI_FN amp_result ampi_history_put(const amp_history* h, FILE* out, const char* path, const amp_file_desc* desc) {
     ampi_picture p = { ampi_history_list, NULL, NULL, h, 0, AMP_HISTORY_STEPS, 0, 0, NULL };
     return h ? ampi_picture_put(&p, out, path, desc) : AMP_ERR_ARGUMENT;
 }
 AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path, const amp_file_desc* desc) {
-    return ampi_history(h, NULL, path, desc);
+    return ampi_history_put(h, NULL, path, desc);
 }
 AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out) {
-    return ampi_history(h, out, NULL, NULL);
+    return ampi_history_put(h, out, NULL, NULL);
 }
 #endif
 

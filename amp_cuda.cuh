@@ -582,7 +582,7 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     ampi_free(c, &allocator);
 }
 
-AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
+AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
                                     const amp_allocator* a) {
     amp_cuda* c;
     amp_result r;
@@ -609,7 +609,7 @@ AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, c
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc) {
     const amp_logger* logger = desc ? desc->logger : NULL;
     if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_cuda_create: out is NULL");
-    return ampi_cuda_create(out, desc, logger, NULL);
+    return ampi_cuda_make(out, desc, logger, NULL);
 }
 
 /* Who multiplies for this context; none means own kernels. */
@@ -708,7 +708,7 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
     size_t bytes = n * amp_dtype_size(src_dtype);
     ampi_cuda_buffer* buffer;
     amp_result r;
-    if (ampi_dtype(host_dtype) == ampi_dtype(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
+    if (ampi_dtype_or_f32(host_dtype) == ampi_dtype_or_f32(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
     r = ampi_cuda_take_buffer(exec, bytes, &buffer);
     if (r == AMP_OK) r = ampi_cuda_copy_out(buffer->data, src, bytes, exec);
     return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec) : r;
@@ -1277,7 +1277,7 @@ enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
 AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y,
                                        amp_dtype yt, size_t n) {
-    ampi_cuda_map m = { a, b, y, ampi_dtype(at), ampi_dtype(bt), ampi_dtype(yt), n };
+    ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt), ampi_dtype_or_f32(yt), n };
     return m;
 }
 /* This thread's first element, and the step from one iteration to the next. */
@@ -1692,8 +1692,8 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
 
 AMPI_D float ampi_d_activation(int f, float x) {
     switch (f) {
-        case AMP_CUDA_EPILOGUE_RELU: return ampi_relu(x);
-        case AMP_CUDA_EPILOGUE_GELU: return ampi_gelu(1, x);
+        case AMP_CUDA_EPILOGUE_RELU: return ampi_f32_relu(x);
+        case AMP_CUDA_EPILOGUE_GELU: return ampi_f32_gelu(1, x);
         case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_gelu_tanh(1, x);
         default: return x;
     }
@@ -2400,7 +2400,7 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
 AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
     if (p.bias) v = __fadd_rn(v, bias);
-    return p.epilogue ? ampi_relu(v) : v;
+    return p.epilogue ? ampi_f32_relu(v) : v;
 }
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
     return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + at) : 0.0f;
@@ -3162,7 +3162,7 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     if (r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "bias", d.bias);
     if (r != AMP_OK) return r;
     const ampi_cuda_batch batch = { s.batch, s.a_stride, s.b_stride, s.c_stride, d.bias_stride };
-    p.c.bias = d.bias; p.c.bias_dtype = ampi_dtype(d.bias_dtype);
+    p.c.bias = d.bias; p.c.bias_dtype = ampi_dtype_or_f32(d.bias_dtype);
     p.c.bias_per_row = d.bias_per_row;
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
@@ -3321,7 +3321,7 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op, a
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy, amp_dtype dy_dtype,
                                        void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outputs,
                                        size_t pixels) {
-    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outputs, pixels, accumulate, 0,
+    ampi_cuda_bias_sum s = { dy, ampi_dtype_or_f32(dy_dtype), db, ampi_dtype_or_f32(db_dtype), n, outputs, pixels, accumulate, 0,
                              NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
@@ -3356,7 +3356,7 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
                                            const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
                                            size_t n, size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
@@ -3369,7 +3369,7 @@ AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const
                                          const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
                                          size_t in, size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
@@ -3383,7 +3383,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
                                             amp_dtype db_dtype, int accumulate, size_t n, size_t in,
                                             size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_backward";
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
@@ -3405,7 +3405,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
 /* ======================================================================================== */
 
 /* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a plane. */
-AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d* c, const amp_exec* exec, const char* op) {
+AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_exec* exec, const char* op) {
     const int64_t side = (int64_t)1 << 30;
     const size_t plane = (size_t)1 << 31;
     if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side
@@ -3554,7 +3554,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     for (uint32_t o = 0; o < 8; o++) {
         if (d.bias && out + o < d.outputs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
         if (d.add && out + o < d.outputs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
-        sum[o] = ampi_clean_nan(d.relu ? ampi_relu(sum[o]) : sum[o]);
+        sum[o] = ampi_clean_nan(d.relu ? ampi_f32_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
     AMPI_D_UNROLL
@@ -3698,7 +3698,7 @@ enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512, AM
        AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
 /* The product `part`; s tells its operands. */
-AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
+AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
     const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
@@ -3725,7 +3725,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_pr
     return d;
 }
 /* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
-AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part part) {
+AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d_sizes* c, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
     const size_t outputs = transposed ? c->cg : c->og, channels = transposed ? c->og : c->cg;
@@ -3828,7 +3828,7 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
 AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
     return (size_t)d->shares * d->outputs * d->out_step * sizeof(float);
 }
-AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d* c) {
+AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
     ampi_product none;
     memset(&none, 0, sizeof none);
     ampi_cuda_direct d = ampi_cuda_direct_of(c, &none, AMPI_CONV2D_DW);
@@ -3854,7 +3854,7 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
 }
 
 /* Returns 0 where the product is left to other kernels. */
-AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d* c, const ampi_product* s,
+AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c, const ampi_product* s,
                                  ampi_cuda_conv2d_part part, int relu, amp_result* r) {
     if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)) return 0;
     ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
@@ -3865,7 +3865,7 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
 
 /* --- the three products ------------------------------------------------------------------------------ */
 
-AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d* c,
+AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
                                         const ampi_convolution* v, ampi_cuda_conv2d_part part, int relu) {
     const ampi_cuda_batch groups = { v->groups, v->a_group, v->b_group, v->c_group, v->bias_group };
     amp_result r;
@@ -3873,7 +3873,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, co
     return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
 }
 /* The next phase of dx that has pixels, from number *i on; see ampi_conv2d_dx. 0: there is none. */
-AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d* c, const ampi_layer* t, size_t* i) {
+AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t* i) {
     const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
     const size_t wide = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
     if (*i == down * wide) return 0;
@@ -3882,8 +3882,8 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d* c, co
     return 1;
 }
 /* Where a phase meets no kernel position nothing is added to dx. */
-AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d* c,
-                                       const ampi_layer* t) {
+AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
+                                       const ampi_layer_refs* t) {
     ampi_convolution v;
     amp_result r = AMP_OK;
     size_t i = 0;
@@ -3900,9 +3900,9 @@ AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
     return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
 }
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_layer none;
+    ampi_layer_refs none;
     ampi_convolution v;
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     size_t most, i = 0;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     memset(&none, 0, sizeof none);
@@ -3918,9 +3918,9 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void*
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
                                       amp_dtype y_dtype, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
                            AMPI_NO_REF, 0 };
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     ampi_convolution v;
     amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
@@ -3947,9 +3947,9 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
-    const ampi_layer t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
-    ampi_conv2d c;
+    ampi_conv2d_sizes c;
     ampi_convolution v;
     amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
@@ -4177,7 +4177,7 @@ AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
-    q.x = x; q.xt = ampi_dtype(x_dtype); q.y = y; q.yt = ampi_dtype(y_dtype);
+    q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.y = y; q.yt = ampi_dtype_or_f32(y_dtype);
     const int group = ampi_cuda_pool_tiles(&q, x, q.xt, y, q.yt);
     if (group > 0) {
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
@@ -4288,8 +4288,8 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
-    q.x = x; q.xt = ampi_dtype(x_dtype); q.dy = dy; q.dyt = ampi_dtype(dy_dtype);
-    q.y = dx; q.yt = ampi_dtype(dx_dtype);
+    q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.dy = dy; q.dyt = ampi_dtype_or_f32(dy_dtype);
+    q.y = dx; q.yt = ampi_dtype_or_f32(dx_dtype);
     const int group = ampi_cuda_pool_tiles(&q, dx, q.yt, dy, q.dyt);
     if (group > 0) {
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
@@ -4452,7 +4452,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype); q.yt = ampi_dtype_or_f32(y_dtype);
     q.training = training;
     return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
                             AMPI_CUDA_BN_SHARED, q);
@@ -4539,8 +4539,8 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
-    q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen : ampi_k_batch_norm_backward,
@@ -4669,7 +4669,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
 
 AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const amp_exec* exec) {
     if (d < 1) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
-    if (!ampi_is_finite(&eps) || eps <= 0.0f)
+    if (!ampi_has_finite_bits(&eps) || eps <= 0.0f)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g must be greater than 0 and finite", op,
                          (double)eps);
     return AMP_OK;
@@ -4693,7 +4693,7 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, eps, exec)) != AMP_OK || rows == 0) return r;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype); q.yt = ampi_dtype_or_f32(y_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = eps;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
@@ -4864,8 +4864,8 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
     if (r != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
-    q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
@@ -4924,11 +4924,11 @@ struct ampi_op_dropout {
 /* The function is chosen outside of the loop. */
 AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
     switch (op.f) {
-        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_gelu(1, v[j]); break;
+        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_f32_gelu(1, v[j]); break;
         case AMP_GELU_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_gelu_tanh(1, v[j]); break;
-        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_tanh(1, v[j]); break;
-        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_sigmoid(1, v[j]); break;
-        default: for (int j = 0; j < 8; j++) v[j] = ampi_relu(v[j]); break;
+        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_f32_tanh(1, v[j]); break;
+        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_f32_sigmoid(1, v[j]); break;
+        default: for (int j = 0; j < 8; j++) v[j] = ampi_f32_relu(v[j]); break;
     }
 }
 AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8], size_t) {
@@ -5060,7 +5060,7 @@ AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, siz
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
                                    { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
-    const ampi_cuda_columns q = { x, y, ampi_dtype(x_dtype), ampi_dtype(y_dtype), 0, d, column, d_total, rows, d,
+    const ampi_cuda_columns q = { x, y, ampi_dtype_or_f32(x_dtype), ampi_dtype_or_f32(y_dtype), 0, d, column, d_total, rows, d,
                                   0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
@@ -5074,7 +5074,7 @@ AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, si
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
-    const ampi_cuda_columns q = { y, x, ampi_dtype(y_dtype), ampi_dtype(x_dtype), column, d_total, 0, d, rows, d,
+    const ampi_cuda_columns q = { y, x, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(x_dtype), column, d_total, 0, d, rows, d,
                                   accumulate != 0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
@@ -5169,7 +5169,7 @@ AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, vo
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype(x_dtype), AMP_F32, ampi_dtype(y_dtype), rows, d };
+    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype_or_f32(x_dtype), AMP_F32, ampi_dtype_or_f32(y_dtype), rows, d };
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || rows == 0 || d == 0) return r;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
@@ -5182,7 +5182,7 @@ AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype,
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype(y_dtype), ampi_dtype(dy_dtype), ampi_dtype(dx_dtype), rows,
+    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows,
                                   d };
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || !dx || rows == 0 || d == 0) return r;
@@ -5401,7 +5401,7 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, am
     ampi_cuda_loss q = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
-    q.x = logits; q.xt = ampi_dtype(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
+    q.x = logits; q.xt = ampi_dtype_or_f32(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
     q.n = n; q.d = classes;
     r = classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op, exec);
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
@@ -5457,9 +5457,9 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, a
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
     if ((r = ampi_check_mean(exec, op, n, weight)) != AMP_OK || !dlogits) return r;
-    s.q.x = logits; s.q.xt = ampi_dtype(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
+    s.q.x = logits; s.q.xt = ampi_dtype_or_f32(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
     s.q.n = n; s.q.d = classes;
-    s.dx = dlogits; s.dxt = ampi_dtype(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
+    s.dx = dlogits; s.dxt = ampi_dtype_or_f32(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes, AMPI_CUDA_ROW_SHARED, s);
 }
 
@@ -5476,7 +5476,7 @@ AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
 }
 AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&target)[8], size_t) {
     if (op.kind == AMPI_MSE) for (int j = 0; j < 8; j++) x[j] = (x[j] - target[j]) * op.factor;
-    else for (int j = 0; j < 8; j++) x[j] = (ampi_sigmoid(1, x[j]) - target[j]) * op.factor;
+    else for (int j = 0; j < 8; j++) x[j] = (ampi_f32_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n, float weight,
@@ -5493,7 +5493,7 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
     ampi_cuda_loss q = {};
     amp_result r = ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3);
     if (r != AMP_OK) return r;
-    q.x = x; q.xt = ampi_dtype(xt); q.target = target; q.tt = ampi_dtype(tt); q.loss = loss; q.n = n;
+    q.x = x; q.xt = ampi_dtype_or_f32(xt); q.target = target; q.tt = ampi_dtype_or_f32(tt); q.loss = loss; q.n = n;
     q.kind = kind;
     q.tile = AMPI_CUDA_TILE;
     size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
@@ -5624,7 +5624,7 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
         for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
             uint64_t left = x.count - offset;
             chunks[next].data = (unsigned char*)x.data + offset * ampi_type_size(x.dtype);
-            chunks[next].dtype = ampi_dtype(x.dtype);
+            chunks[next].dtype = ampi_dtype_or_f32(x.dtype);
             chunks[next].offset = offset;
             chunks[next].n = (uint32_t)ampi_min_size(left, AMPI_CUDA_CHUNK);
             chunks[next].tensor = i;
@@ -6489,7 +6489,7 @@ AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t 
 }
 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
-AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, float* last_scale, int* hit,
+AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale, int* hit,
                                          const amp_exec* exec) {
     ampi_cuda_scaler_block block;
     int i;
@@ -6510,7 +6510,7 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, co
     int hit;
     amp_result r;
     if (!s || !host) return ampi_cuda_missing(exec, "amp_cuda_scaler_read", s ? "host" : "the scaler");
-    r = ampi_cuda_scaler_read(s, host, &last_scale, &hit, exec);
+    r = ampi_cuda_scaler_fetch(s, host, &last_scale, &hit, exec);
     return r == AMP_OK ? ampi_scaler_limits(host, hit) : r;
 }
 
@@ -6880,7 +6880,7 @@ AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     d.m = p->m;
     d.v = p->v;
     d.low_dtype = p->low_dtype;
-    d.grad_dtype = ampi_dtype(p->grad_dtype);
+    d.grad_dtype = ampi_dtype_or_f32(p->grad_dtype);
     d.group = p->group;
     if (d.grad_dtype == AMP_F32) wide |= (uintptr_t)p->grad;
     else narrow |= (uintptr_t)p->grad;
@@ -7028,7 +7028,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
 }
 
 /* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
-AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends, const amp_exec* exec,
+AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends, const amp_exec* exec,
                                             const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
@@ -7063,7 +7063,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scal
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {
-    return ampi_cuda_optimizer_step(o, s, 0, exec, "amp_cuda_optimizer_step");
+    return ampi_cuda_optimizer_launch(o, s, 0, exec, "amp_cuda_optimizer_step");
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
@@ -7104,7 +7104,7 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
+AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
                                              const amp_exec* exec, const char* place) {
     amp_result r = ampi_optimizer_check_state(state, &o->host.logger, place);
     if (r != AMP_OK) return r;
@@ -7114,7 +7114,7 @@ AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_opt
                                             const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
     if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
-    return ampi_cuda_optimizer_write(o, state, 0, exec, place);
+    return ampi_cuda_optimizer_put(o, state, 0, exec, place);
 }
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_set_lr";
@@ -7122,7 +7122,7 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     memset(&state, 0, sizeof state);
     state.lr = lr;
-    return ampi_cuda_optimizer_write(o, &state, 1, exec, place);
+    return ampi_cuda_optimizer_put(o, &state, 1, exec, place);
 }
 
 /* ======================================================================================== */
@@ -7134,7 +7134,7 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
 AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, const amp_allocator* a) {
     const amp_logger* logger = exec->logger;
     amp_cuda* c;
-    amp_result r = ampi_cuda_create(&c, (const amp_cuda_desc*)desc, logger, a);
+    amp_result r = ampi_cuda_make(&c, (const amp_cuda_desc*)desc, logger, a);
     if (r != AMP_OK) return r;
     c->trusted = 1;
     *exec = c->exec;
@@ -7287,7 +7287,7 @@ AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
                                            const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = ampi_cuda_optimizer_step(own->optimizer, own->scaler, 1, exec, "amp_cuda_optimizer_step");
+    amp_result r = ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec, "amp_cuda_optimizer_step");
     if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);
     return r;
 }
@@ -7296,7 +7296,7 @@ AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     int hit;
     amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
-    if (r == AMP_OK) r = ampi_cuda_scaler_read(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
+    if (r == AMP_OK) r = ampi_cuda_scaler_fetch(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
     if (r != AMP_OK) return r;
     t->last.overflow = t->scaler.info;
     ampi_cuda_training_note(t);
