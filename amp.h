@@ -61,15 +61,16 @@
    AMP_LOG_DEFAULT. In C++ {} works where a desc is expected.
    Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless bytes are named.
    Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp large operators use
-   threads; a process forked after that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the
-   child.
+   threads, in the caller's floating-point environment. A process forked after that hangs in GNU's OpenMP: fork before,
+   or call omp_set_num_threads(1) in the child.
    GPUs.      amp_cuda.cuh has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
    parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
-   Floating-point exceptions, where a host unmasks them: steps, evaluation, predictions, statistics, gradient checks and
-   saturating casts mask them and leave no flag. Other functions raise what IEEE 754 says; a convolution may also raise
-   for sums that it does not store.
+   Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation, predictions, statistics,
+   gradient checks and saturating casts mask them and leave no flag. mask_exceptions in amp_exec and amp_convert_desc
+   does so for one call of a loop of your own, where a loss scale that is too high overflows. Other functions raise what
+   IEEE 754 says; a convolution may also raise for sums that it does not store.
    Include it with quotes: <amp.h> is another header on Windows (C++ AMP). */
 
 #ifndef AMPI_PASS    /* see impl-vector */
@@ -204,6 +205,7 @@ typedef struct amp_exec {
     void*  stream;          /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;         /* the backend's own, set by a model or amp_cuda_exec; else NULL */
     amp_sums sums;
+    int    mask_exceptions; /* 1 = floating-point exceptions of the CPU are masked for the call, and leave no flag */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -281,6 +283,7 @@ typedef struct amp_convert_desc {
     uint64_t     offset;     /* element i uses stream position offset + i */
     size_t*      saturated;  /* NULL, or a counter to which clamped elements are added */
     const amp_logger* logger;
+    int          mask_exceptions;  /* as in amp_exec; saturate masks them too */
 } amp_convert_desc;
 /* amp_convert with options. */
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
@@ -1640,16 +1643,27 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #define AMPI_PARALLEL_MIN 65536u
 /* Loops run over chunks of a fixed size, so bits do not depend on the number of threads. PARALLEL_FOR has its `for`,
    over an int64_t, twice, since a region costs time even where its `if` is false. PARALLEL_ORDERED: threads
-   share `work`; the rest they do in the loop's order. */
+   share `work`; the rest they do in the loop's order. In a REGION each thread has the caller's floating-point
+   environment, with the exceptions that it masks. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #include <omp.h>
   #define AMPI_PRAGMA(x) _Pragma(#x)
+  #define AMPI_REGION(...) { \
+        fenv_t caller_; \
+        fegetenv(&caller_); \
+        AMPI_PRAGMA(omp parallel) { \
+            fenv_t own_; \
+            fegetenv(&own_); \
+            if (omp_get_thread_num() > 0) fesetenv(&caller_); \
+            __VA_ARGS__; \
+            if (omp_get_thread_num() > 0) fesetenv(&own_); \
+        } }
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
-        if (condition) { AMPI_PRAGMA(omp parallel for schedule(static)) __VA_ARGS__; } else { __VA_ARGS__; } } while (0)
+        if (condition) AMPI_REGION(AMPI_PRAGMA(omp for schedule(static)) __VA_ARGS__) else { __VA_ARGS__; } } while (0)
   #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) do { \
-        if (condition) { AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered) \
-            head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } } \
-        } else { head { work; __VA_ARGS__; } } } while (0)
+        if (condition) AMPI_REGION(AMPI_PRAGMA(omp for schedule(static, 1) ordered) \
+            head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } }) \
+        else { head { work; __VA_ARGS__; } } } while (0)
 #else
   #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
   #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) head { work; __VA_ARGS__; }
@@ -1936,6 +1950,14 @@ AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_resu
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
+
+/* Every operator computes between these two, behind its checks. Exceptions that exec masks are as they were at the end,
+   where DONE_OP returns AMP_OK. */
+#define AMPI_COMPUTE_OP \
+    fenv_t floats; \
+    const int masked = exec && exec->mask_exceptions; \
+    if (masked) feholdexcept(&floats)
+#define AMPI_DONE_OP do { if (masked) fesetenv(&floats); return AMP_OK; } while (0)
 
 /* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above U+10FFFF are not. */
 AMPI_FN int ampi_is_utf8(const char* text) {
@@ -4672,19 +4694,20 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
 AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
         size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
     ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
+    const int masked = job.desc.saturate || job.desc.mask_exceptions;
     fenv_t floats;
     size_t i, clamped = 0;
     AMPI_TRY(ampi_convert_check(&job, dst_ld, src_ld, rows, cols));
     if (cols > 0 && dst_ld == cols && src_ld == cols) { cols *= rows; rows = rows > 0; }
     job.n = cols;
     job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
-    if (job.desc.saturate) feholdexcept(&floats);
+    if (masked) feholdexcept(&floats);
     for (i = 0; cols > 0 && i < rows; i++, job.desc.offset += cols) {
         job.dst = (char*)dst + i * dst_ld * job.to;
         job.src = (const char*)src + i * src_ld * job.from;
         clamped += ampi_convert_blocks(&job);
     }
-    if (job.desc.saturate) fesetenv(&floats);
+    if (masked) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
     return AMP_OK;
 }
@@ -5316,9 +5339,10 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
     AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b, b_dtype,
         beta, c, c_dtype));
     if (full.m == 0 || full.n == 0) return AMP_OK;
+    AMPI_COMPUTE_OP;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
     else ampi_gemm_batch_run(&first, &full, exec);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Does a call add to dx, and to the parameters' gradients? Below 0: to the latter only. */
@@ -5404,9 +5428,10 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
                            AMPI_NO_REF, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
+    AMPI_COMPUTE_OP;
     ampi_linear_y(&s, &t, n, in, out);
     ampi_gemm_run(&s, exec);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks the operands, then computes the wanted ones of two products and a sum of columns. */
@@ -5417,11 +5442,12 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
                            { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
+    AMPI_COMPUTE_OP;
     if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (db) AMPI_PARALLEL_FOR(out > 256 && n * out >= AMPI_PARALLEL_MIN,
         for (int64_t o = 0; o < (int64_t)out; o += 256) ampi_linear_db_chunk(&t, n, out, (size_t)o));
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* >>impl-conv   Convolution: three products whose B is an im2col matrix, see impl-kernels;
@@ -5851,9 +5877,10 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
+    AMPI_COMPUTE_OP;
     ampi_conv2d_y(&v, &c, &t);
     ampi_convolution_run(&v, exec);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks the operands, then computes those of dx, dw and db that are wanted. */
@@ -5865,6 +5892,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
+    AMPI_COMPUTE_OP;
     if (dx) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw) {
         ampi_conv2d_dw(&v, &c, &t);
@@ -5872,7 +5900,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     }
     if (db) AMPI_PARALLEL_OVER(c.y_count,
         for (int64_t o = 0; o < c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 AMPI_COMPILE_WELL
@@ -6639,8 +6667,9 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
     AMPI_CHECK("pool2d", n, list);
+    AMPI_COMPUTE_OP;
     ampi_pool_all(&p, list, 0);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks shape and operands, then gives dy to dx plane by plane. */
@@ -6652,8 +6681,9 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
                                    AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
     AMPI_CHECK("pool2d backward", n, list);
+    AMPI_COMPUTE_OP;
     if (dx) ampi_pool_all(&p, list, 1);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* >>impl-elementwise Operators element by element: activations, terms of losses, dropout, sum,
@@ -6791,8 +6821,9 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation", n, list);
+    AMPI_COMPUTE_OP;
     ampi_activation_run((int)f, list, n, exec);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks the operands, then multiplies dy by the slope in tiles. */
@@ -6803,8 +6834,9 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
         AMPI_ARG(saved, st, AMPI_IN, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation backward", n, list);
+    AMPI_COMPUTE_OP;
     ampi_activation_run(AMPI_SLOPE | (int)f, list, n, exec);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
@@ -6831,6 +6863,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     AMPI_CHECK("dropout", n, list);
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
@@ -6841,7 +6874,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
             ampi_padded(count));
         ampi_store(&list[AMPI_ARG_Y], start, v, count);
     });
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
@@ -6849,8 +6882,9 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
     const ampi_argument list[] = {
         AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
     AMPI_CHECK("add", n, list);
+    AMPI_COMPUTE_OP;
     ampi_elements(AMPI_ADD, 0.0f, list, n);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Refuses columns [column, column + d) that lie outside of d_total. */
@@ -6869,10 +6903,11 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, voi
     AMPI_CHECK("concat", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
         amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt, ampi_at(x, xt, (size_t)i * d), xt,
             d));
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks, then copies row by row, or adds in tiles. */
@@ -6884,6 +6919,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
     AMPI_CHECK("concat backward", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
@@ -6895,7 +6931,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
             ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
         }
     });
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* >>impl-rows   Operators over rows: batch norm, layer norm, softmax.
@@ -7377,8 +7413,9 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         AMPI_ARG(running_var, AMP_F32, running, p.channels) };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     AMPI_CHECK("batch norm", n, list);
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
@@ -7421,8 +7458,9 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
     AMPI_CHECK("batch norm backward", n, list);
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* --- layer norm --- */
@@ -7463,9 +7501,10 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
         "layer norm: eps %g must be greater than 0 and finite", (double)eps);
+    AMPI_COMPUTE_OP;
     f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx, if
@@ -7558,10 +7597,11 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     AMPI_CHECK("layer norm backward", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
+    AMPI_COMPUTE_OP;
     for (size_t start = 0; sums && start < d; start += columns)
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
     if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* --- softmax --- */
@@ -7631,8 +7671,9 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
     AMPI_CHECK("softmax", all, list);
+    AMPI_COMPUTE_OP;
     if (d > 0) ampi_rows_all(ampi_softmax_rows, &f);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* dx = y * (dy - sum(dy * y)). */
@@ -7663,8 +7704,9 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
         AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
     const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
     AMPI_CHECK("softmax backward", all, list);
+    AMPI_COMPUTE_OP;
     if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy
@@ -7749,10 +7791,11 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
     AMPI_CHECK("softmax cross-entropy", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
     ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* Checks, then writes the gradient of each row. */
@@ -7766,9 +7809,10 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     AMPI_CHECK("softmax cross-entropy backward", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_TRY(ampi_check_mean(exec, "softmax cross-entropy backward", n, weight));
+    AMPI_COMPUTE_OP;
     f.factor = ampi_loss_factor(loss_scale, weight, n);
     if (dlogits) ampi_rows_all(ampi_softmax_rows, &f);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* The mean of an element-wise loss, summed in AMPI_PARTS parts of whole tiles. */
@@ -7780,6 +7824,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
+    AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
@@ -7794,7 +7839,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
     ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 /* The gradient of an element-wise loss. */
@@ -7804,9 +7849,10 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
+    AMPI_COMPUTE_OP;
     float factor = ampi_loss_factor(loss_scale, weight, n);
     ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
-    return AMP_OK;
+    AMPI_DONE_OP;
 }
 
 #define AMPI_LOSS(name, kind, words) \
@@ -8921,10 +8967,14 @@ AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, si
     ampi_saturate(low, t, n);
 }
 
-/* Writes the low copies of all masters. */
+/* Writes the 16-bit copies of all masters, saturated; leaves no flag, as saturating casts do. */
 AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
+    fenv_t floats;
+
+    feholdexcept(&floats);
     for (const amp_param* p = o->params; p < o->params + o->count; p++)
         if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
+    fesetenv(&floats);
 }
 
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
@@ -9081,12 +9131,16 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     const int kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
                      : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
     ampi_step step = { o->params, updates, kind, 0, info, 0.0, 0.0 };
+    fenv_t floats;
+
+    feholdexcept(&floats);  /* an update that overflows is counted, not trapped */
     for (int i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
         if (o->groups[i].frozen) o->state.frozen_steps[i]++;
     o->state.step++;
+    fesetenv(&floats);
 }
 
 /* The state, which the caller may have written. */
@@ -12343,7 +12397,7 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
     size_t beyond = 0;
-    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0, &beyond, NULL };
+    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0, &beyond, NULL, 0 };
 
     if (e->dtype != type) AMPI_TRY(amp_convert_with(data, type, data, e->dtype, to->count, &how));
     if (beyond > 0)

@@ -2,6 +2,7 @@
    one thread and with several. check.sh also runs it under ThreadSanitizer. Without -fopenmp it has nothing to say. */
 #include "../amp.h"
 #include "test.h"
+#include <fenv.h>
 #ifdef _OPENMP
   #include <omp.h>
 
@@ -224,6 +225,33 @@ static void test_threads_and_batches(void) {
     }
 }
 
+/* All threads compute in the floating-point environment of the caller, masks and rounding, and keep their own. */
+static void test_threads_take_the_environment(void) {
+    enum { N = 256 * 1024 };
+    static float one[N], tiny[N], sum[N];
+    int i, pass, others = 0;
+    for (i = 0; i < N; i++) { one[i] = 1.0f; tiny[i] = 1e-30f; }
+    omp_set_num_threads(4);
+#pragma omp parallel
+    {
+#pragma omp atomic
+        others += omp_get_num_threads() != 4;
+    }
+    for (pass = 0; pass < 2; pass++) {
+        const float expected = pass ? 1.0f : 1.00000012f;
+        fesetround(pass ? FE_TONEAREST : FE_UPWARD);
+        CHECK(amp_add_forward(one, AMP_F32, tiny, AMP_F32, sum, AMP_F32, N, NULL) == AMP_OK);
+        fesetround(FE_TONEAREST);
+        for (i = 0; i < N; i++) others += sum[i] != expected;
+    }
+    CHECK_MSG(others == 0, "%d sums", others);
+#pragma omp parallel
+    {
+#pragma omp critical
+        CHECK(fegetround() == FE_TONEAREST);
+    }
+}
+
 /* The least seconds of many turns: of a parallel region whose condition is false, or of a small operator. */
 static double least_seconds(int small) {
     static float x[64];
@@ -257,6 +285,7 @@ static void test_small_calls_enter_no_region(void) {
 #else
 static void test_small_calls_enter_no_region(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_batches(void) { TEST_SKIP("no OpenMP"); }
+static void test_threads_take_the_environment(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
 #endif
@@ -267,5 +296,6 @@ int main(int argc, char** argv) {
     TEST(test_threads_and_convolutions);
     TEST(test_threads_and_batches);
     TEST(test_small_calls_enter_no_region);
+    TEST(test_threads_take_the_environment);
     TEST_END();
 }
