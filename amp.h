@@ -497,7 +497,15 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
    O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
    reads: what backward reads of the forward pass.
-   shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone). */
+   shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone).
+   To add an operator:
+     1. a row at the end of this list: append only, as numbers stand in checkpoints
+     2. its two functions on raw pointers in >>ops, and their entries in amp_backend
+     3. its cases in the forward and the backward switch of impl-train
+     4. the call that builds it, in >>model
+     5. its rule in other styles, in AMP_STYLE_RULES, where that differs
+     6. kernels and table entries in amp_cuda.cuh
+     7. tests: test_ops.c, test_model.c, the lists of test_policy.c, emu/test_cuda_nn.cpp */
 #define AMP_OP_LIST(X) \
     X(INPUT,      "input",      FOLLOW,  FOLLOW,  DATA,   NONE,   NONE) \
     X(CONV2D,     "conv2d",     LOW,     LOW,     MATRIX, INPUT,  NONE) \

@@ -68,7 +68,8 @@ static amp_rule rule_of(char letter) {
 static void test_levels(void) {
     static const amp_dtype types[] = { AMP_DTYPE_DEFAULT, AMP_F16, AMP_BF16 };
     int level, t, i;
-    CHECK((int)OPS == (int)AMP_OP_COUNT);
+    CHECK_MSG((int)OPS == (int)AMP_OP_COUNT, "the tables above have %d operators, AMP_OP_LIST has %d: add a row to each table",
+        (int)OPS, (int)AMP_OP_COUNT);
     for (level = 0; level <= 3; level++)
         for (t = 0; t < 3; t++) {
             amp_policy_desc d = level_desc((amp_level)level);
