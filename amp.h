@@ -470,7 +470,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
 
 /* Each forward writes the mean loss of the batch to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
    (*loss_scale) * weight * loss, weight finite; NULL = 1; on a GPU the scale lies on the device. With a scaler of your
-   own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
+   own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s: not 1/n, which the mean has divided by. */
 
 /* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): a target
    is (1-smoothing) on the label plus smoothing/K everywhere. */

@@ -64,7 +64,8 @@ static float crossentropy_forward(float* probs, const int32_t* targets) {
     return loss;
 }
 
-/* dlogits = dloss * (probs - one-hot target) */
+/* dlogits = dloss * (probs - one-hot target): the gradient of a sum, so the loop gives 1/B. With
+   amp_softmax_cross_entropy_backward, the gradient of a mean, it gives 1. */
 static void crossentropy_backward(real* dlogits, const float* probs, const int32_t* targets, float dloss) {
     for (int i = 0; i < B * CLASSES; i++)
         dlogits[i] = dloss * (probs[i] - (targets[i / CLASSES] == i % CLASSES ? 1.0f : 0.0f));
