@@ -2374,8 +2374,10 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     if (known) return (amp_isa)known;
     const char* wanted = getenv("AMP_ISA");
     amp_isa isa = ampi_best_isa();
-    for (int i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
-        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) isa = (amp_isa)i;
+    if (wanted) {
+        for (int i = AMP_ISA_SCALAR; i <= AMP_ISA_AVX512_BF16; i++)
+            if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) isa = (amp_isa)i;
+    }
     AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
     return isa;
 }
@@ -2554,7 +2556,8 @@ AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float
     uint32_t hard = 0;
     for (int l = 0; l < 16; l++)
         hard |= ampi_hard32(ampi_magnitude(src[l]), 113u << 23, (143u << 23) - 1u);
-    for (int l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
+    if ((hard >> 31) != 0u)
+        for (int l = 0; l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
     if (hard >> 31) return;
     for (int l = 0; l < 16; l++) {
         uint32_t u = ampi_bits(src[l]), mag = u & 0x7fffffffu;
@@ -4369,8 +4372,10 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
             direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
             moved[l] = ampi_fma(hw, u.step, direction[l], x.w * u.decay);
         }
-        for (l = 0; kind == AMPI_LAMB_DIRECTION && l < width; l++)
-            g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+        if (kind == AMPI_LAMB_DIRECTION) {
+            for (l = 0; l < width; l++)
+                g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+        }
         if (kind == AMPI_LAMB_DIRECTION) continue;
         new_w = AMPI_K(load_reg)(moved, AMP_F32);
         if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above_reg)(new_v, finite))) {
@@ -4660,8 +4665,10 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int64_t blocks = (int64_t)ampi_div_up(job->n, job->block);
     size_t clamped = 0;
     int64_t i;
-    for (i = 0; alone && i < blocks; i++)
-        clamped += ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
+    if (alone) {
+        for (i = 0; i < blocks; i++)
+            clamped += ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
+    }
     if (alone) return clamped;
     AMPI_PARALLEL_OVER(job->n, for (i = 0; i < blocks; i++) ampi_convert_block(job, (size_t)i));
     return 0;
@@ -4710,10 +4717,12 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
     job.n = cols;
     job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
     if (masked) feholdexcept(&floats);
-    for (i = 0; cols > 0 && i < rows; i++, job.desc.offset += cols) {
-        job.dst = (char*)dst + i * dst_ld * job.to;
-        job.src = (const char*)src + i * src_ld * job.from;
-        clamped += ampi_convert_blocks(&job);
+    if (cols > 0) {
+        for (i = 0; i < rows; i++, job.desc.offset += cols) {
+            job.dst = (char*)dst + i * dst_ld * job.to;
+            job.src = (const char*)src + i * src_ld * job.from;
+            clamped += ampi_convert_blocks(&job);
+        }
     }
     if (masked) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
@@ -4815,7 +4824,8 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
             elements += chunk.n;
         }
         AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context, &wave[i]));
-        for (int64_t i = 0; combine && i < n; i++) combine(context, &wave[i]);
+        if (combine)
+            for (int64_t i = 0; i < n; i++) combine(context, &wave[i]);
     }
 }
 
@@ -6969,7 +6979,8 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
-    for (size_t l = 0; !r->v->data && l < ampi_padded(n); l++) r->tile[l] = r->missing;
+    if (!r->v->data)
+        for (size_t l = 0; l < ampi_padded(n); l++) r->tile[l] = r->missing;
     r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
@@ -7093,8 +7104,10 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
         const double center = s->sum[r];
         double sum[AMPI_LANES], dot[AMPI_LANES];
-        for (l = 0; sums && l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l] + 0.0;
-        for (l = 0; dots && l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
+        if (sums)
+            for (l = 0; l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l] + 0.0;
+        if (dots)
+            for (l = 0; l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
         if (terms == AMPI_DOT) ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
         for (i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
@@ -7292,24 +7305,28 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     size_t c, i, k, n, at;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
-    for (i = 0; p->spatial == 1 && i < p->n; i++) {
-        const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
-        const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
-        ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
+    if (p->spatial == 1) {
+        for (i = 0; i < p->n; i++) {
+            const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
+            const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
+            ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
+        }
     }
-    for (c = 0; p->spatial > 1 && c < g->width; c++) {
-        q.mean = &g->mean[c];
-        for (i = 0; i < p->n; i += p->planes)
-            for (k = 0; k < p->spatial; k += AMPI_TILE) {
-                const float *u, *v;
-                n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
-                at = i * size + (g->first + c) * p->spatial + k;
-                v = ampi_bn_tile(p, &x, at, n);
-                u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
-                ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
-            }
-        g->sum[c] = s.sum[0];
-        g->dot[c] = s.dot[0];
+    if (p->spatial > 1) {
+        for (c = 0; c < g->width; c++) {
+            q.mean = &g->mean[c];
+            for (i = 0; i < p->n; i += p->planes)
+                for (k = 0; k < p->spatial; k += AMPI_TILE) {
+                    const float *u, *v;
+                    n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
+                    at = i * size + (g->first + c) * p->spatial + k;
+                    v = ampi_bn_tile(p, &x, at, n);
+                    u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
+                    ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
+                }
+            g->sum[c] = s.sum[0];
+            g->dot[c] = s.dot[0];
+        }
     }
 }
 
@@ -7323,11 +7340,13 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     float v[AMPI_LANES];
     size_t c, l;
     if (n == 1) ampi_bn_read(f, g, AMPI_ARG_X, 0.0f, g->mean);
-    for (c = 0; n > 1 && c < g->width; c++) {
-        double sum = 0.0;
-        ampi_load_f32(v, x->data, x->dtype, (g->first + c) * f->p.spatial, n);
-        for (l = 0; l < n; l++) sum += (double)v[l];
-        g->mean[c] = (float)(sum / (double)n);
+    if (n > 1) {
+        for (c = 0; c < g->width; c++) {
+            double sum = 0.0;
+            ampi_load_f32(v, x->data, x->dtype, (g->first + c) * f->p.spatial, n);
+            for (l = 0; l < n; l++) sum += (double)v[l];
+            g->mean[c] = (float)(sum / (double)n);
+        }
     }
     if (ampi_dtype_or_f32(x->dtype) != AMP_F32) {
         ampi_store_f32(rounded, low, 0, g->mean, g->width);
@@ -7379,9 +7398,11 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     }
     ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->width);
     ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
-    for (c = 0; f->training && f->p.momentum != 0.0f && c < g->width; c++)
-        ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum, g->mean[c],
-            (float)(g->dot[c] / (values - 1.0)));
+    if (f->training && f->p.momentum != 0.0f) {
+        for (c = 0; c < g->width; c++)
+            ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum, g->mean[c],
+                (float)(g->dot[c] / (values - 1.0)));
+    }
 }
 /* y of a group from x, or with q->a dx from dy and x. arg: where x stands, or dy if frozen. */
 AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
@@ -7538,9 +7559,11 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
             if (with_dx) q.gamma = ampi_read(&gamma, start + i, n, n);
             if (with_dx) ampi_sum_rows(AMPI_DOT, &s, g, v, &q, rows, n, i > 0);
         }
-        for (r = 0; with_dx && r < rows; r++) {
-            a[r] = (float)(s.sum[r] / (double)f->d);
-            b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
+        if (with_dx) {
+            for (r = 0; r < rows; r++) {
+                a[r] = (float)(s.sum[r] / (double)f->d);
+                b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
+            }
         }
         if (with_dx)
             ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, f->add);
@@ -7606,8 +7629,10 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
     AMPI_COMPUTE_OP;
-    for (size_t start = 0; sums && start < d; start += columns)
-        ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
+    if (sums) {
+        for (size_t start = 0; start < d; start += columns)
+            ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
+    }
     if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
     AMPI_DONE_OP;
 }
@@ -7664,9 +7689,11 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
         float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
         ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
-        for (r = 0; f->labels && r < rows; r++) {
-            const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
-            if (label < n) y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
+        if (f->labels) {
+            for (r = 0; r < rows; r++) {
+                const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
+                if (label < n) y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
+            }
         }
         ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
@@ -9031,21 +9058,23 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     ampi_update_overflow over;
     size_t n;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
-    for (size_t i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
-        float *w = w_tile, *g = g_tile;
-        n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-        if (p->master) w = p->master + i;
-        else ampi_load_f32(w, p->low, p->low_dtype, i, n);
-        if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
-        else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        over.base = i;
-        kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
-        if (direction) {
-            kernels->add_squares(&c->sum, w, AMP_F32, n);
-            kernels->add_squares(&c->sum2, g, AMP_F32, n);
-        } else if (p->master && p->low && over.held + over.saturated > 0)
-            ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
-        else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+    if (!u->frozen) {
+        for (size_t i = c->offset; i < c->offset + c->n; i += n) {
+            float *w = w_tile, *g = g_tile;
+            n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
+            if (p->master) w = p->master + i;
+            else ampi_load_f32(w, p->low, p->low_dtype, i, n);
+            if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
+            else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
+            over.base = i;
+            kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
+            if (direction) {
+                kernels->add_squares(&c->sum, w, AMP_F32, n);
+                kernels->add_squares(&c->sum2, g, AMP_F32, n);
+            } else if (p->master && p->low && over.held + over.saturated > 0)
+                ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
+            else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+        }
     }
     ampi_kernels_end();
     c->inf = over.held;
@@ -9321,10 +9350,12 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
         else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);  /* product and difference round apart */
-        for (size_t i = 0; i < count && how->constants; i += here) {
-            const float* mean = how->constants + (at + i) / how->pixels % how->channels;
-            here = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-            for (size_t k = i; k < i + here; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+        if (how->constants) {
+            for (size_t i = 0; i < count; i += here) {
+                const float* mean = how->constants + (at + i) / how->pixels % how->channels;
+                here = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
+                for (size_t k = i; k < i + here; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+            }
         }
         ampi_store_f32(dst, to, at, x, count);
     }
@@ -9834,10 +9865,12 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "%d x %d x %d for a batch "
         "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
-    for (int c = 0; c < d->channels && (d->mean || d->std); c++)
-        AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
-            || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
-            "finite, and std above 0", c);
+    if (d->mean || d->std) {
+        for (int c = 0; c < d->channels; c++)
+            AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
+                || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
+                "finite, and std above 0", c);
+    }
     const size_t count = (size_t)d->channels;
     ampi_set_shape(n, d->channels, d->height, d->width);
     n->reading.channels = count;
@@ -10107,10 +10140,12 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
    no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
     AMPI_EACH_NODE(user)
-        for (int j = 0; j < user->input_count && !ampi_is(user, FLATTEN); j++) {
-            ampi_node* n = ampi_source(user->inputs[j]);
-            const amp_dtype t = user->layer.compute_dtype;
-            n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
+        if (!ampi_is(user, FLATTEN)) {
+            for (int j = 0; j < user->input_count; j++) {
+                ampi_node* n = ampi_source(user->inputs[j]);
+                const amp_dtype t = user->layer.compute_dtype;
+                n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
+            }
         }
     AMPI_EACH_NODE(n) {
         amp_dtype* t = &n->layer.storage_dtype;
@@ -10212,16 +10247,18 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
             if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
         }
-        for (int j = 0; j < n->input_count && !ampi_is(n, FLATTEN); j++) {
-            ampi_node* in = n->reads[j];
-            const size_t bytes = ampi_value_bytes(m, in);
-            ampi_live_range_use(ampi_live_data(in), n->time, bytes);
-            if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
-            if (!n->on_loss_path || !in->needs_grad) continue;  /* the backward pass hands it no gradient */
-            ampi_live_range_use(ampi_live_grad(in), back, bytes);
-            ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
-            if (in->grad_written) ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
-            in->grad_written = 1;
+        if (!ampi_is(n, FLATTEN)) {
+            for (int j = 0; j < n->input_count; j++) {
+                ampi_node* in = n->reads[j];
+                const size_t bytes = ampi_value_bytes(m, in);
+                ampi_live_range_use(ampi_live_data(in), n->time, bytes);
+                if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
+                if (!n->on_loss_path || !in->needs_grad) continue;  /* the backward pass hands it no gradient */
+                ampi_live_range_use(ampi_live_grad(in), back, bytes);
+                ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
+                if (in->grad_written) ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
+                in->grad_written = 1;
+            }
         }
     }
 }
@@ -10417,8 +10454,10 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
                 2 * n->reading.channels * sizeof(float));
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
-        for (int c = n->layer.channels; n->running && c < 2 * n->layer.channels; c++)
-            AMPI_RUN(copy_in, n->running + c, &one, sizeof one);
+        if (n->running) {
+            for (int c = n->layer.channels; c < 2 * n->layer.channels; c++)
+                AMPI_RUN(copy_in, n->running + c, &one, sizeof one);
+        }
     }
     return AMP_OK;
 }
@@ -11205,11 +11244,13 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     AMPI_RUN(copy_out, m->held, held->base, held->bytes);
     AMPI_EACH_NODE(n) {
         const unsigned char* own = n->norm.held ? m->held + (n->norm.held - (unsigned char*)held->base) : NULL;
-        for (size_t c = 0; own && c < (size_t)n->layer.channels; c++) {
-            if (!own[c]) continue;
-            if (!first) channel = c;
-            if (!first) first = n;
-            info->held_statistics++;
+        if (own) {
+            for (size_t c = 0; c < (size_t)n->layer.channels; c++) {
+                if (!own[c]) continue;
+                if (!first) channel = c;
+                if (!first) first = n;
+                info->held_statistics++;
+            }
         }
     }
 
@@ -11487,15 +11528,17 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     if (!data->read) AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
     f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
     int missing = !f->order;
-    for (int i = 0; !data->read && i < AMPI_ARRAYS; i++) {
-        const ampi_node* n = ampi_array_node(m, i);
-        if (!n) continue;
-        AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
-            ampi_array_name(i), n->index);
-        f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
-                      : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype) : ampi_target_size(n) * 4;
-        if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
-        missing |= f->bytes[i] && !f->buffers[i];
+    if (!data->read) {
+        for (int i = 0; i < AMPI_ARRAYS; i++) {
+            const ampi_node* n = ampi_array_node(m, i);
+            if (!n) continue;
+            AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
+                ampi_array_name(i), n->index);
+            f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
+                          : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype) : ampi_target_size(n) * 4;
+            if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
+            missing |= f->bytes[i] && !f->buffers[i];
+        }
     }
     if (!data->read) ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
     AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
@@ -11507,12 +11550,14 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     const int64_t n = f->data.count;
     for (int64_t i = 0; i < n; i++) f->order[i] = i;
-    for (int64_t i = n - 1; seed && i > 0; i--) {
-        const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
-        const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
-        const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
-        f->order[j] = f->order[i];
-        f->order[i] = other;
+    if (seed) {
+        for (int64_t i = n - 1; i > 0; i--) {
+            const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
+            const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
+            const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
+            f->order[j] = f->order[i];
+            f->order[i] = other;
+        }
     }
 }
 
@@ -11532,9 +11577,11 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     for (int i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
         AMPI_ARRAY(b, i) = f->buffers[i];
-        for (int k = 0; bytes && k < n; k++)
-            memcpy((char*)f->buffers[i] + (size_t)k * bytes,
-                   (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
+        if (bytes) {
+            for (int k = 0; k < n; k++)
+                memcpy((char*)f->buffers[i] + (size_t)k * bytes,
+                       (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
+        }
     }
     return AMP_OK;
 }
@@ -12345,9 +12392,11 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     AMPI_REFUSE_FILE(f->bytes < 8, "'%s' is truncated: it ends inside its first number", f->path);
     AMPI_TRY(ampi_file_get(f, length, 8));
     const uint64_t n = ampi_get(length, 8);
-    for (size_t i = 0; n > AMPI_MAX_HEADER && i < AMPI_LENGTH(foreign); i++)
-        AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0, "'%s' is %s; needed is a "
-            "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
+    if (n > AMPI_MAX_HEADER) {
+        for (size_t i = 0; i < AMPI_LENGTH(foreign); i++)
+            AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0, "'%s' is %s; needed is a "
+                "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
+    }
     AMPI_REFUSE_FILE(n < 2 || n > AMPI_MAX_HEADER, "'%s': header of %llu bytes; 2 to %u are valid", f->path,
         (ampi_ull)n, AMPI_MAX_HEADER);
     AMPI_REFUSE_FILE(n > f->bytes - 8, "'%s' is truncated: it ends inside its header", f->path);
@@ -12541,9 +12590,11 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         ampi_number_add(c, i, "frozen", &o->groups[i].frozen, 'i', AMPI_LOADED);
         ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], 's', AMPI_LOADED);
     }
-    for (int i = 0; !m && i < o->count; i++) {
-        const uint32_t group = (uint32_t)o->params[i].group;
-        hash = ampi_hash_words(hash, &group, 1);
+    if (!m) {
+        for (int i = 0; i < o->count; i++) {
+            const uint32_t group = (uint32_t)o->params[i].group;
+            hash = ampi_hash_words(hash, &group, 1);
+        }
     }
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
