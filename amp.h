@@ -4674,7 +4674,8 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     return 0;
 }
 
-/* Where n wraps, nothing uses it. */
+/* Refuses types, shapes and overlaps that a conversion does not take. n wraps only for inputs that are refused before
+   it is used. */
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
         size_t cols) {
     const amp_logger* logger = job->desc.logger;
@@ -4803,7 +4804,9 @@ typedef struct ampi_chunk {
     int      tensor;
     size_t   offset, n;
     double   sum, sum2; /* results: sums of squares */
-    uint64_t inf, nan, first; /* results of a check; first is valid if inf + nan > 0 */
+    uint64_t inf, nan;         /* results of a check */
+    uint64_t held, saturated;  /* results of an update */
+    uint64_t first;            /* the first element that any of these four counts */
 } ampi_chunk;
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
@@ -4817,7 +4820,7 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     while (tensor < t->count) {
         for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
             const size_t left = t->at(t->list, tensor).count - offset;
-            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0, 0 };
+            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0, 0, 0, 0 };
             if (left == 0) { tensor++; offset = 0; continue; }
             wave[n++] = chunk;
             offset += chunk.n;
@@ -5929,7 +5932,7 @@ AMPI_COMPILE_WELL
    minimax fits (Remez, relative error), rounded one by one, the rest fitted anew. Errors: the largest over every third
    float against libm's doubles, in units of the last place. */
 
-/* Of condition 1 all ones, of 0 all zeros; ones take a, zeros b. */
+/* mask: all ones if the condition is 1, else all zeros. select: a where the mask is ones, b elsewhere. */
 AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
 AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & mask);
@@ -6090,7 +6093,8 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(op, n, list) AMPI_TRY(ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
-/* How far ahead, in bytes, loops over rows of n floats prefetch. */
+/* How far ahead, in bytes, loops over rows of n floats prefetch: 0 for short rows, which processors prefetch
+   themselves. */
 AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
 /* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
    gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
@@ -6150,7 +6154,8 @@ AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d -
 
 /* Places in a call's list: what it reads, its result (dx of a gradient), what it reads besides, then those of norms. */
 enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
-       AMPI_ARG_DBETA, AMPI_ARG_BETA = AMPI_ARG_DY };
+       AMPI_ARG_DBETA,
+       AMPI_ARG_BETA = 2 };  /* of norms' forward calls, which have no dy */
 
 /* May kernels run on an operand itself: floats in rows of whole groups of lanes? */
 AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
@@ -6361,7 +6366,7 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
     ampi_kernels_end();
 }
 
-/* The larger one; y if equal or a NaN, unless x is a NaN. */
+/* The larger of x and y. If they are equal, or y alone is a NaN, it is y; a NaN in x is x. */
 AMPI_INLINE float ampi_pool_larger(float x, float y) {
     const int nan = (int32_t)ampi_magnitude(x) > 0x7f800000;
     return ((x > y) | nan) ? x : y;
@@ -6857,7 +6862,8 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     AMPI_DONE_OP;
 }
 
-/* Elements [i, i + n) of a result from v, in whole groups of lanes; added to what is there if `add`. */
+/* Stores elements [i, i + n) of a result, at most AMPI_ROWS_TILE, from v; if `add`, v is overwritten with the sum of
+   both first. */
 AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
     AMPI_ALIGNED float old[AMPI_ROWS_TILE];
     if (add) ampi_elementwise(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
@@ -7000,6 +7006,16 @@ typedef struct ampi_row_args {
     int statistics_by_column, params_by_column;
     float base, factor;
 } ampi_row_args;
+
+/* Arguments with a mean and a scale (or NULL) for each row or column; all else is absent or 0. */
+AMPI_INLINE ampi_row_args ampi_row_args_of(const float* mean, const float* scale) {
+    ampi_row_args q;
+    AMPI_CLEAR(q);
+    q.mean = mean;
+    q.scale = scale;
+    return q;
+}
+
 /* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its first column. */
 typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
 /* An operand of a row as lanes: its elements if it has one for each column, else one value in
@@ -7177,6 +7193,17 @@ typedef struct ampi_rows {
     const int32_t* labels;  /* of a loss; NULL: softmax alone */
     float smoothing, factor;
 } ampi_rows;
+
+/* Rows of a call without parameters, losses or accumulation. */
+AMPI_FN ampi_rows ampi_rows_of(const ampi_argument* list, size_t rows, size_t d) {
+    ampi_rows f;
+    AMPI_CLEAR(f);
+    f.list = list;
+    f.rows = rows;
+    f.d = d;
+    return f;
+}
+
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
 typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
 /* Runs `work` over all rows, as many at a time as a tile holds. */
@@ -7202,7 +7229,7 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
     ampi_store_added(y, i, v, n, add);
 }
 
-/* y of rows of d elements from element `at` on, or dx if q has a, added to what is there if `add`. gamma and beta are
+/* Writes dx if q->a is set, else y, of rows of d elements from element `at` on; adds to what is there if `add`. gamma and beta are
    of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
         const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
@@ -7300,11 +7327,12 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
-    ampi_row_args q = { g->mean, NULL, NULL, NULL, NULL, NULL, 1, 0, 0.0f, 0.0f };
+    ampi_row_args q = ampi_row_args_of(g->mean, NULL);
     ampi_row_sums s;
     size_t c, i, k, n, at;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    q.statistics_by_column = 1;
     if (p->spatial == 1) {
         for (i = 0; i < p->n; i++) {
             const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
@@ -7419,7 +7447,9 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
 /* The forward pass of one group of channels: statistics, then the result. */
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
-    ampi_row_args q = { g.mean, g.scale, NULL, NULL, g.gamma, g.beta, 0, 0, 0.0f, 0.0f };
+    ampi_row_args q = ampi_row_args_of(g.mean, g.scale);
+    q.gamma = g.gamma;
+    q.beta = g.beta;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_statistics(f, &g);
     ampi_bn_read(f, &g, AMPI_ARG_BETA, 0.0f, g.beta);
@@ -7454,7 +7484,9 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const double values = (double)f->p.n * (double)f->p.spatial;
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
-    ampi_row_args q = { g.mean, g.scale, g.a, g.b, NULL, NULL, 0, 0, 0.0f, 0.0f };
+    ampi_row_args q = ampi_row_args_of(g.mean, g.scale);
+    q.a = g.a;
+    q.b = g.b;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
     ampi_bn_read(f, &g, AMPI_ARG_INVSTD, 0.0f, g.scale);
@@ -7497,12 +7529,13 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 /* Layer norm of `rows` rows from `row` on: mean, variance about it, then the result. */
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
-    ampi_row_args q = { mean, invstd, NULL, NULL, NULL, NULL, 0, 1, 0.0f, 0.0f };
+    ampi_row_args q = ampi_row_args_of(mean, invstd);
     ampi_row_sums s;
     size_t r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     AMPI_OPEN_READER(beta, AMPI_ARG_BETA);
+    q.params_by_column = 1;
     ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
     ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
@@ -7524,7 +7557,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
         AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all), AMPI_ARG(beta, pt, AMPI_NULL, d),
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
-    ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
+    ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_CHECK("layer norm", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
@@ -7550,7 +7583,10 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
-        ampi_row_args q = { mean + row, invstd + row, a, b, NULL, NULL, 0, 1, 0.0f, 0.0f };
+        ampi_row_args q = ampi_row_args_of(mean + row, invstd + row);
+        q.a = a;
+        q.b = b;
+        q.params_by_column = 1;
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
         for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
@@ -7564,9 +7600,8 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
                 a[r] = (float)(s.sum[r] / (double)f->d);
                 b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
             }
-        }
-        if (with_dx)
             ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, f->add);
+        }
     }
 }
 AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
@@ -7618,13 +7653,14 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, d),
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
-    const ampi_rows f = { list, rows, d, 0.0, ampi_adds_input(accumulate), ampi_adds_params(accumulate), NULL, 0.0f,
-                          0.0f };
+    ampi_rows f = ampi_rows_of(list, rows, d);
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
+    f.add = ampi_adds_input(accumulate);
+    f.add_params = ampi_adds_params(accumulate);
     AMPI_CHECK("layer norm backward", all, list);
     AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
     if (rows == 0 && f.add_params) return AMP_OK;
@@ -7663,7 +7699,7 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 /* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_row_sums* s,
         float* e) {
-    const ampi_row_args q = { max, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
+    const ampi_row_args q = ampi_row_args_of(max, NULL);
     size_t i, n;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
@@ -7678,10 +7714,12 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
-    const ampi_row_args q = { max, inverse, NULL, NULL, NULL, NULL, 0, 0, base, f->factor };
+    ampi_row_args q = ampi_row_args_of(max, inverse);
     ampi_row_sums s;
     size_t i, n, r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
+    q.base = base;
+    q.factor = f->factor;
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
     for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
@@ -7704,7 +7742,8 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
         const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
-    const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 1.0f };
+    ampi_rows f = ampi_rows_of(list, rows, d);
+    f.factor = 1.0f;
     AMPI_CHECK("softmax", all, list);
     AMPI_COMPUTE_OP;
     if (d > 0) ampi_rows_all(ampi_softmax_rows, &f);
@@ -7715,7 +7754,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
 AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float dot[AMPI_ROWS];
-    const ampi_row_args q = { dot, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0f, 0.0f };
+    const ampi_row_args q = ampi_row_args_of(dot, NULL);
     ampi_row_sums s;
     size_t i, n;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
@@ -7737,7 +7776,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const voi
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
         AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
-    const ampi_rows f = { list, rows, d, 0.0, 0, 0, NULL, 0.0f, 0.0f };
+    const ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_CHECK("softmax backward", all, list);
     AMPI_COMPUTE_OP;
     if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
@@ -7823,7 +7862,9 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts a call sums: a tile may span these */
     double parts[AMPI_PARTS];
-    const ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
+    ampi_rows f = ampi_rows_of(list, n, classes);
+    f.labels = labels;
+    f.smoothing = smoothing;
     AMPI_CHECK("softmax cross-entropy", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_COMPUTE_OP;
@@ -7840,7 +7881,9 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = {
         AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
-    ampi_rows f = { list, n, classes, 0.0, 0, 0, labels, smoothing, 0.0f };
+    ampi_rows f = ampi_rows_of(list, n, classes);
+    f.labels = labels;
+    f.smoothing = smoothing;
     AMPI_CHECK("softmax cross-entropy backward", all, list);
     AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
     AMPI_TRY(ampi_check_mean(exec, "softmax cross-entropy backward", n, weight));
@@ -8395,8 +8438,8 @@ AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) 
     if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
 }
 
-/* Remembers what was done to a list, but no check when the table is full: the step checks again. Unscaled lists that
-   are stepped as one are stepped each. An unscale voids earlier checks of other lists. */
+/* Remembers what was done to a list, but no check when the table is full: the step checks again. Stepping a
+   list that was unscaled in several parts marks each of them as stepped. An unscale voids earlier checks of others. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
     const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
@@ -8458,8 +8501,8 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
         (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none. All was, if the
-   unscaled lists that share its memory have keys whose sum is its key. */
+/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none.
+   The whole list was, if the keys of the unscaled lists that share its memory add up to its key. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
     uint64_t sum = 0;
     uint32_t done = 0;
@@ -9077,25 +9120,25 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         }
     }
     ampi_kernels_end();
-    c->inf = over.held;
-    c->nan = over.saturated;
+    c->held = over.held;
+    c->saturated = over.saturated;
     c->first = over.first;
 }
 
-/* Chunks arrive in order. */
+/* Adds what a chunk's update met to the step's info. Chunks arrive in order. */
 AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     ampi_step* step = (ampi_step*)context;
     amp_optimizer_info* info = step->info;
     step->w_sum += c->sum;
     step->direction_sum += c->sum2;
-    if (c->inf + c->nan > 0 && info->update_tensor < 0) {
+    if (c->held + c->saturated > 0 && info->update_tensor < 0) {
         const char* name = step->params[c->tensor].name;
         info->update_tensor = step->first + c->tensor;
         info->update_index = c->first;
         if (name) strncpy(info->update_name, name, sizeof info->update_name - 1);
     }
-    info->update_overflows += c->inf;
-    info->saturated += c->nan;
+    info->update_overflows += c->held;
+    info->saturated += c->saturated;
 }
 
 /* The first pass finds the norms of weights and direction; the second steps by -lr times their ratio. */
@@ -9839,7 +9882,8 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     n->prev = m->last;
     n = ampi_node_new(m);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
-    *(m->last ? &m->last->next : &m->first) = n;
+    if (m->last) m->last->next = n;
+    else m->first = n;
     m->last = n;
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
@@ -10103,7 +10147,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->rule = forced == AMP_F32 ? AMP_RULE_FP32 : AMP_RULE_LOW;
     l->compute_dtype = forced;
 }
-/* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. OneFlow's
+/* For GRAY: `leads` is 1 if a LOW node or an end of the graph is reached through GRAY and FOLLOW nodes alone. OneFlow's
    biases are added by GRAY operators of their own, unless a pin or a region moves the layer as a whole. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
     AMPI_EACH_NODE(n) n->leads = AMPI_NONE;  /* an end, so far */
