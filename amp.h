@@ -1441,7 +1441,7 @@ typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
     amp_optimizer_info last;
-    amp_result         limit;       /* what amp_scaler_update returned */
+    amp_result         largest;       /* what amp_scaler_update returned */
     float              scale_used;  /* the loss scale of the last step */
     uint64_t           passes;      /* training passes so far: dropout's position */
     const float*       loss_scale;  /* of this pass, in the backend's memory */
@@ -2152,8 +2152,8 @@ AMPI_HD AMPI_FN int ampi_has_finite_bits(const float* p) { return (ampi_bits_at(
 AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
 AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
 AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }  /* AMP_ZERO */
-AMPI_FN int ampi_in_range(const float* p, float low, float high) {
-    return ampi_has_finite_bits(p) && *p >= low && *p <= high;
+AMPI_FN int ampi_in_range(const float* p, float low, float upper) {
+    return ampi_has_finite_bits(p) && *p >= low && *p <= upper;
 }
 /* Rates that must stay below one. */
 #define AMPI_BELOW_ONE 0.99999994f
@@ -2543,10 +2543,10 @@ AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_i
 /* --- sixteen values in plain C --- */
 
 /* Compilers vectorise these loops; no processor mode changes integers. Sixteen easy values (zero or normal in both
-   formats) are rounded by a shift, others one by one. The top bit of ampi_hard32 is set for a magnitude above `high`,
+   formats) are rounded by a shift, others one by one. The top bit of ampi_hard32 is set for a magnitude above `upper`,
    or below `low` but not 0: not every instruction set compares unsigned vectors. */
-AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
-    return ((mag - low) & (0u - mag)) | (high - mag);
+AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t upper) {
+    return ((mag - low) & (0u - mag)) | (upper - mag);
 }
 /* All ones if mag is not 0, else 0. */
 AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31); }
@@ -2936,17 +2936,17 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next,
 AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
     return s->kernel == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
-/* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over `most`. channels: the
+/* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over `limit`. channels: the
    most that rows meet, with a plane for each pair of phases. A plane has n pixels, `gaps` (margins between grid
    rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
-AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, size_t most) {
+AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, size_t limit) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->area - 2) / g->area + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
     const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
                         + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
     const double floats = (double)channels * (double)g->h.phases * (double)g->w.phases
                           * ((double)n + gaps + reach + 4 * AMPI_LANES);
-    return floats <= (double)most ? (size_t)floats : 0;
+    return floats <= (double)limit ? (size_t)floats : 0;
 }
 /* A grid column's place in a padded plane. */
 AMPI_FN size_t ampi_padded_place(const ampi_im2col* g, size_t column) {
@@ -3490,18 +3490,18 @@ AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
 }
 /* Loop 1: micro-tiles, one below another, until all rows have their sums. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
-    size_t i, here;
-    for (i = 0; i < rows; i += here) {
+    size_t i, count;
+    for (i = 0; i < rows; i += count) {
         AMPI_K(micro_args) u = *args;
-        here = AMPI_K(tile_rows)(rows - i);
+        count = AMPI_K(tile_rows)(rows - i);
         u.a += i * (u.k_step == 0 ? u.k + AMPI_PAD : u.row_step);
-        if (u.k_step == 0) u.k_step = here;
+        if (u.k_step == 0) u.k_step = count;
         u.sums += i * u.ld;
-        if (here == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
-        else if (AMPI_K(mr) > 8 && here == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
-        else if (AMPI_K(mr) > 6 && here == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
-        else if (AMPI_K(mr) > 4 && here == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
-        else if (here == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
+        if (count == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
+        else if (AMPI_K(mr) > 8 && count == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
+        else if (AMPI_K(mr) > 6 && count == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+        else if (AMPI_K(mr) > 4 && count == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
+        else if (count == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
 }
@@ -3638,14 +3638,14 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
         size_t column, size_t count) {
     const ampi_im2col* g = &v->image;
     const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
-    const size_t places = to - from + g->h.over * g->w.padded + g->w.over;
+    const size_t place_count = to - from + g->h.over * g->w.padded + g->w.over;
     /* An odd number of vectors from plane to plane: planes share no cache sets. */
-    const size_t step = ((ampi_div_up(places, AMPI_LANES) + 1) | 1) * AMPI_LANES;
+    const size_t step = ((ampi_div_up(place_count, AMPI_LANES) + 1) | 1) * AMPI_LANES;
     size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
     for (channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
         for (h = 0; h < g->h.phases; h++)
-            for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, places);
+            for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, place_count);
 }
 
 /* Columns [column, column + count) of a row of an im2col matrix, all in one row of the grid. */
@@ -4274,15 +4274,15 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
 /* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over its pixels. Registers
-   hold `most` sums. */
+   hold `limit` sums. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
         const uint32_t* step, size_t k, int first, float* sums) {
-    enum { most = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
-    size_t i, here;
-    for (i = 0; i < count; i += here, at += here, sums += here * AMPI_LANES) {
-        here = count - i >= most ? most : count - i >= 3 ? 3 : 1;
-        if (here == most) AMPI_K(depthwise_tile)(most, f, x, at, step, k, first, sums);
-        else if (here == 3) AMPI_K(depthwise_tile)(3, f, x, at, step, k, first, sums);
+    enum { limit = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
+    size_t i, n;
+    for (i = 0; i < count; i += n, at += n, sums += n * AMPI_LANES) {
+        n = count - i >= limit ? limit : count - i >= 3 ? 3 : 1;
+        if (n == limit) AMPI_K(depthwise_tile)(limit, f, x, at, step, k, first, sums);
+        else if (n == 3) AMPI_K(depthwise_tile)(3, f, x, at, step, k, first, sums);
         else AMPI_K(depthwise_tile)(1, f, x, at, step, k, first, sums);
     }
 }
@@ -4679,7 +4679,7 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
         size_t cols) {
     const amp_logger* logger = job->desc.logger;
-    const size_t to = job->to, from = job->from, most = SIZE_MAX / 16, largest = to > from ? to : from;
+    const size_t to = job->to, from = job->from, limit = SIZE_MAX / 16, largest = to > from ? to : from;
     const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
     AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE, "amp_convert: %s_dtype %d is not a data type",
@@ -4690,7 +4690,7 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     AMPI_REFUSE_CALL(stochastic && to != 2, AMP_ERR_DESC,
         "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
     if (rows == 0 || cols == 0) return AMP_OK;
-    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > most / rows), AMP_ERR_ARGUMENT,
+    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > limit / rows), AMP_ERR_ARGUMENT,
         "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of %llu",
         (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
     AMPI_REFUSE_CALL(!d || !s, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
@@ -4874,8 +4874,8 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
    the block, or elements are looked at singly. */
 AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
-    const double most = (double)ampi_widen_bits(last, t);
-    const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1 : ampi_bits64(most * most);
+    const double limit = (double)ampi_widen_bits(last, t);
+    const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1 : ampi_bits64(limit * limit);
     size_t m;
     for (size_t i = 0; i < n; i += m) {
         double sum = 0.0;
@@ -5716,8 +5716,8 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
 }
 /* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or one. */
 AMPI_FN size_t ampi_window_channels(const ampi_im2col* g) {
-    const size_t most = ampi_kernels_now()->nc / g->area, unit = most < AMPI_LANES ? 1 : AMPI_LANES;
-    const size_t parts = ampi_div_up(g->channels, ampi_max_size(most / unit * unit, 1));
+    const size_t limit = ampi_kernels_now()->nc / g->area, unit = limit < AMPI_LANES ? 1 : AMPI_LANES;
+    const size_t parts = ampi_div_up(g->channels, ampi_max_size(limit / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
 }
 /* The weight gradient of `channels` channels from `first` on, in the order of windows, read in place or packed: C's
@@ -5946,14 +5946,14 @@ AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float(ampi_magnitude(x) | (ampi_bits(sign) & 0x80000000u));
 }
 /* The smaller of |x| and high; of a NaN high. */
-AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float high) {
-    const uint32_t a = ampi_magnitude(x), b = ampi_bits(high);
+AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float upper) {
+    const uint32_t a = ampi_magnitude(x), b = ampi_bits(upper);
     return ampi_float(a < b ? a : b);
 }
-/* x, of magnitude high at most; a NaN stays. */
-AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    const uint32_t above = ampi_magnitude(x) - (ampi_bits(high) + 1u);  /* wraps for less; NaNs lie behind infinity */
-    return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(high)), ampi_copysign(high, x), x);
+/* x, of magnitude `upper` at most; a NaN stays. */
+AMPI_HD AMPI_INLINE float ampi_clamp(float x, float upper) {
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(upper) + 1u);  /* wraps for less; NaNs lie behind infinity */
+    return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(upper)), ampi_copysign(upper, x), x);
 }
 
 /* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
@@ -6493,13 +6493,13 @@ AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
         for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
     }
 }
-/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most `most` windows. */
-AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int most) {
+/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most `limit` windows. */
+AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int limit) {
     const ampi_pool_plan* p = q->p;
     const int width = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last
         - ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first;
     const int fit = (AMPI_POOL_PIXELS / width - p->kh) / p->sh + 1;
-    return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, most / (q->y.c1 - q->y.c0)), end - q->y.r0));
+    return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, limit / (q->y.c1 - q->y.c0)), end - q->y.r0));
 }
 
 /* Pools 16 planes from `plane` on, in rectangles of windows whose pixels fit a tile. */
@@ -6520,18 +6520,18 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     }
 }
 
-/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is `most`
+/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is `limit`
    windows of a row, counted from `base`, or several whole rows. */
 AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
-    const int most = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
+    const int limit = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
     const ampi_span o = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
     const int base = ampi_window_range(p->ow, p->sw, p->pw, p->kw, band, d->c1).first;
     int oh;
     for (; q->y.r0 < end; q->y.r0 = q->y.r1)
         for (q->y.c0 = o.first, q->y.r1 = q->y.r0 + 1; q->y.c0 < o.last; q->y.c0 = q->y.c1) {
-            q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / most + 1) * most);
-            if (q->y.c0 == o.first && q->y.c1 == o.last) q->y.r1 = ampi_pool_rows_end(q, end, most);
+            q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / limit + 1) * limit);
+            if (q->y.c0 == o.first && q->y.c1 == o.last) q->y.r1 = ampi_pool_rows_end(q, end, limit);
             if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH);
             ampi_pool_move(q, AMPI_ARG_DY, &q->y, q->windows);
             if (!p->max) ampi_pool_divide(q);
@@ -6544,17 +6544,17 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
-    const int most = AMPI_POOL_PIXELS / (d.c1 - d.c0), tall = ampi_min_int(p->kh, p->h) > most;
+    const int limit = AMPI_POOL_PIXELS / (d.c1 - d.c0), taller = ampi_min_int(p->kh, p->h) > limit;
     int done, end, stay = 0;
     q->y.r0 = 0;
     for (d.r0 = 0; d.r0 < p->h; d.r0 += done) {
         ampi_span span;
-        d.r1 = ampi_min_int(p->h - d.r0, most) + d.r0;
+        d.r1 = ampi_min_int(p->h - d.r0, limit) + d.r0;
         span = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
         memset(sums + (size_t)stay * width, 0, (size_t)(d.r1 - d.r0 - stay) * width * sizeof *sums);
-        if (tall) q->y.r0 = span.first;
+        if (taller) q->y.r0 = span.first;
         end = q->y.r0;
-        while (end < span.last && (tall || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
+        while (end < span.last && (taller || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
         ampi_pool_give_rows(q, end, &d, sums);
         done = d.r1 - d.r0;
         if (end < p->oh) done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
@@ -6570,8 +6570,8 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
-    const int tall = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
-    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, tall));
+    const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
+    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, fit));
     ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels,
                          best, at };
     ampi_rect d = { 0, 0, 0, 0 };
@@ -7626,14 +7626,14 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
    of parts, lie in `room`, or here for a tile at most. Parts are added in order, so places bound those under way. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
-    const size_t width = 2 * ampi_padded(n), places = ampi_ln_parts_at_once(f->rows, f->d);
+    const size_t width = 2 * ampi_padded(n), at_once = ampi_ln_parts_at_once(f->rows, f->d);
     const int64_t rows = (int64_t)ampi_ln_part_rows(f->rows);
     double* sums = room ? room : own;
     size_t k, m;
     memset(sums, 0, width * sizeof *sums);
     AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)f->rows; i += rows),
         AMPI_ALIGNED double own_part[2 * AMPI_TILE];
-        double* part = room ? room + (1 + (size_t)(i / rows) % places) * width : own_part;
+        double* part = room ? room + (1 + (size_t)(i / rows) % at_once) * width : own_part;
         memset(part, 0, width * sizeof *part);
         ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, part, with_dx),
         for (size_t l = 0; l < width; l++) sums[l] += part[l]);
@@ -9383,7 +9383,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
 AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         int from_host AMPI_MAYBE, const amp_reading* how) {
     float x[AMPI_TILE];
-    size_t here, count;
+    size_t taken, count;
     for (size_t i = 0; i < n && to == AMP_I32; i++)
         ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, from, i));
     for (size_t at = 0; at < n && to != AMP_I32; at += count) {
@@ -9394,10 +9394,10 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
         else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);  /* product and difference round apart */
         if (how->constants) {
-            for (size_t i = 0; i < count; i += here) {
+            for (size_t i = 0; i < count; i += taken) {
                 const float* mean = how->constants + (at + i) / how->pixels % how->channels;
-                here = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-                for (size_t k = i; k < i + here; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+                taken = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
+                for (size_t k = i; k < i + taken; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
             }
         }
         ampi_store_f32(dst, to, at, x, count);
@@ -9841,11 +9841,11 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
 #define AMPI_DRAFT(n, ...) \
     ampi_node* n = ampi_draft_on(m, __VA_ARGS__); \
     if (!n) return ampi_no_value()
-/* Records a mistake of the layer at hand if *x is negative, not finite or above `most`; building
+/* Records a mistake of the layer at hand if *x is negative, not finite or above `limit`; building
    goes on, and finalize returns the mistake. */
-AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float most) {
-    if (!ampi_in_range(x, 0.0f, most))
-        ampi_fail(&m->draft_logger, AMP_ERR_DESC, most < 1.0f ? "%s %g must lie in [0,1)"
+AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float limit) {
+    if (!ampi_in_range(x, 0.0f, limit))
+        ampi_fail(&m->draft_logger, AMP_ERR_DESC, limit < 1.0f ? "%s %g must lie in [0,1)"
             : "%s %g must be finite and not negative", what, (double)*x);
 }
 
@@ -12650,12 +12650,12 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     ampi_file* f = &c->file;
     const amp_model* m = f->model;
     const size_t more_count = (size_t)f->count;
-    const uint64_t most = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
+    const uint64_t limit = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
     char (*names)[80];
-    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, most * (sizeof *t + sizeof *names));
+    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *t + sizeof *names));
     if (!t) return AMP_ERR_MEMORY;
-    memset(t, 0, (size_t)most * sizeof *t);
-    names = (char (*)[80])(void*)(t + most);
+    memset(t, 0, (size_t)limit * sizeof *t);
+    names = (char (*)[80])(void*)(t + limit);
     c->tensors = t;
     for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
         const amp_param* p = i < o->count ? &o->params[i] : NULL;
@@ -12731,7 +12731,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_text_of(f, "amp.crc32");
     char computed[AMPI_NUMBER];
-    uint64_t value, most = ((uint64_t)1 << 62) - 1;
+    uint64_t value, limit = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     AMPI_CLEAR(c->o.state.frozen_steps);
     for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
@@ -12747,9 +12747,9 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
         AMPI_REFUSE_FILE(!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind != 'l' && value > (x->kind == 's' ? most : UINT32_MAX)), "'%s': %s is malformed", f->path,
+            || (x->kind != 'l' && value > (x->kind == 's' ? limit : UINT32_MAX)), "'%s': %s is malformed", f->path,
             x->key);
-        if (x == c->numbers) most = value;
+        if (x == c->numbers) limit = value;
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0, "'%s' is damaged: the "
@@ -12972,7 +12972,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
 
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     static const char bar[] = "##################################################";
-    uint64_t most = 1;
+    uint64_t limit = 1;
     int first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
     ampi_print(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
@@ -12985,11 +12985,11 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
         if (!s->histogram[i]) continue;
         first = ampi_min_int(first, i);
         last = i;
-        if (s->histogram[i] > most) most = s->histogram[i];
+        if (s->histogram[i] > limit) limit = s->histogram[i];
     }
     for (int i = first; i <= last; i++)
         ampi_print(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
-                (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
+                (int)((s->histogram[i] * (sizeof bar - 1) + limit - 1) / limit), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 
@@ -13015,22 +13015,22 @@ AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, cons
     fputs("</text>\n", p->out);
 }
 
-/* A title; or bars, `tall` at most, between a name and what is told of them. In text a bar is a character. */
-AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int tall,
+/* A title; or bars, `height` pixels at most, between a name and what is told of them. In text a bar is a character. */
+AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int height,
         const char* told) {
     const double width = 540.0 / p->count;
-    uint64_t most = 1;
-    p->y += bars ? tall + 6 : 36;
+    uint64_t largest = 1;
+    p->y += bars ? height + 6 : 36;
     if (p->out && p->svg) ampi_svg_text(p, bars ? 20 : 10, color, name);
     else if (p->out) ampi_print(p->out, bars ? "  %-22s|" : "%s\n", name);
     if (!p->out || !bars) return;
     if (p->svg) ampi_svg_text(p, 700, color, told);
     if (p->svg) ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
-    for (int i = 0; i < p->count; i++) if (bars[p->low + i] > most) most = bars[p->low + i];
+    for (int i = 0; i < p->count; i++) if (bars[p->low + i] > largest) largest = bars[p->low + i];
     for (int i = 0; i < p->count; i++) {
-        const double share = (double)bars[p->low + i] / (double)most;
+        const double share = (double)bars[p->low + i] / (double)largest;
         if (!p->svg) putc(" .:-=+*#@"[share > 0.0 ? 1 + (int)(7.0 * share) : 0], p->out);
-        else if (share > 0.0) ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + tall * share);
+        else if (share > 0.0) ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + height * share);
     }
     ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
@@ -13140,18 +13140,18 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
     ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
     for (int k = 0; k < 3; k++) {
-        double y[AMP_HISTORY_STEPS], low = 0.0, high = 0.0;
+        double y[AMP_HISTORY_STEPS], low = 0.0, upper = 0.0;
         int known = 0;
         for (int i = 0; i < count; i++) {
             y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before : kept[i]->grad_norm;
             if (k > 0 && ampi_is_finite64(&y[i])) y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
             if (!ampi_is_finite64(&y[i])) continue;
             if (!known || y[i] < low) low = y[i];
-            if (!known++ || y[i] > high) high = y[i];
+            if (!known++ || y[i] > upper) upper = y[i];
         }
         for (int i = 0; i < count; i++)
-            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(high > low ? 999 * (y[i] - low) / (high - low) : 0) : 0;
-        AMPI_SAY(text, "%.4g to %.4g", low, high);
+            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(upper > low ? 999 * (y[i] - low) / (upper - low) : 0) : 0;
+        AMPI_SAY(text, "%.4g to %.4g", low, upper);
         ampi_bars(p, "#2f86eb", names[k], bars, 60, text);
     }
     for (int i = 0; i < count; i++) {
