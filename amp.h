@@ -50,8 +50,9 @@
    type; conversions and concat keep its sign and what fits of its payload.
    The same bits everywhere. CPU results do not depend on instruction set, compiler, optimisation level or thread count:
    every multiply-add is an fma, every sum has a fixed order (a product's: k ascending), exp and its kin are the
-   header's own. Exceptions: -Ofast, -ffast-math, a changed rounding mode, flush to zero, floats carried wider than
-   they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
+   header's own. Exceptions: -Ofast, -ffast-math, clang's -ffp-model=fast and icx's default (amp_self_test finds
+   them); a changed rounding mode, flush to zero, floats carried wider than they are (FLT_EVAL_METHOD 2: x87),
+   AMP_SUMS_FAST, and a GPU.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has changed nothing:
    AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger gets one sentence that names the
    place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it. Numbers in texts
@@ -240,6 +241,10 @@ AMP_DEF amp_isa amp_cpu_isa(void);
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
 /* 1 if AMP_SUMS_FAST has a matrix unit with the instruction set in use, else 0. On Linux this asks for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
+/* Compares conversions, products, sums, exp, an optimizer's steps and loss scales with their known bits, in less than a
+   millisecond. AMP_ERR_UNSUPPORTED if any differ, as with -ffast-math, clang's -ffp-model=fast, or icx without
+   -fp-model=precise: the logger hears which. So let a file of its own hold the implementation, compiled by -O2. */
+AMP_DEF amp_result amp_self_test(const amp_logger* logger);
 /* "auto", "scalar", ..., "avx512_bf16"; "?" for another value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
@@ -1736,6 +1741,16 @@ AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+#define AMPI_HASH_START 14695981039346656037u
+/* FNV-1a over 32-bit words, as the same on each machine. */
+AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, (const char*)words + 4 * i, 4);
+        h = (h ^ word) * 1099511628211u;
+    }
+    return h;
+}
 #define AMPI_INF64 0x7ff0000000000000u  /* of an infinite double; those of a NaN are more */
 
 /* Bits in memory tell a NaN under any compiler flag. */
@@ -9351,6 +9366,112 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     return AMP_OK;
 }
 
+/* --- the self test: each probe fills `out` from uniform numbers x in [-2,2) --- */
+enum { AMPI_PROBE = 512 };
+
+AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
+    static const amp_dtype types[] = { AMP_F16, AMP_BF16 };
+    const size_t half = AMPI_PROBE / 2;
+    uint16_t low[AMPI_PROBE / 2];
+
+    for (size_t i = 0; i < 2; i++) {
+        amp_convert(low, types[i], x + i * half, AMP_F32, half);
+        amp_convert(out + i * half, AMP_F32, low, types[i], half);
+    }
+}
+
+AMPI_FN void ampi_probe_products(float* out, const float* x) {
+    const amp_gemm_shape shape = { AMP_NO_TRANS, AMP_TRANS, 13, 19, 16, 0, 0, 0, 0, 0, 0, 0 };
+    uint16_t low[AMPI_PROBE];
+
+    amp_convert(low, AMP_BF16, x, AMP_F32, AMPI_PROBE);
+    amp_gemm(&shape, 0.7f, x, AMP_F32, x + 208, AMP_F32, 0.0f, out, AMP_F32, NULL);
+    amp_gemm(&shape, 1.0f, low, AMP_BF16, low + 208, AMP_BF16, 0.0f, out + 247, AMP_F32, NULL);
+}
+
+AMPI_FN void ampi_probe_sums(float* out, const float* x) {
+    amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0.0f, NULL, NULL, out, AMP_F32, 8, AMPI_PROBE / 8, NULL);
+}
+
+AMPI_FN void ampi_probe_exp(float* out, const float* x) {
+    enum { COUNT = AMPI_PROBE / 16 };
+
+    for (int f = AMP_RELU; f <= AMP_SIGMOID; f++) {
+        amp_activation_forward((amp_activation)f, x, AMP_F32, out, AMP_F32, COUNT, NULL);
+        amp_activation_backward((amp_activation)f, x + COUNT, AMP_F32, x, AMP_F32, out + COUNT, AMP_F32, COUNT, NULL);
+        out += 2 * COUNT;
+    }
+    amp_softmax_forward(x, AMP_F32, out, AMP_F32, 2, COUNT, NULL);
+    amp_dropout_forward(x, AMP_F32, out + 2 * COUNT, AMP_F32, 2 * COUNT, 0.1f, 1, 0, NULL);
+    amp_bce_with_logits_forward(x, AMP_F32, x + COUNT, AMP_F32, out + 4 * COUNT, COUNT, NULL);
+}
+
+AMPI_FN void ampi_probe_optimizer(float* out, const float* x) {
+    enum { QUARTER = AMPI_PROBE / 4 };
+    amp_optimizer_desc desc;
+    amp_optimizer o;
+    amp_param p;
+
+    AMPI_CLEAR(desc);
+    AMPI_CLEAR(p);
+    desc.kind = AMP_ADAMW;
+    desc.weight_decay = 0.01f;
+    desc.clip_norm = 1.0f;
+    p.master = out;
+    p.m = out + QUARTER;
+    p.v = out + 2 * QUARTER;
+    p.grad = ampi_mutable(x);
+    p.count = QUARTER;
+    if (amp_optimizer_init(&o, &desc, &p, 1) != AMP_OK) return;
+    for (int i = 0; i < 3; i++) amp_optimizer_step(&o, NULL, NULL);
+}
+
+AMPI_FN void ampi_probe_scale(float* out, const float* x) {
+    const float one = 1.0f, inf = ampi_float(0x7f800000u);
+    amp_scaler_desc desc;
+    amp_tensor grad;
+    amp_scaler s;
+
+    AMPI_CLEAR(desc);
+    AMPI_CLEAR(grad);
+    desc.growth_factor = 1.7;
+    desc.backoff_factor = 0.3;
+    desc.growth_interval = 2;
+    grad.count = 1;
+    if (amp_scaler_init(&s, &desc) != AMP_OK) return;
+    for (int i = 0; i < AMPI_PROBE / 8; i++) {
+        out[2 * i] = amp_scaler_scale_loss(&s, x[i]);
+        grad.data = ampi_mutable(x[i] < -1.0f ? &inf : &one);
+        amp_scaler_check(&s, &grad, 1, NULL);
+        amp_scaler_update(&s);
+        out[2 * i + 1] = s.state.inverse;
+    }
+}
+
+static const struct { const char* name; void (*run)(float* out, const float* x); uint64_t hash; } ampi_probes[] = {
+    { "conversions", ampi_probe_conversions, 0x3bf33cb49c244b25u },
+    { "products", ampi_probe_products, 0x0b48544edb7bd895u },
+    { "sums", ampi_probe_sums, 0xcf24d2e4ea24d908u },
+    { "exp, log and activations", ampi_probe_exp, 0x4562a2ac2e78ba18u },
+    { "optimizer steps", ampi_probe_optimizer, 0x19c5644098ed4aa3u },
+    { "loss scales", ampi_probe_scale, 0x3ecede27b5528162u },
+};
+
+AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
+    float x[AMPI_PROBE], out[AMPI_PROBE];
+
+    for (int i = 0; i < AMPI_PROBE; i++) x[i] = 4.0f * amp_random_uniform(1, (uint64_t)i) - 2.0f;
+    for (size_t i = 0; i < AMPI_LENGTH(ampi_probes); i++) {
+        AMPI_CLEAR(out);
+        ampi_probes[i].run(out, x);
+        AMPI_FORGET(out);
+        AMPI_REFUSE_CALL(ampi_hash_words(AMPI_HASH_START, out, AMPI_PROBE) != ampi_probes[i].hash, AMP_ERR_UNSUPPORTED,
+            "self test: %s have other bits on %s: compile the implementation with -O2, without -ffast-math and its like",
+            ampi_probes[i].name, amp_isa_name(amp_cpu_isa()));
+    }
+    return AMP_OK;
+}
+
 /* >>impl-backend The CPU's table of functions, by which a model runs. Each entry has the form that
    amp_backend declares. */
 
@@ -9761,16 +9882,6 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building --- */
 /* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another model's shows. */
-#define AMPI_HASH_START 14695981039346656037u
-/* FNV-1a over 32-bit words, as the same on each machine. */
-AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        uint32_t word;
-        memcpy(&word, (const char*)words + 4 * i, 4);
-        h = (h ^ word) * 1099511628211u;
-    }
-    return h;
-}
 /* A hash of a node's operator, shape and inputs, which tells graphs apart in checkpoints. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };

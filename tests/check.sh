@@ -138,6 +138,20 @@ fast() { # the bits may differ, the rest must hold: conversions, checks for inf 
     done
 }
 step "-Ofast: conversions, checks and training" fast
+told() { # told COMPILER FLAGS...: a build with other bits, as its self test says
+    printf '#include "amp.h"\nint main(void) { const amp_logger l = { amp_log_stderr, NULL };' > $out/self.c
+    printf ' return amp_self_test(&l) == AMP_ERR_UNSUPPORTED ? 0 : 1; }\n' >> $out/self.c
+    "$@" -DAMP_NO_SIMD -c tests/impl.c -o $out/impl.o && $CC -I. $out/self.c $out/impl.o -o $out/self -lm && $out/self
+}
+reorder="-O2 -fassociative-math -fno-signed-zeros -fno-trapping-math"
+if have gcc; then
+    step "gcc -Ofast fails the self test" told gcc -Ofast
+    step "gcc -fassociative-math fails the self test" told gcc $reorder
+fi
+if have clang; then
+    step "clang -ffp-model=fast fails the self test" told clang -O2 -ffp-model=fast
+    step "clang -fassociative-math fails the self test" told clang $reorder
+fi
 memcheck() { # leaks of a program; what is computed with memory that nothing was written to
     valgrind -q --error-exitcode=1 --leak-check=full build/train_small || return 1
     for t in conv ops; do
