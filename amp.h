@@ -1446,7 +1446,7 @@ typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
     amp_optimizer_info last;
-    amp_result         largest;       /* what amp_scaler_update returned */
+    amp_result         limit;         /* what amp_scaler_update returned */
     float              scale_used;  /* the loss scale of the last step */
     uint64_t           passes;      /* training passes so far: dropout's position */
     const float*       loss_scale;  /* of this pass, in the backend's memory */
@@ -5960,7 +5960,7 @@ AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x
 AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float(ampi_magnitude(x) | (ampi_bits(sign) & 0x80000000u));
 }
-/* The smaller of |x| and high; of a NaN high. */
+/* The smaller of |x| and upper; of a NaN upper. */
 AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float upper) {
     const uint32_t a = ampi_magnitude(x), b = ampi_bits(upper);
     return ampi_float(a < b ? a : b);
