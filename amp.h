@@ -1344,7 +1344,7 @@ typedef struct amp_file_desc {
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
 /* Reads tensors by name, each once; type, shape and any CRC-32 must be the file's. Others may have any type. A hostile
-   file costs at most memory of six times its header (100 MB at most).
+   file costs at most memory of five times its header (100 MB at most).
    AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
@@ -2131,25 +2131,35 @@ AMPI_FN int ampi_by_name(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
-/* Heap sort: in place, and n log n for every input, hostile ones too; qsort promises neither. */
-AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*)) {
-    unsigned char* base = (unsigned char*)records;
-    size_t root, child, first = n / 2;
-    while (n > 1) {
-        if (first > 0) first--;                                 /* from the heap's last parent down */
-        else ampi_swap_records(base, base + --n * size, size);  /* the largest goes behind what is left */
-        for (root = first; (child = 2 * root + 1) < n; root = child) {
-            if (child + 1 < n && order(base + child * size, base + (child + 1) * size) < 0) child++;
-            if (order(base + root * size, base + child * size) >= 0) break;
-            ampi_swap_records(base + root * size, base + child * size, size);
-        }
-    }
+/* Merges two sorted runs of records that stand one behind the other. */
+AMPI_FN void ampi_merge(char* to, size_t left, size_t right, size_t size, int (*order)(const void*, const void*),
+        char* scratch) {
+    const char *a = scratch, *a_end = a + left, *b = to + left, *b_end = b + right;
+    if (left == 0 || right == 0 || order(b - size, b) <= 0) return;
+    memcpy(scratch, to, left);
+    for (; a < a_end; to += size)
+        if (b < b_end && order(a, b) > 0) { memcpy(to, b, size); b += size; }
+        else { memcpy(to, a, size); a += size; }
 }
 
-/* Sorts by name and returns a name that occurs twice, or NULL. */
-AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
+/* Merge sort: n log n for every input, hostile ones too, which qsort does not promise. Names are read in the order of
+   memory, while heap sort waits for each. scratch: room for half of the records, rounded up. */
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*), void* scratch) {
+    char* base = (char*)records;
+    uint64_t parts = 1;
+    while (parts < n) parts *= 2;
+    for (; parts > 1; parts /= 2)
+        for (uint64_t i = 0; i < parts; i += 2) {
+            const size_t at = (size_t)(n * i / parts), middle = (size_t)(n * (i + 1) / parts);
+            const size_t end = (size_t)(n * (i + 2) / parts);
+            ampi_merge(base + at * size, (middle - at) * size, (end - middle) * size, size, order, (char*)scratch);
+        }
+}
+
+/* Sorts by name, with the scratch of ampi_sort, and returns a name that occurs twice, or NULL. */
+AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size, void* scratch) {
     const char* record = (const char*)records;
-    ampi_sort(records, n, size, ampi_by_name);
+    ampi_sort(records, n, size, ampi_by_name, scratch);
     for (; n > 1; n--, record += size)
         if (ampi_by_name(record, record + size) == 0) return *(const char* const*)(const void*)record;
     return NULL;
@@ -10455,7 +10465,7 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
     const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES;
-    ampi_live_range* list = (ampi_live_range*)ampi_alloc(most * sizeof *list, a);
+    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + most / 2 + 1) * sizeof *list, a);  /* and scratch */
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays", (ampi_ull)most);
 
@@ -10471,7 +10481,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
         }
     }
 
-    ampi_sort(list, count, sizeof *list, ampi_by_size);
+    ampi_sort(list, count, sizeof *list, ampi_by_size, list + count);
     m->blocks[AMPI_BLOCK_ARENA].at = ampi_live_ranges_place(list, count);
     ampi_free(list, a);
     return AMP_OK;
@@ -10636,10 +10646,11 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 /* Refuses a name of two layers. */
 AMPI_FN amp_result ampi_check_names(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const char **names = (const char**)ampi_alloc((size_t)m->layer_count * sizeof *names, a), *twice;
+    const size_t count = (size_t)m->layer_count;
+    const char **names = (const char**)ampi_alloc((count + count / 2 + 1) * sizeof *names, a), *twice;
     AMPI_REFUSE(!names, AMP_ERR_MEMORY, "model: out of memory for %d names", m->layer_count);
     AMPI_EACH_NODE(n) names[n->number] = n->layer.name;
-    twice = ampi_sort_names(names, (size_t)m->layer_count, sizeof *names);
+    twice = ampi_sort_names(names, count, sizeof *names, names + count);
     ampi_free(names, a);
     AMPI_REFUSE(twice, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'", twice);
     return AMP_OK;
@@ -12054,7 +12065,7 @@ typedef struct ampi_file {
     char missing[4 * 64];            /* the first three tensors that the file lacks */
     int missing_count;
     uint64_t bytes;                  /* of data in the file that is read, and */
-    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block */
+    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block scratch to sort, */
     amp_file_text* found;            /* its texts, sorted by key, and its header */
     size_t entry_count, found_count;
 } ampi_file;
@@ -12297,19 +12308,21 @@ AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     return AMP_OK;
 }
 
-/* Writes a temporary file and renames it. A block holds a chunk of data, names (later checksums), and its name. */
+/* Writes a temporary file and renames it. A block holds a chunk of data, names and scratch to sort them (later
+   checksums), and its name. */
 AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
     f->text_count = text_count;
-    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
+    const size_t names_most = most + most / 2 + 1;
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
     if (!f->data) return AMP_ERR_MEMORY;
     const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
-    char* temporary = (char*)(names + most);
+    char* temporary = (char*)(names + names_most);
     for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
-    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names);
+    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names, names + most);
     for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
-    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names);
+    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names, names + most);
     AMPI_REFUSE_LIST(twice, "the name '%s' is used twice", ampi_show(f, twice));
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
@@ -12489,7 +12502,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
         }
         if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
         while (ampi_json_more(j, "{}", &f->found_count)) {
-            amp_file_text* t = &f->found[f->found_count - 1];
+            amp_file_text* t = --f->found;
             t->key = ampi_json_string(j, ':');
             t->value = ampi_json_string(j, '\0');
         }
@@ -12501,8 +12514,9 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 /* --- reading --- */
 /* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
+    ampi_entry* scratch = f->entries + f->entry_count;
     uint64_t end = 0, crc;
-    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
+    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place, scratch);
     for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
         const ampi_entry* e = &f->entries[i];
         AMPI_REFUSE_FILE(e->begin != end, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
@@ -12510,8 +12524,8 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     }
     AMPI_REFUSE_FILE(end > f->bytes, "'%s' is truncated: it ends inside a tensor", f->path);
     AMPI_REFUSE_FILE(end < f->bytes, "'%s' goes on after its last tensor", f->path);
-    const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries);
-    if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found);
+    const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries, scratch);
+    if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found, scratch);
     AMPI_REFUSE_FILE(twice, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
@@ -12536,7 +12550,8 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
 }
 
 /* Opens a file and checks its header. A tensor takes at least 48 characters
-   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). ampi_file_close is always due. */
+   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). So four bytes a character hold both
+   tables, that of texts growing down from the end, and half of either to sort it. ampi_file_close is always due. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     static const char* const foreign[][2] = {  /* first bytes of other formats */
         { "PK\003\004", "a zip archive of torch.save or numpy.savez" }, { "\200\002", "a pickle of torch.save" },
@@ -12556,11 +12571,11 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
         (ampi_ull)n, AMPI_MAX_HEADER);
     AMPI_REFUSE_FILE(n > f->bytes - 8, "'%s' is truncated: it ends inside its header", f->path);
     f->bytes -= 8 + n;
-    const size_t tensors = (size_t)n / 48 + 1, texts = (size_t)n / 6 + 1;
-    f->entries = (ampi_entry*)ampi_file_alloc(f, tensors * sizeof *f->entries + texts * sizeof *f->found + n + 1);
+    const size_t tables = ampi_round_up(4 * (size_t)n + 2 * sizeof *f->entries + 2 * sizeof *f->found, 8);
+    f->entries = (ampi_entry*)ampi_file_alloc(f, (uint64_t)tables + n + 1);
     if (!f->entries) return AMP_ERR_MEMORY;
-    f->found = (amp_file_text*)(void*)(f->entries + tensors);
-    char* header = (char*)(f->found + texts);
+    char* header = (char*)f->entries + tables;
+    f->found = (amp_file_text*)(void*)header;
     ampi_json j = { header, header + n, NULL, "" };
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
@@ -12622,7 +12637,7 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
 /* Reads the wanted tensors; hands them over if all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
-    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place);
+    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place, f->entries + f->entry_count);
     for (e = f->entries; e < end; e++) {
         const size_t bytes = (size_t)(e->end - e->begin);
         char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;

@@ -1,8 +1,10 @@
 /* test_text.c - the header's own printf beside the C library's in the C locale: numbers of every exponent, ties, carries
-   and subnormals, with each precision; directives, widths, and texts that are cut. It has a copy of the implementation. */
+   and subnormals, with each precision; directives, widths, and texts that are cut; and sorting. It has a copy of the implementation. */
 #define AMP_IMPLEMENTATION
 #define AMP_STATIC
-#define AMP_NO_SIMD
+#if !defined(AMP_NO_SIMD)
+  #define AMP_NO_SIMD
+#endif
 #include "../amp.h"
 #include "test.h"
 
@@ -69,9 +71,33 @@ static void test_directives(void) {
     FORMAT("%d%s%d", 0, "", INT32_MAX);
 }
 
+/* Any number of records in any order, with half as many, rounded up, for scratch; equal ones keep their order. */
+static int by_first(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
+static void test_sort(void) {
+    for (int n = 0; n <= 70; n++)
+        for (int range = 1; range <= 1000; range *= 10) {
+            int (*x)[3] = (int (*)[3])malloc((size_t)n * sizeof *x + 1), wrong = 0;
+            void* scratch = malloc((size_t)(n + 1) / 2 * sizeof *x + 1);
+            if (!x || !scratch) { CHECK(x && scratch); return; }
+            for (int i = 0; i < n; i++) {
+                x[i][0] = range == 10 ? i : range == 100 ? -i : (int)(test_random() % (unsigned)range);
+                x[i][1] = i;
+                x[i][2] = 5 * x[i][0];
+            }
+            ampi_sort(x, (size_t)n, sizeof *x, by_first, scratch);
+            for (int i = 0; i < n; i++) wrong += x[i][2] != 5 * x[i][0];
+            for (int i = 1; i < n; i++)
+                wrong += x[i][0] < x[i - 1][0] || (x[i][0] == x[i - 1][0] && x[i][1] < x[i - 1][1]);
+            CHECK_MSG(wrong == 0, "%d records: %d", n, wrong);
+            free(x);
+            free(scratch);
+        }
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_numbers);
     TEST(test_directives);
+    TEST(test_sort);
     TEST_END();
 }
