@@ -1364,7 +1364,7 @@ AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors file (PyTorch's
-   layers have the same shapes, and with amp_name the same names); types are converted, and a value beyond the weights'
+   layers have the same shapes, and with amp_name the same names; a "module." before all names is left out); types are converted, and a value beyond the weights'
    type becomes its largest finite one. What the file lacks stays. The logger hears of either (AMP_OK). *count, if not
    NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
@@ -12930,12 +12930,24 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
+/* Leaves out the "module." that PyTorch's DataParallel puts before all names, unless the model has such names. */
+AMPI_FN void ampi_file_strip(ampi_file* f) {
+    static const char prefix[] = "module.";
+    const size_t n = sizeof prefix - 1;
+    ampi_entry *first = f->entries, *end = first + f->entry_count;
+    if (first == end || strncmp(f->tensors->tensor.name, prefix, n) == 0) return;
+    if (strncmp(first->name, prefix, n) != 0 || strncmp(end[-1].name, prefix, n) != 0) return;  /* they are sorted */
+    for (; first < end; first++) first->name += n;
+}
+
+/* Weights by name from an open file, and how many; the logger hears of those that it lacks. */
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
+    ampi_file_strip(f);
     AMPI_TRY(ampi_file_want(f, 1));
     const char* more = f->missing_count > 3 ? ", ..." : "";
-    AMPI_REFUSE_FILE(f->missing_count == f->count, "'%s' has no weight of %s: its first name is '%s', %s has %s%s",
-        f->path, f->owner, f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
+    AMPI_REFUSE_FILE(f->missing_count == f->count, "'%s' has no weight of %s: its first name is '%s', %s has %s%s; "
+        "amp_name renames a layer", f->path, f->owner, f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->missing_count > 0)

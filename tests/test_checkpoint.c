@@ -1589,6 +1589,38 @@ static void test_load_weights_types(void) {
     CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
 }
 
+/* "module.", which PyTorch's DataParallel puts before all names, is left out, but not where some names lack it, nor where
+   the model has such names itself. */
+static void test_load_weights_of_module(void) {
+    const char* path = in_folder("module.safetensors");
+    float bias[4] = { 1.0f, -2.0f, 0.5f, 0.25f }, mean[3] = { 3.0f, 4.0f, 5.0f }, out[4] = { 0.0f };
+    amp_file_tensor t[2];
+    amp_model* m = make_model(&usual);
+    amp_model_desc d;
+    int count = -1;
+    if (!m) { CHECK(m); return; }
+    t[0] = tensor("module.linear2.bias", AMP_F32, bias, 1, 4, 0, 0, 0);
+    t[1] = tensor("module.batch_norm1.running_mean", AMP_F32, mean, 1, 3, 0, 0, 0);
+    CHECK(amp_file_save(path, t, 2, NULL, 0, NULL) == AMP_OK);
+    CHECK_MSG(amp_checkpoint_load_weights(m, path, &count) == AMP_OK && count == 2, "%s", amp_model_error(m));
+    CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK && memcmp(out, bias, sizeof bias) == 0);
+    t[1].tensor.name = "modules.running_mean";
+    CHECK(amp_file_save(path, t, 2, NULL, 0, NULL) == AMP_OK);
+    CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(heard, "its first name is 'module.linear2.bias', the model has 'conv2d1.weight', ")
+              && strstr(heard, ", ...; amp_name renames a layer"), "%s", heard);
+    amp_model_destroy(m);
+
+    memset(&d, 0, sizeof d);
+    d.batch = 1;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    const amp_value v = amp_linear(m, amp_input(m, 2, 1, 1), 4);
+    amp_name(m, v, "module.linear2");
+    CHECK(amp_model_finalize(m) == AMP_OK && amp_file_save(path, t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK_MSG(amp_checkpoint_load_weights(m, path, &count) == AMP_OK && count == 1, "%s", amp_model_error(m));
+    amp_model_destroy(m);
+}
+
 /* A value beyond the type of the weights becomes its largest finite one, as by amp_model_write_param, and the logger hears
    of it. An infinity stays one where the file's type is the same or the narrower. */
 static void test_load_weights_saturates(void) {
@@ -2012,6 +2044,7 @@ int main(int argc, char** argv) {
     TEST(test_load_weights);
     TEST(test_load_weights_types);
     TEST(test_load_weights_saturates);
+    TEST(test_load_weights_of_module);
     TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
