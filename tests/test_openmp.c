@@ -1,10 +1,14 @@
 /* test_openmp.c - operators, convolutions and a model large enough that OpenMP's threads share them: the same bits with
    one thread and with several. check.sh also runs it under ThreadSanitizer. Without -fopenmp it has nothing to say. */
+#define _GNU_SOURCE     /* RTLD_NEXT */
 #include "../amp.h"
 #include "test.h"
 #include <fenv.h>
 #ifdef _OPENMP
   #include <omp.h>
+  #if defined(__GLIBC__)
+    #include <dlfcn.h>
+  #endif
 
 enum { SIDE = 20, BATCH = 32, STEPS = 2, N = 300000, GUARD = 65536 };
 
@@ -252,6 +256,66 @@ static void test_threads_take_the_environment(void) {
     }
 }
 
+/* The norm of gradients whose squares' sum is rounded. */
+static uint64_t norm_of_many(void) {
+    float* x = (float*)malloc(N * sizeof *x);
+    amp_scaler s;
+    amp_tensor t;
+    amp_overflow_info info;
+    size_t i;
+    memset(&t, 0, sizeof t);
+    for (i = 0; i < N; i++) x[i] = amp_random_normal(7, i);
+    t.data = x;
+    t.dtype = AMP_F32;
+    t.count = N;
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, &info) == AMP_OK && !info.found_inf);
+    free(x);
+    return hash_bytes(1469598103934665603u, &info.norm, sizeof info.norm);
+}
+
+#if defined(__GLIBC__)
+/* In place of libc's, also where amp.h gives a thread the caller's environment: with `others_round_up` all threads but
+   the first round up in it. */
+static int (*fesetenv_of_libc)(const fenv_t*);
+static int others_round_up;
+int fesetenv(const fenv_t* environment) {
+    int r;
+    if (!fesetenv_of_libc) *(void**)(void*)&fesetenv_of_libc = dlsym(RTLD_NEXT, "fesetenv");
+    r = fesetenv_of_libc(environment);
+    if (others_round_up && omp_get_thread_num() > 0) fesetround(FE_UPWARD);
+    return r;
+}
+static void round_to_nearest(void) {
+#pragma omp parallel num_threads(2)
+    fesetround(FE_TONEAREST);
+}
+
+/* Of two threads the second rounds up: results change where it has worked. */
+static void test_second_thread_works(void) {
+    uint64_t alone[4], shared[4];
+    int k;
+    omp_set_num_threads(1);
+    alone[0] = trained(AMP_F16, AMP_SUMS_FIXED);
+    alone[1] = norm_of_many();
+    alone[2] = convolved(CONVOLUTIONS[0], AMP_F32, AMP_SUMS_FIXED, 1);
+    alone[3] = multiplied(3, 170);
+    omp_set_num_threads(2);
+    others_round_up = 1;
+    shared[0] = trained(AMP_F16, AMP_SUMS_FIXED);
+    shared[1] = norm_of_many();
+    shared[2] = convolved(CONVOLUTIONS[0], AMP_F32, AMP_SUMS_FIXED, 1);
+    shared[3] = multiplied(3, 170);
+    others_round_up = 0;
+    round_to_nearest();
+    for (k = 0; k < 4; k++) CHECK_MSG(shared[k] != alone[k], "case %d: one thread did all", k);
+    CHECK(multiplied(3, 170) == alone[3]);
+}
+#else
+static void test_second_thread_works(void) { TEST_SKIP("not glibc"); }
+#endif
+
 /* The least seconds of many turns: of a parallel region whose condition is false, or of a small operator. */
 static double least_seconds(int small) {
     static float x[64];
@@ -284,6 +348,7 @@ static void test_small_calls_enter_no_region(void) {
 }
 #else
 static void test_small_calls_enter_no_region(void) { TEST_SKIP("no OpenMP"); }
+static void test_second_thread_works(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_batches(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_take_the_environment(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
@@ -295,6 +360,7 @@ int main(int argc, char** argv) {
     TEST(test_threads_change_no_bit);
     TEST(test_threads_and_convolutions);
     TEST(test_threads_and_batches);
+    TEST(test_second_thread_works);
     TEST(test_small_calls_enter_no_region);
     TEST(test_threads_take_the_environment);
     TEST_END();
