@@ -245,14 +245,24 @@ static void step_in_place(place* p, const place* values, int off, int n, const c
     d.unchecked = 1;
     CHECK(amp_optimizer_init(&o, &d, &q, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
 }
-static int moved_by(const place* moved, int off, const place* at_line) {
+/* Every array holds what step_in_place wrote first in all but [off, off + n). */
+static int alone(const place* p, int off, int n) {
+    static unsigned char fill[sizeof(float) * PLACE];
+    const size_t before = (size_t)off, behind = (size_t)(PLACE - off - n);
     int k, same = 1;
+    memset(fill, 0xab, sizeof fill);
     for (k = 0; k < 4; k++)
-        same &= !memcmp(moved->f[k] + off, at_line->f[k], (size_t)(PLACE - off) * sizeof(float));
+        same &= !memcmp(p->f[k], fill, before * sizeof(float))
+                && !memcmp(p->f[k] + off + n, fill, behind * sizeof(float));
     for (k = 0; k < 2; k++)
-        same &= !memcmp(moved->h[k] + off, at_line->h[k], (size_t)(PLACE - off) * sizeof(uint16_t));
-    for (k = 0; k < off * (int)sizeof(float); k++)
-        same &= ((const unsigned char*)moved->f[0])[k] == 0xab && ((const unsigned char*)moved->f[2])[k] == 0xab;
+        same &= !memcmp(p->h[k], fill, before * sizeof(uint16_t))
+                && !memcmp(p->h[k] + off + n, fill, behind * sizeof(uint16_t));
+    return same;
+}
+static int moved_by(const place* moved, int off, const place* at_line, int n) {
+    int k, same = alone(moved, off, n) && alone(at_line, 0, n);
+    for (k = 0; k < 4; k++) same &= !memcmp(moved->f[k] + off, at_line->f[k], (size_t)n * sizeof(float));
+    for (k = 0; k < 2; k++) same &= !memcmp(moved->h[k] + off, at_line->h[k], (size_t)n * sizeof(uint16_t));
     return same;
 }
 static void arrays_begin_anywhere(void) {
@@ -284,7 +294,7 @@ static void arrays_begin_anywhere(void) {
                     if (off == 0 && amp_cpu_force_isa(isas[k]) != AMP_OK) break;
                     if ((n + off) % 16 > 4 && isas[k] == AMP_ISA_SCALAR) continue;
                     step_in_place(place_at(1), from, off, n, setting, type, with_low);
-                    CHECK_MSG(moved_by(place_at(1), off, place_at(0)), "%s: %d elements, %d behind a line, on %s",
+                    CHECK_MSG(moved_by(place_at(1), off, place_at(0), n), "%s: %d elements, %d behind a line, on %s",
                               setting->name, n, off, amp_isa_name(isas[k]));
                 }
         }
