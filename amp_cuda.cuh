@@ -19,9 +19,7 @@
      impl         the implementation, in the same order: impl-base, impl-half, impl-gemm, impl-conv, impl-nn,
                   impl-scaler, impl-optim, impl-backend */
 
-/* ======================================================================================== */
-/* >>guide    Read amp.h's guide first; this says what differs.                              */
-/* ======================================================================================== */
+/* >>guide    Read amp.h's guide first; this says what differs. */
 /*
    Two ways in.
    1. A model of amp.h: set desc.backend = amp_cuda_backend() and train as on the CPU. Nothing else changes.
@@ -51,9 +49,7 @@
 extern "C" {
 #endif
 
-/* ======================================================================================== */
-/* >>base     The context.                                                                   */
-/* ======================================================================================== */
+/* >>base     The context. */
 
 /* Who multiplies matrices. */
 typedef AMPI_ENUM(amp_cuda_gemm_engine) {
@@ -83,9 +79,7 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c);
 /* Waits for all work of the exec's stream; reports what kernels did wrong meanwhile. */
 AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
 
-/* ======================================================================================== */
-/* >>half     Conversions.                                                                   */
-/* ======================================================================================== */
+/* >>half     Conversions. */
 
 /* F32, F16 and BF16 in every direction; AMP_ERR_DTYPE for F64. Bit for bit what amp_convert gives. dst == src is
    allowed where both types have one size. */
@@ -96,11 +90,9 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
 AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                          size_t n, const amp_convert_desc* desc, const amp_exec* exec);
 
-/* ======================================================================================== */
-/* >>ops      Operators on raw device pointers; see the function of that name in amp.h.       */
-/* ======================================================================================== */
+/* >>ops      Operators on raw device pointers; see the function of that name in amp.h. */
 
-/* --- matrix product -------------------------------------------------------------------- */
+/* Matrix product */
 
 /* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
    8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
@@ -135,7 +127,7 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, cons
                                       const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
                                       const amp_cuda_gemm_desc* desc, const amp_exec* exec);
 
-/* --- dense layer ----------------------------------------------------------------------- */
+/* Dense layer */
 
 /* As amp_linear_forward and amp_linear_backward. The workspace is the largest of amp_cuda_gemm_workspace of
    (n, out, in), (n, in, out) and (out, in, n). */
@@ -148,7 +140,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
                                             amp_dtype db_dtype, int accumulate, size_t n, size_t in,
                                             size_t out, const amp_exec* exec);
 
-/* --- convolution ----------------------------------------------------------------------- */
+/* Convolution */
 
 /* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
    way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h * stride_w. Few channels of
@@ -166,7 +158,7 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const voi
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec);
 
-/* --- pooling, normalisation --------------------------------------------------------------- */
+/* Pooling, normalisation */
 
 /* As the functions of amp.h. Maxima are the CPU's; averages and the sums of norms have one fixed order of their own. */
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
@@ -200,7 +192,7 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
                                                 size_t d, const amp_exec* exec);
 AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d);
 
-/* --- element by element, rows ---------------------------------------------------------------- */
+/* Element by element, rows */
 
 /* As the functions of amp.h, with the CPU's bits but for softmax, whose sums have a fixed order of their own. */
 AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
@@ -225,7 +217,7 @@ AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, si
                                             void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
                                             const amp_exec* exec);
 
-/* --- losses -------------------------------------------------------------------------------- */
+/* Losses */
 
 /* labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be reported without waiting
    for the GPU: it makes the loss and its row of the gradient NaN, so that a scaler skips the step. With
@@ -253,9 +245,7 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
                                                      float weight, void* dx, amp_dtype dx_dtype, size_t n,
                                                      const amp_exec* exec);
 
-/* ======================================================================================== */
-/* >>scaler   The loss scale on the device: no step waits for the host.                       */
-/* ======================================================================================== */
+/* >>scaler   The loss scale on the device: no step waits for the host. */
 
 /* A loop of your own, with the kernels of your own, gets a loss scaler by these lines (once: create, and the
    list of the gradients):
@@ -320,9 +310,7 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, co
    inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec);
 
-/* ======================================================================================== */
-/* >>optim    Fused optimizers.                                                              */
-/* ======================================================================================== */
+/* >>optim    Fused optimizers. */
 
 /* amp_optimizer on the device: clip, unscale, update and the 16-bit copy in one pass over all parameters, which
    skips itself after an overflow. Learning rate and step counter live on the device too. Where the clip
@@ -352,9 +340,7 @@ AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_opt
                                             const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec);
 
-/* ======================================================================================== */
-/* >>backend  The same model on a GPU.                                                       */
-/* ======================================================================================== */
+/* >>backend  The same model on a GPU. */
 
 /* For amp_model_desc.backend; backend_desc is an amp_cuda_desc or NULL. The model works on the device that is
    current when it is created, which must be current in its calls too, and on one stream. Scaler, step
@@ -374,15 +360,11 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 #endif
 #endif /* AMP_CUDA_CUH_INCLUDED */
 
-/* ======================================================================================== */
-/* >>impl     Stop here if you only want the interface.                                       */
-/* ======================================================================================== */
+/* >>impl     Stop here if you only want the interface. */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_CUDA_IMPLEMENTATION_ONCE)
 #define AMPI_CUDA_IMPLEMENTATION_ONCE
 
-/* ======================================================================================== */
-/* >>impl-base                                                                                */
-/* ======================================================================================== */
+/* >>impl-base */
 #include <cuda_runtime.h>
 #if CUDART_VERSION >= 12000
   #include <cuda.h>     /* types alone: what they describe is asked of the driver at run time */
@@ -417,7 +399,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
 
-/* --- errors ------------------------------------------------------------------------------- */
+/* Errors */
 
 AMPI_FN amp_result ampi_cuda_result(cudaError_t e) {
     switch (e) {
@@ -440,6 +422,7 @@ AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cuda
 AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
     return exec ? (cudaStream_t)exec->stream : (cudaStream_t)0;
 }
+
 AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) { return exec ? (amp_cuda*)exec->context : NULL; }
 
 /* An object or a result that a call cannot do without. */
@@ -451,11 +434,12 @@ AMPI_FN amp_result ampi_cuda_missing(const amp_exec* exec, const char* place, co
 AMPI_FN amp_result ampi_cuda_wait(const amp_exec* exec, const char* place) {
     return ampi_cuda_check(exec, place, cudaStreamSynchronize(ampi_cuda_stream(exec)));
 }
+
 AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec) {
     return ampi_cuda_wait(exec, "amp_cuda_synchronize");
 }
 
-/* --- the context --------------------------------------------------------------------------- */
+/* The context */
 
 /* Pinned memory through which data travels; the host may use it again once `done` has passed. */
 typedef struct ampi_cuda_buffer {
@@ -529,6 +513,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY : AMP_ERR_DEVICE,
                      "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
+
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) {
     if (c->blas) cublasDestroy(c->blas);
     if (c->blas_workspace) cudaFree(c->blas_workspace);
@@ -538,6 +523,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     if (c->desc.gemm != AMP_CUDA_GEMM_CUBLAS) return AMP_OK;
     return ampi_fail(c->exec.logger, AMP_ERR_UNSUPPORTED, "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
 }
+
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) { (void)c; }
 #endif
 
@@ -624,7 +610,7 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
     return c ? c->exec : none;
 }
 
-/* --- memory --------------------------------------------------------------------------------- */
+/* Memory */
 
 AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
     void* p = NULL;
@@ -633,13 +619,16 @@ AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
     cudaGetLastError();
     return NULL;
 }
+
 AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     (void)a;
     if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
+
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
     return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
 }
+
 /* A batch "on the device" may lie in pinned memory: the kind of copy follows from the addresses. */
 AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
     if (bytes == 0) return AMP_OK;
@@ -665,6 +654,7 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes, amp
     }
     return ampi_cuda_check(exec, "amp_cuda: pinned memory", e);
 }
+
 AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer, void* dst,
                                          size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
@@ -685,6 +675,7 @@ AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* 
     if (r == AMP_OK) r = ampi_cpu_convert(buffer->data, dst_dtype, host, host_dtype, n, exec);
     return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
 }
+
 AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
     ampi_cuda_buffer* buffer;
     amp_result r;
@@ -703,6 +694,7 @@ AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
                         cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ampi_cuda_stream(exec)));
     return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
 }
+
 AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
                                       size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(src_dtype);
@@ -714,7 +706,7 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
     return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec) : r;
 }
 
-/* --- launches --------------------------------------------------------------------------- */
+/* Launches */
 
 /* May kernels start while the one before them ends ("programmatic dependent launch")? All of them wait where they
    begin, if they are compiled for 9.0: older code, translated, does not. */
@@ -765,13 +757,14 @@ static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* pl
     if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
     return ampi_cuda_check(exec, place, e);
 }
+
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
                                    dim3 block, size_t shared, A... args) {
     return ampi_cuda_launch_clusters(exec, place, kernel, grid, block, shared, 1, args...);
 }
 
-/* --- host: what every operator needs -------------------------------------------------------- */
+/* Host: what every operator needs */
 
 /* Threads in a block, unless a kernel says otherwise, and elements that one thread holds at a time. */
 enum { AMPI_CUDA_BLOCK = 256, AMPI_CUDA_EIGHT = 8, AMPI_CUDA_MAX_BLOCKS = 4096 };
@@ -792,17 +785,20 @@ AMPI_FN cudaError_t ampi_cuda_ask(const void* p, int* reached) {
                    || (a.type == cudaMemoryTypeHost && a.devicePointer == p));
     return e;
 }
+
 AMPI_FN int ampi_cuda_reaches(const void* p) {
     int reached;
     if (ampi_cuda_ask(p, &reached) != cudaSuccess) cudaGetLastError();
     return reached;
 }
+
 AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name, const void* p) {
     int reached;
     amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &reached));
     if (r != AMP_OK || reached) return r;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
 }
+
 /* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
                                            const void* p) {
@@ -833,7 +829,7 @@ AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
     return (void*)(start + skip);
 }
 
-/* --- device: instructions ------------------------------------------------------------------ */
+/* Device: instructions */
 
 #if !defined(AMP_CUDA_EMU)
 
@@ -844,6 +840,7 @@ AMPI_D void ampi_ptx_ldmatrix_x4(uint32_t (&r)[4], const void* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+
 AMPI_D void ampi_ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void* p) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -859,6 +856,7 @@ AMPI_D void ampi_ptx_mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
+
 AMPI_D void ampi_ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -867,6 +865,7 @@ AMPI_D void ampi_ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint3
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
+
 AMPI_D void ampi_ptx_mma_f16_k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -880,11 +879,13 @@ AMPI_D void ampi_ptx_cp_async16(void* shared, const void* global, int bytes) {
                  : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
 #endif
 }
+
 AMPI_D void ampi_ptx_cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
+
 /* Waits until at most N of the newest groups are still under way. */
 template <int N>
 AMPI_D void ampi_ptx_cp_async_wait() {
@@ -914,6 +915,7 @@ AMPI_D float ampi_ptx_f32_from_f16(uint16_t h) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
     return f;
 }
+
 /* NaN gives 0x7fff. */
 AMPI_D uint16_t ampi_ptx_f16_from_f32(float f) {
     uint16_t h;
@@ -932,6 +934,7 @@ AMPI_D uint32_t ampi_ptx_shared(const void* p) { return (uint32_t)__cvta_generic
 AMPI_D void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(ampi_ptx_shared(barrier)), "r"(count) : "memory");
 }
+
 /* Before the copy engine may use the barriers that this thread made. */
 AMPI_D void ampi_ptx_mbarrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
 /* Arrives, and announces bytes that the copy engine will bring. */
@@ -939,9 +942,11 @@ AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  : : "r"(ampi_ptx_shared(barrier)), "r"(bytes) : "memory");
 }
+
 AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(ampi_ptx_shared(barrier)) : "memory");
 }
+
 /* Waits until the latest phase of this parity has ended; a new barrier's phase of parity 1 counts as ended. */
 AMPI_D void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
@@ -959,21 +964,25 @@ AMPI_D void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrie
                  : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+
 /* Fetches the description itself, ahead of its first use. */
 AMPI_D void ampi_ptx_tma_prefetch(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
+
 /* The way back; parts of the box outside of the tensor are left out. Stores count in groups, as cp.async does. */
 AMPI_D void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                  : : "l"(map), "r"(ampi_ptx_shared(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
+
 AMPI_D void ampi_ptx_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 /* Until at most N of this thread's groups have still to be read from shared memory. */
 template <int N>
 AMPI_D void ampi_ptx_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
 }
+
 /* What this thread wrote to shared memory by ordinary stores is seen by the copy engine and the Tensor Cores. */
 AMPI_D void ampi_ptx_fence_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
@@ -982,12 +991,14 @@ AMPI_D void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                  : : "r"(ampi_ptx_shared(p)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
+
 /* lo in the low half; a NaN gives 0x7fff. */
 AMPI_D uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
     return pair;
 }
+
 AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
@@ -1000,6 +1011,7 @@ AMPI_D uint32_t ampi_ptx_add_f16x2(uint32_t a, uint32_t b) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
     return sum;
 }
+
 AMPI_D uint32_t ampi_ptx_add_bf16x2(uint32_t a, uint32_t b) {
     uint32_t sum;
     asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
@@ -1012,13 +1024,16 @@ AMPI_D int ampi_ptx_elect() {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(mine));
     return mine;
 }
+
 /* All threads of the cluster; `threads` of this block, at barrier 1, 2, ... */
 AMPI_D void ampi_ptx_cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
+
 AMPI_D void ampi_ptx_group_sync(uint32_t group, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(group), "r"(threads) : "memory");
 }
+
 /* 16 bytes from the same place in the shared memory of the cluster's block `rank`. */
 AMPI_D float4 ampi_ptx_load_there(const void* p, uint32_t rank) {
     float4 v;
@@ -1066,21 +1081,25 @@ AMPI_D void ampi_ptx_wgmma(float (&d)[32], uint64_t a, uint64_t b, int add) {
     if (BF16) AMPI_WGMMA(64, "bf16", AMPI_REGS_32, AMPI_TIE_32(0), 32, 33, 34, 35, 36);
     else AMPI_WGMMA(64, "f16", AMPI_REGS_32, AMPI_TIE_32(0), 32, 33, 34, 35, 36);
 }
+
 template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[64], uint64_t a, uint64_t b, int add) {
     if (BF16) AMPI_WGMMA(128, "bf16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
     else AMPI_WGMMA(128, "f16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
 }
+
 template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[96], uint64_t a, uint64_t b, int add) {
     if (BF16) AMPI_WGMMA(192, "bf16", AMPI_REGS_96, AMPI_TIE_96(0), 96, 97, 98, 99, 100);
     else AMPI_WGMMA(192, "f16", AMPI_REGS_96, AMPI_TIE_96(0), 96, 97, 98, 99, 100);
 }
+
 template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[128], uint64_t a, uint64_t b, int add) {
     if (BF16) AMPI_WGMMA(256, "bf16", AMPI_REGS_128, AMPI_TIE_128(0), 128, 129, 130, 131, 132);
     else AMPI_WGMMA(256, "f16", AMPI_REGS_128, AMPI_TIE_128(0), 128, 129, 130, 131, 132);
 }
+
 /* Before the first wgmma after registers of d were touched. */
 AMPI_D void ampi_ptx_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 AMPI_D void ampi_ptx_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -1099,12 +1118,13 @@ AMPI_D void ampi_ptx_wgmma_wait_all(float (&d)[M]) {
 
 #endif
 
-/* --- device: one element of any type ------------------------------------------------------- */
+/* Device: one element of any type */
 
 /* Bit for bit what the CPU does: a NaN keeps the upper bits of its payload and is made quiet. */
 AMPI_D float ampi_d_widen_half(uint16_t h) {
     return (h & 0x7fffu) > 0x7c00u ? ampi_float(ampi_half_widen(h)) : ampi_ptx_f32_from_f16(h);
 }
+
 AMPI_D uint16_t ampi_d_round_half(float f) {
     uint32_t u = ampi_bits(f);
     return (u & 0x7fffffffu) > 0x7f800000u ? ampi_half_bits(u) : ampi_ptx_f16_from_f32(f);
@@ -1116,6 +1136,7 @@ AMPI_D float ampi_d_load(const void* x, amp_dtype t, size_t i) {
     if (t == AMP_BF16) return ampi_float(ampi_bf16_widen(((const uint16_t*)x)[i]));
     return ((const float*)x)[i];
 }
+
 /* Rounds v to the type of y and writes element i. */
 AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
     if (t == AMP_F16) ((uint16_t*)y)[i] = ampi_d_round_half(v);
@@ -1128,7 +1149,7 @@ AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
     return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
 }
 
-/* --- device: eight elements of any type ------------------------------------------------------ */
+/* Device: eight elements of any type */
 
 /* Eight elements as they lie in memory; 16-bit types leave the upper half unused. */
 typedef struct ampi_eight { uint32_t w[8]; } ampi_eight;
@@ -1152,6 +1173,7 @@ AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, s
             if (i + (size_t)j < n) r.w[j / 2] |= (uint32_t)((const uint16_t*)p)[j] << (16 * (j & 1));
     }
 }
+
 /* The inverse: writes those of the eight that lie below n. */
 AMPI_D void ampi_d_put8(void* y, amp_dtype t, size_t i, size_t n, const ampi_eight& r) {
     unsigned char* p = (unsigned char*)y + i * (t == AMP_F32 ? 4u : 2u);
@@ -1177,6 +1199,7 @@ AMPI_D void ampi_d_widen8(float (&v)[8], const ampi_eight& r, amp_dtype t) {
         for (int j = 0; j < 8; j++)
             v[j] = ampi_float(ampi_bf16_widen((uint16_t)(r.w[j / 2] >> (16 * (j & 1)))));
 }
+
 AMPI_D void ampi_d_round8(ampi_eight& r, const float (&v)[8], amp_dtype t) {
     if (t == AMP_F32)
         for (int j = 0; j < 8; j++) r.w[j] = ampi_bits(v[j]);
@@ -1195,13 +1218,14 @@ AMPI_D void ampi_d_load8(float (&v)[8], const void* x, amp_dtype t, size_t i, si
     ampi_d_fetch8(r, x, t, i, n);
     ampi_d_widen8(v, r, t);
 }
+
 AMPI_D void ampi_d_store8(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[8]) {
     ampi_eight r;
     ampi_d_round8(r, v, t);
     ampi_d_put8(y, t, i, n, r);
 }
 
-/* --- device: sums and maxima in a fixed order ------------------------------------------------ */
+/* Device: sums and maxima in a fixed order */
 
 /* Eight floats by a tree. Longer sums go on in double, one addition for eight elements. */
 AMPI_D float ampi_d_sum8(const float (&v)[8]) {
@@ -1215,6 +1239,7 @@ AMPI_D void ampi_d_warp_sum(double (&v)[N]) {
     for (int step = 16; step > 0; step /= 2)
         for (int k = 0; k < N; k++) v[k] += __shfl_xor_sync(0xffffffffu, v[k], step);
 }
+
 /* The larger; NaNs are passed over. */
 AMPI_D float ampi_d_larger(float a, float b) { return b > a ? b : a; }
 AMPI_D float ampi_d_warp_max(float v) {
@@ -1237,6 +1262,7 @@ AMPI_D void ampi_d_group_sum(double (&v)[N], double* shared) {
         for (int warp = 1; warp < T / 32; warp++) v[k] += shared[warp * N + k];
     }
 }
+
 template <int T>
 AMPI_D float ampi_d_group_max(float v, double* shared) {
     v = ampi_d_warp_max(v);
@@ -1259,11 +1285,9 @@ AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared
     return sum[0];
 }
 
-/* ======================================================================================== */
-/* >>impl-half                                                                                */
-/* ======================================================================================== */
+/* >>impl-half */
 
-/* --- kernels over all elements of one or two operands ---------------------------------------- */
+/* Kernels over all elements of one or two operands */
 
 /* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all loads first. */
 typedef struct ampi_cuda_map {
@@ -1280,14 +1304,16 @@ AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* 
     ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt), ampi_dtype_or_f32(yt), n };
     return m;
 }
+
 /* This thread's first element, and the step from one iteration to the next. */
 AMPI_D size_t ampi_d_tile_start() {
     return (size_t)blockIdx.x * AMPI_CUDA_TILE + threadIdx.x * (unsigned)AMPI_CUDA_EIGHT;
 }
+
 AMPI_D size_t ampi_d_tile_step() { return (size_t)gridDim.x * AMPI_CUDA_TILE; }
 enum { AMPI_CUDA_SECOND = AMPI_CUDA_TILE / 2 };      /* from a thread's first eight of a tile to its second */
 
-/* --- conversion ----------------------------------------------------------------------------- */
+/* Conversion */
 
 AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
     float v[8];
@@ -1421,7 +1447,7 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
     return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
 }
 
-/* --- data of a batch ------------------------------------------------------------------------ */
+/* Data of a batch */
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x, amp_dtype t,
                                                                         size_t n) {
@@ -1463,9 +1489,7 @@ AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* sr
     return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
 }
 
-/* ======================================================================================== */
-/* >>impl-gemm                                                                                */
-/* ======================================================================================== */
+/* >>impl-gemm */
 
 /* Every product - gemm, batches of it, dense layers, convolutions - is an ampi_product of amp.h. It becomes an
    ampi_cuda_product here, which a kernel takes as its parameter. A kernel reads an operand in one of two ways:
@@ -1474,7 +1498,7 @@ AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* sr
      time. Images are read so, and matrices whose address or leading dimension is no multiple of 16 bytes;
      these are images of one row. */
 
-/* --- places ------------------------------------------------------------------------------- */
+/* Places */
 
 /* x / d for x < 2^31 by one multiplication: x * factor >> shift, factor = ceil(2^shift / d), with
    shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is below 2^shift. */
@@ -1486,6 +1510,7 @@ AMPI_FN ampi_cuda_divisor ampi_cuda_divisor_of(uint32_t d) {
     v.factor = (uint32_t)((((uint64_t)1 << v.shift) + d - 1) / d);
     return v;
 }
+
 AMPI_D uint32_t ampi_d_divide(uint32_t x, const ampi_cuda_divisor& by) {
     return (uint32_t)((uint64_t)x * by.factor >> by.shift);
 }
@@ -1498,11 +1523,13 @@ AMPI_FN ampi_cuda_digits ampi_cuda_digits_of(size_t i, uint32_t middle, uint32_t
     ampi_cuda_digits d = { (uint32_t)(i / low / middle), (uint32_t)(i / low % middle), (uint32_t)(i % low) };
     return d;
 }
+
 AMPI_D ampi_cuda_digits ampi_d_digits_of(size_t i, uint32_t middle, uint32_t low) {
     size_t above = ampi_d_quotient(i, low), high = ampi_d_quotient(above, middle);
     ampi_cuda_digits d = { (uint32_t)high, (uint32_t)(above - high * middle), (uint32_t)(i - above * low) };
     return d;
 }
+
 AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint32_t middle, uint32_t low) {
     uint32_t carry;
     d.low += step.low;
@@ -1559,6 +1586,7 @@ AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, s
     pair.x = first ? ((const uint16_t*)data)[at] : 0u;
     pair.y = second ? ((const uint16_t*)data)[at2] : 0u;
 }
+
 AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at, int second, size_t at2) {
     pair.x = first ? ampi_d_load(data, t, at) : 0.0f;
     pair.y = second ? ampi_d_load(data, t, at2) : 0.0f;
@@ -1579,6 +1607,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     w.view[0] = ampi_d_view(o, w.position);
     w.view[1] = ampi_d_view(o, next);
 }
+
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
                               size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
@@ -1586,6 +1615,7 @@ AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, siz
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
     ampi_d_walk_views(w, o);
 }
+
 template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     ampi_cuda_digits row = w.row;
@@ -1604,7 +1634,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
     }
 }
 
-/* --- the product --------------------------------------------------------------------------- */
+/* The product */
 
 /* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block forms one
    piece of the sum over k: sums[piece][product of the batch][i][j]. */
@@ -1641,13 +1671,14 @@ AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth,
     t.steps = t.from >= all ? 0 : all - t.from < p.steps ? all - t.from : p.steps;
     return t;
 }
+
 AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
     uint32_t block = blockIdx.x;
     AMPI_D_RENEW(block);
     return ampi_d_tile_at(p, depth, block, blockIdx.z);
 }
 
-/* --- from sums to C ------------------------------------------------------------------------ */
+/* From sums to C */
 
 /* Eight neighbours of row i of C, as far as there are: `whole` if they are neighbours in memory too. */
 typedef struct ampi_cuda_place {
@@ -1664,6 +1695,7 @@ AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
     }
     return row + image * p.part_stride + pixel;
 }
+
 AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     ampi_cuda_place c;
     c.row = z * p.c_stride + i * p.ldc;
@@ -1673,16 +1705,19 @@ AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t
     c.whole = (p.part == p.n && !p.apart) || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at + c.count - 1;
     return c;
 }
+
 AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_load8(v, p.c, p.c_dtype, c.at, c.at + c.count); return; }
     for (int l = 0; l < 8; l++)
         v[l] = (size_t)l < c.count ? ampi_d_load(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
 }
+
 AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_store8(p.c, p.c_dtype, c.at, c.at + c.count, v); return; }
     for (int l = 0; l < 8; l++)
         if ((size_t)l < c.count) ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
 }
+
 AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     size_t at = z * p.bias_stride;
     if (!p.bias_per_row) { ampi_d_load8(v, p.bias, p.bias_dtype, at + j, at + p.n); return; }
@@ -1698,6 +1733,7 @@ AMPI_D float ampi_d_activation(int f, float x) {
         default: return x;
     }
 }
+
 /* The eight values rotate, so that the function's code is there once. */
 AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
     AMPI_ROLLED
@@ -1726,6 +1762,7 @@ AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_plac
     for (int l = 0; l < 8; l++) v[l] = ampi_clean_nan(v[l]);
     ampi_d_c_store8(v, p, c);
 }
+
 AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
     ampi_d_epilogue8_at(p, ampi_d_place(p, z, i, j), z, i, v);
 }
@@ -1756,6 +1793,7 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
     }
     return sum;
 }
+
 /* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then the first warp
    applies the epilogue to the block's 32 eights. */
 enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
@@ -1776,7 +1814,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
     ampi_d_epilogue8(p, z, row - z * p.m, (q - row * eights) * 8, v);
 }
 
-/* --- plain kernel -------------------------------------------------------------------------- */
+/* Plain kernel */
 
 /* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element k of row i
    of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs over k in the CPU's
@@ -1791,6 +1829,7 @@ AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t d
     *row = threadIdx.x / pairs;
     *position = threadIdx.x % pairs * 2;
 }
+
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t x, size_t k,
                                    uint32_t width, uint32_t depth) {
     uint32_t row, position;
@@ -1867,7 +1906,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
-/* --- narrow products ---------------------------------------------------------------------------- */
+/* Narrow products */
 
 /* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps threads, neighbours in
    a warp, form an element of C: each takes every so many places of k, ascending; then they are added by halves. */
@@ -1886,6 +1925,7 @@ AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, u
                        BF16 ? ampi_float((uint32_t)b[q * b_step] << 16) : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
+
 /* What ampi_d_epilogue8 does, for one element. */
 AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t j, float sum) {
     const size_t z = blockIdx.y, at = ampi_d_c_at(p, z * p.c_stride + i * p.ldc, j);
@@ -1894,6 +1934,7 @@ AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t 
     if (p.bias) v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + (p.bias_per_row ? i : j)));
     ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
 }
+
 template <int BF16>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
@@ -1904,7 +1945,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(amp
     if (i < p.m && lane == 0) ampi_d_narrow_epilogue(p, i, e - i * p.n, sum);
 }
 
-/* --- Tensor Core kernel: shared memory ---------------------------------------------------------- */
+/* Tensor Core kernel: shared memory */
 
 /* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part, in 16 x 8 of
    the mma instruction. k goes in steps of 32. A circular buffer of three stages holds the tiles of A and of B
@@ -1932,6 +1973,7 @@ AMPI_D uint32_t ampi_d_lane_at(int along_k, uint32_t width, uint32_t x, int is_b
     return along_k ? ampi_d_chunk_at(1, width, x + xh * 8 + in, kh)
                    : ampi_d_chunk_at(0, width, kh * 8 + in, x / 8 + xh);
 }
+
 /* The fragment 16*i further along x and 16*h along k: whole rows further one way, two chunks the other way,
    which the swizzle turns into an exclusive or: the chunk so far has neither bit of 2*i, nor of 2*h. */
 template <int X, int ALONG_K>
@@ -1940,7 +1982,7 @@ AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lan
     else ampi_ptx_ldmatrix_x4_trans(r, tile + (lane_at ^ 16 * i) + h * 16 * X);
 }
 
-/* --- Tensor Core kernel: feeding --------------------------------------------------------------- */
+/* Tensor Core kernel: feeding */
 
 /* What one thread brings of each tile of one operand: two chunks, or eight pairs. `held` is on its way through
    registers: pairs always, chunks where there is no cp.async. */
@@ -1981,6 +2023,7 @@ AMPI_D void ampi_d_chunk(uint2* held, uint16_t* stage, const uint16_t* from, int
     held[1] = make_uint2(q.z, q.w);
 #endif
 }
+
 /* The second chunk lies half a tile below the first, where the swizzle is the same. */
 template <int X>
 AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* stage) {
@@ -1999,6 +2042,7 @@ AMPI_D void ampi_d_feed_start(ampi_cuda_feed& f, const ampi_cuda_operand& o, uin
     if (PLACES && !o.chunks) ampi_d_walk_tile(f.held, f.walk, o);
     else ampi_d_feed_chunks<X>(f, o, stage);
 }
+
 /* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4, which inverts the
    third bit of the swizzle. */
 template <int X, bool PLACES>
@@ -2016,7 +2060,7 @@ AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& 
 #endif
 }
 
-/* --- Tensor Core kernel: multiplying ------------------------------------------------------------- */
+/* Tensor Core kernel: multiplying */
 
 /* d += a * b, 16 x 8, with 16 of k. */
 template <int BF16>
@@ -2046,6 +2090,7 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage
             for (uint32_t j = 0; j < 4; j++) ampi_d_mma<BF16>(sum[i][j], left[i], right[j]);
     }
 }
+
 /* The forms of the operands are chosen once for 32 of k, here and not as kernels of their own: the choice costs a
    few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
@@ -2059,6 +2104,7 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
         else ampi_d_multiply_as<X, 0, 0, BF16>(sum, stage, a_at, b_at);
     }
 }
+
 template <int X>
 AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* stage,
                             uint32_t a_at, uint32_t b_at) {
@@ -2133,7 +2179,7 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
                           (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
 
-/* --- Hopper kernel: the ladder ---------------------------------------------------------------------- */
+/* Hopper kernel: the ladder */
 
 /* On compute capability 9.0 mma.sync, which the kernel above is made of, reaches some 60 % of the Tensor Cores' rate.
    Seven steps lead from it to this kernel:
@@ -2216,7 +2262,7 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
     return t;
 }
 
-/* --- Hopper kernel: feeding ------------------------------------------------------------------------- */
+/* Hopper kernel: feeding */
 
 /* An operand's tile at row or column x, for one stage: `boxes` times 64 rows or columns. */
 AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o, unsigned char* to, uint64_t* full,
@@ -2226,6 +2272,7 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
     for (uint32_t box = 0; box < boxes; box++)
         ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, (int)(x + 64 * box), (int)k, product);
 }
+
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe, const ampi_hopper_tile& t,
                                uint32_t step) {
@@ -2236,6 +2283,7 @@ AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipe
     ampi_d_hopper_fetch(&h.a, h.p.a, stage, full, t.i, k, t.z, 2);
     ampi_d_hopper_fetch(&h.b, h.p.b, stage + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, N / 64);
 }
+
 /* The feeding warp. A stage is empty when its readers have left it. */
 template <int N>
 AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe) {
@@ -2250,7 +2298,7 @@ AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_pipeline p
     }
 }
 
-/* --- Hopper kernel: multiplying ----------------------------------------------------------------------- */
+/* Hopper kernel: multiplying */
 
 /* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in units of 16 bytes,
    the address in bits 0-13, the leading offset in bits 16-29, the stride in bits 32-45; in bits 62-63 the swizzle, 1
@@ -2293,6 +2341,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
     ampi_ptx_wgmma_wait_all(sum);
     ampi_d_hopper_release(pipe, last);
 }
+
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
 AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_pipeline& pipe,
@@ -2306,7 +2355,7 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
     }
 }
 
-/* --- Hopper kernel: from sums to C -------------------------------------------------------------------- */
+/* Hopper kernel: from sums to C */
 
 /* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element e is row
    lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
@@ -2327,6 +2376,7 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
     c.whole = 1;
     ampi_d_epilogue8_at(p, c, t.z, i, v);
 }
+
 /* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
@@ -2363,6 +2413,7 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
             v[0] = make_float4(v[0].x + v[p].x, v[0].y + v[p].y, v[0].z + v[p].z, v[0].w + v[p].w);
     return v[0];
 }
+
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
                                          const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
@@ -2382,6 +2433,7 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
         __syncwarp();
     }
 }
+
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
                                 unsigned char* exchange, float* slice) {
@@ -2402,15 +2454,18 @@ AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float
     if (p.bias) v = __fadd_rn(v, bias);
     return p.epilogue ? ampi_f32_relu(v) : v;
 }
+
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
     return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + at) : 0.0f;
 }
+
 /* What a lane has of the bias: that of its two rows, or of two of the 64 columns from j on, 2*lane and the next. */
 AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32_t i, uint32_t j) {
     const uint32_t lane = threadIdx.x % 32, at = p.bias_per_row ? i + lane / 4 : j + 2 * lane;
     if (!p.bias) return make_float2(0.0f, 0.0f);
     return make_float2(ampi_d_hopper_bias(p, z, at), ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
 }
+
 /* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from the bias' first
    column. */
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e, uint32_t block,
@@ -2422,6 +2477,7 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
     }
     return make_float2(ampi_d_hopper_epilogue(p, sum[0], x), ampi_d_hopper_epilogue(p, sum[1], y));
 }
+
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
 AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i, uint32_t block,
@@ -2439,6 +2495,7 @@ AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
     if ((pair >> 16 & 0x7fffu) > inf) pair = (pair & 0xffffu) | quiet << 16;
     return pair;
 }
+
 /* A lane's 32 numbers of 64 columns: pair i is rows 8*(i%2), columns 8*(i/2). */
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum, const float2& bias) {
@@ -2453,6 +2510,7 @@ AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, 
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 16; i++) r[i] = ampi_d_hopper_clean<BF16>(r[i]);
 }
+
 /* A warp's 16 rows of 64 halves into a box, whose chunks are swizzled: four times 16 columns, as four 8 x 8 matrices
    each. */
 template <int BF16, int RAW>
@@ -2467,6 +2525,7 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
         ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, four);
     }
 }
+
 /* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their block. */
 template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
@@ -2486,6 +2545,7 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
     for (uint32_t i = 0; i < 8; i++)
         *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) = v[i];
 }
+
 /* By the copy engine: 64 rows of 128 bytes at a time, through two boxes that alternate. The first barrier: the box has
    been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
@@ -2509,6 +2569,7 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
         }
     }
 }
+
 template <int N, int RAW>
 AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
                                      unsigned char* out, uint32_t& next_box) {
@@ -2595,7 +2656,7 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
 
 #endif
 
-/* --- from a product of amp.h to a kernel -------------------------------------------------------- */
+/* From a product of amp.h to a kernel */
 
 /* Elements from one product of a batch to the next. */
 typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
@@ -2617,6 +2678,7 @@ AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_im2col* g) {
     o->base_h = g->h.first; o->base_w = g->w.first;
     o->step_h = g->h.next; o->step_w = g->w.next;
 }
+
 /* Other operands: a channel for each stored row. A matrix is one image of one row. The weights of an input
    gradient are an image for each output, of those kernel positions that are in use. */
 AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, size_t length) {
@@ -2629,6 +2691,7 @@ AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, siz
     o->cols = v->area ? (uint32_t)v->kernel_w : (uint32_t)ampi_max_size(length, 1);
     o->width = v->area ? (uint32_t)v->next_h : o->cols;
 }
+
 /* Of m or n and of k, one is the number of stored rows, the other their length. */
 AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k, size_t stride) {
     const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
@@ -2667,7 +2730,7 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi
     return p;
 }
 
-/* --- which kernel ------------------------------------------------------------------------------- */
+/* Which kernel */
 
 AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
     int device = 0, value = 0;
@@ -2715,12 +2778,13 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t bat
     cut.pieces = (uint32_t)ampi_cuda_parts(ampi_cuda_parts(k, AMPI_CUDA_DEPTH), cut.steps);
     return cut;
 }
+
 /* Bytes for the sums of all pieces; the scratch memory begins at a multiple of 16. */
 AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t n, size_t batch) {
     return cut->pieces < 2 ? 0 : (size_t)cut->pieces * m * n * batch * sizeof(float);
 }
 
-/* --- which kernel: Hopper ------------------------------------------------------------------------- */
+/* Which kernel: Hopper */
 
 #if defined(AMPI_TENSOR_MAPS)
 
@@ -2747,6 +2811,7 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size
     cut.pieces = (uint32_t)ampi_cuda_parts(steps, cut.steps);
     return cut;
 }
+
 /* What a cut costs, in microseconds as an H100 was seen to take: as many rounds as the multiprocessors need, of steps
    and what a tile needs besides. Shared memory feeds the Tensor Cores, so narrow tiles, which read A for fewer columns,
    cost more than their share. Blocks that share a tile meet twice and read each other's sums. */
@@ -2756,10 +2821,12 @@ AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors
     const double cost = (double)ampi_cuda_parts(blocks, processors) * (cut->steps * step[i] + end[i]);
     return cut->pieces > 1 ? cost + 3.6 + 0.25 * cut->pieces : cost;
 }
+
 /* Blocks of a cluster lie in one part of the GPU, of 16 multiprocessors or a few more: so many clusters at once. */
 AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
     return processors < 16 ? processors / pieces : processors / 16 * (16 / pieces);
 }
+
 /* The cheapest of the four widths and of 1, 2, 4 or 8 pieces, which all have to run at once. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
@@ -2781,7 +2848,7 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t 
 AMPI_FN int ampi_cuda_hopper_here(void) { return 0; }
 #endif
 
-/* --- workspace ---------------------------------------------------------------------------------- */
+/* Workspace */
 
 AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t batch) {
     size_t all;
@@ -2791,6 +2858,7 @@ AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t 
     all = ampi_cuda_pieces_bytes(&cut, m, n, batch);
     return all ? all + 16 : 0;
 }
+
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_cuda_product_workspace(m, n, k, 1);
 }
@@ -2807,7 +2875,7 @@ AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
     return 0;
 }
 
-/* --- launches ---------------------------------------------------------------------------------- */
+/* Launches */
 
 /* A thread's steps from pair to pair or chunk to chunk and from tile to tile; see ampi_d_walk_tile and
    ampi_d_feed_chunks. */
@@ -2855,6 +2923,7 @@ AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op, co
 AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
     return (size_t)AMPI_CUDA_STAGES * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
 }
+
 AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_mma(p->m, p->n, p->k, p->batch);
     int chunks = p->a.chunks && p->b.chunks;
@@ -2869,7 +2938,7 @@ AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_
     return r == AMP_OK ? ampi_cuda_add_pieces(exec, op, p) : r;
 }
 
-/* --- launches: Hopper ------------------------------------------------------------------------------ */
+/* Launches: Hopper */
 
 #if defined(AMPI_TENSOR_MAPS)
 
@@ -2890,6 +2959,7 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     if (e != cudaSuccess) cudaGetLastError();
     return known;
 }
+
 /* `count` matrices of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
 AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t height,
                                  size_t ld, size_t count, size_t stride, uint32_t rows) {
@@ -2904,11 +2974,13 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+
 /* `tile` rows or columns at a time. */
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch, uint32_t tile) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride,
                                 o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
+
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what it writes to whole
    16 bytes (an H100 does; no document says so): a row that ends within some has a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
@@ -2917,10 +2989,12 @@ AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
            && (uintptr_t)p->c % 16 == 0 && p->n % unit == 0 && p->ldc % unit == 0
            && (p->batch == 1 || p->c_stride % unit == 0);
 }
+
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
 AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product* p) {
     return p->a.boxes && p->b.boxes && p->m >= 64 && p->n >= 64 && p->k >= 64 && ampi_cuda_hopper_here();
 }
+
 /* The kernel's parameter; 0 where it cannot be had. */
 AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p, const ampi_cuda_cut* cut) {
     const size_t units = cut->tiles_m * cut->tiles_n * p->batch, limit = (size_t)1 << 30;
@@ -2939,6 +3013,7 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
            && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc, p->batch,
                                                      p->c_stride, 64));
 }
+
 /* A block for each multiprocessor, or fewer; where several share a tile, a cluster for each tile. */
 AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
                                            uint32_t side) {
@@ -2954,6 +3029,7 @@ AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op,
     return ampi_cuda_launch_clusters(exec, op, kernel, dim3(clusters * h->p.pieces), dim3(AMPI_HOPPER_THREADS),
                                      AMPI_HOPPER_SHARED, h->p.pieces, *h);
 }
+
 /* Returns 0 where the product is left to another kernel. */
 AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const ampi_cuda_product* p, amp_result* r) {
     ampi_cuda_hopper h;
@@ -2978,6 +3054,7 @@ AMPI_FN int ampi_cuda_is_narrow(const ampi_cuda_product* p, const ampi_product* 
     return ampi_min_size(p->m, p->n) <= AMPI_CUDA_NARROW && p->a.along_k && p->b.along_k
            && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
 }
+
 AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     size_t blocks;
     p->steps = 1;
@@ -3021,7 +3098,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
     return AMP_OK;
 }
 
-/* --- cuBLAS ------------------------------------------------------------------------------------- */
+/* CuBLAS */
 
 #if !defined(AMP_NO_CUBLAS)
 
@@ -3037,12 +3114,14 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
            && c->ld <= limit && batch->count <= limit;
 }
+
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
                                           amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
     return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
 }
+
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
    count; below, own kernels keep one order of summation everywhere and take bias and rounding along. It never gets
@@ -3061,6 +3140,7 @@ AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, c
 AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
     return t == AMP_F16 ? CUDA_R_16F : t == AMP_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
+
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s, const ampi_cuda_batch* batch,
                                            float beta) {
@@ -3075,6 +3155,7 @@ AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_produ
                                       &beta, c->data, out, (int)c->ld, (long long)batch->c, (int)batch->count,
                                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
+
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, const ampi_product* s,
                                           const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
@@ -3087,6 +3168,7 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, 
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
 }
+
 AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch,
                               amp_cuda_epilogue epilogue) {
     return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
@@ -3112,6 +3194,7 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
 #endif
     return ampi_cuda_product_own(exec, op, s, batch, epilogue);
 }
+
 /* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory then. */
 AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, const ampi_product* s,
                                           const ampi_cuda_batch* batch, int relu) {
@@ -3124,12 +3207,13 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, 
     return amp_cuda_activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data, s->c.dtype,
                                        s->m * s->n * batch->count, exec);
 }
+
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
     return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
 }
 
-/* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
+/* Amp_cuda_gemm */
 
 /* What amp_gemm has no need to check. */
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s, const amp_logger* logger,
@@ -3166,12 +3250,13 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     p.c.bias_per_row = d.bias_per_row;
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
+
 AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
                                  amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
     return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
 }
 
-/* --- gradients of biases ---------------------------------------------------------------------------- */
+/* Gradients of biases */
 
 /* db[o] = sum of dy over images n and pixels p of a plane, element (n*outputs + o)*pixels + p; a dense layer has
    planes of one pixel. Sums are formed in double in an order that depends on sizes alone. */
@@ -3219,10 +3304,12 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     }
     return sum;
 }
+
 AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, double* shared) {
     double sum = ampi_d_parts_sum(parts, s.count, shared);
     if (threadIdx.x == 0) ampi_d_bias_store(s, blockIdx.x, sum);
 }
+
 static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -3239,6 +3326,7 @@ static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_
     __syncthreads();
     ampi_d_bias_end(s, parts, shared);
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_parts(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -3266,6 +3354,7 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
     }
     for (int j = 0; j < 8; j++) v[j] += (double)sum[j];
 }
+
 /* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half of the sums, so that
    lane l ends with number l / 4. */
 AMPI_D double ampi_d_reduce8(double (&v)[8]) {
@@ -3279,6 +3368,7 @@ AMPI_D double ampi_d_reduce8(double (&v)[8]) {
     }
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 2);
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -3300,11 +3390,13 @@ AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outputs, size_t pixels) {
     size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
     return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK), ampi_max_size(most, 1));
 }
+
 /* Two parts for each warp of one block take less time than a second launch. */
 AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outputs, size_t pixels) {
     size_t count = ampi_cuda_bias_parts(n, outputs, pixels);
     return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outputs * sizeof(double) : 0;
 }
+
 AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op, ampi_cuda_bias_sum s) {
     const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outputs, s.pixels);
     s.count = ampi_cuda_bias_parts(s.n, s.outputs, s.pixels);
@@ -3330,7 +3422,7 @@ AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, con
                             AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
-/* --- dense layer ------------------------------------------------------------------------------------ */
+/* Dense layer */
 
 AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op, const char* const* names,
                                             const void* const* pointers, int count) {
@@ -3338,6 +3430,7 @@ AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op
     for (int i = 0; i < count && r == AMP_OK; i++) r = ampi_cuda_check_pointer(exec, op, names[i], pointers[i]);
     return r;
 }
+
 /* The operands of a layer's forward and backward pass; those that are not used are NULL. */
 AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x, const void* w,
                                            const void* b, const void* y) {
@@ -3345,6 +3438,7 @@ AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op,
     const void* const pointers[] = { x, w, b, y };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
 }
+
 AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy, const void* x,
                                             const void* w, const void* dx, const void* dw, const void* db) {
     const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
@@ -3364,6 +3458,7 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
     ampi_linear_y(&s, &t, n, in, out);
     return r == AMP_OK ? ampi_cuda_product_one(exec, op, &s) : r;
 }
+
 /* For a model, whose pointers are good. */
 AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                          const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
@@ -3400,9 +3495,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
     return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), n, out, 1);
 }
 
-/* ======================================================================================== */
-/* >>impl-conv                                                                                */
-/* ======================================================================================== */
+/* >>impl-conv */
 
 /* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a plane. */
 AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_exec* exec, const char* op) {
@@ -3417,7 +3510,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_e
 
 typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
 
-/* --- few channels: direct sums ----------------------------------------------------------------------- */
+/* Few channels: direct sums */
 
 /* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to multiply them on the
    FP32 cores, where their products are exact. One form serves for two of the three products:
@@ -3461,6 +3554,7 @@ AMPI_D ampi_cuda_direct_tile ampi_d_direct_tile(const ampi_cuda_direct& d, uint3
 AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
     return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
+
 /* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down` rows at a time;
    eight of its loads are under way together. */
 AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
@@ -3499,6 +3593,7 @@ AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t position
     const uint32_t place = row * d.kernel_w + (position - above * d.kernel_w);
     return c * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
 }
+
 /* The weights of eight outputs, those of a position beside each other. A thread brings those of one output. */
 template <int KH>
 AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
@@ -3518,6 +3613,7 @@ AMPI_D void ampi_d_direct_load8(float (&v)[8], const float* p) {
     v[0] = low.x; v[1] = low.y; v[2] = low.z; v[3] = low.w;
     v[4] = high.x; v[5] = high.y; v[6] = high.z; v[7] = high.w;
 }
+
 AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
     AMPI_D_UNROLL
     for (int l = 0; l < 8; l++) sum[l] = ampi_fma(1, v, by[l], sum[l]);
@@ -3593,7 +3689,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
             ampi_d_direct_store(d, t.image + at.high, out, (t.row + row + p) * d.cols + at.low, sum[p]);
 }
 
-/* --- few channels: direct sums of dw ------------------------------------------------------------------- */
+/* Few channels: direct sums of dw */
 
 /* dw[o,c,a,b] = sum over images and pixels (i, j) of dy[n,o,i,j] * x[n, c, i*stride_h - pad_h + a*dilation_h, ...].
    A job is KH weights below each other, of eight outputs. A block has its share of the tiles, and a thread one job and
@@ -3636,6 +3732,7 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
         for (int a = 0; a + 1 < KH; a++) v[a] = v[a + 1];
     }
 }
+
 /* A thread's columns of a tile. */
 template <int KH>
 AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
@@ -3690,7 +3787,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
     ampi_d_direct_share<KH>(shared, d, sum, out);
 }
 
-/* --- few channels: which, and how ---------------------------------------------------------------------- */
+/* Few channels: which, and how */
 
 /* Bounds: outputs; weights of each (which take 16 KB); floats of x in the forward kernel (24 KB); of all in that for
    dw (40 KB, as the sums of its 256 threads take at KH = 5); blocks that dw is shared out to. */
@@ -3724,6 +3821,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     d.channel_step = transposed ? along : area;
     return d;
 }
+
 /* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
 AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d_sizes* c, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
@@ -3739,12 +3837,14 @@ AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride
 AMPI_FN uint32_t ampi_cuda_direct_kh(const ampi_cuda_direct* d) {
     return d->kernel_h % 5 == 0 ? 5 : d->kernel_h % 3 == 0 ? 3 : 1;
 }
+
 /* Floats of one channel that a band of so many rows sees; padded sides are below 2^30. */
 AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
     size_t tall = (band - 1) * (size_t)d->stride_h + (size_t)(d->kernel_h - 1) * (size_t)d->dilation_h + 1;
     size_t wide = (size_t)(d->cols - 1) * (size_t)d->stride_w + (size_t)(d->kernel_w - 1) * (size_t)d->dilation_w + 1;
     return tall * wide;
 }
+
 /* Returns 0 where there are too many tiles. */
 AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
                                        uint32_t threads) {
@@ -3782,6 +3882,7 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
     return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_kh(d), threads) ? threads : 0;
 }
+
 /* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
    where they fill all of it twice. */
 AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d, amp_result* r) {
@@ -3825,9 +3926,11 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     d->shares = (uint32_t)ampi_min_size(d->tiles, blocks);
     return 1;
 }
+
 AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
     return (size_t)d->shares * d->outputs * d->out_step * sizeof(float);
 }
+
 AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
     ampi_product none;
     memset(&none, 0, sizeof none);
@@ -3835,6 +3938,7 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
     if (!ampi_cuda_direct_fits(c, AMPI_CONV2D_DW) || !ampi_cuda_direct_cut_dw(&d)) return 0;
     return ampi_cuda_direct_sums(&d) + 16;
 }
+
 /* Without the workspace another kernel has to do it. */
 AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d, int accumulate,
                                        amp_result* r) {
@@ -3863,7 +3967,7 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
                                   : ampi_cuda_direct_launch(exec, op, &d, r);
 }
 
-/* --- the three products ------------------------------------------------------------------------------ */
+/* The three products */
 
 AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
                                         const ampi_convolution* v, ampi_cuda_conv2d_part part, int relu) {
@@ -3872,6 +3976,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, co
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
     return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
 }
+
 /* The next phase of dx that has pixels, from number *i on; see ampi_conv2d_dx. 0: there is none. */
 AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t* i) {
     const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
@@ -3881,6 +3986,7 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes*
     *i += 1;
     return 1;
 }
+
 /* Where a phase meets no kernel position nothing is added to dx. */
 AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
                                        const ampi_layer_refs* t) {
@@ -3899,6 +4005,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, con
 AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
     return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
 }
+
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer_refs none;
     ampi_convolution v;
@@ -3929,11 +4036,13 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void*
     ampi_conv2d_y(&v, &c, &t);
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
+
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                            const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                            void* y, amp_dtype y_dtype, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0, exec);
 }
+
 /* For a model. */
 AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                          const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
@@ -3964,22 +4073,23 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
                                (size_t)c.s.out_channels, c.out_pixels);
 }
 
-/* ======================================================================================== */
-/* >>impl-nn                                                                                  */
-/* ======================================================================================== */
+/* >>impl-nn */
 
 /* One value of a result that may not be wanted. */
 AMPI_D void ampi_d_store_one(void* y, amp_dtype t, size_t i, float v, int accumulate) {
     if (!y) return;
     ampi_d_store(y, t, i, accumulate ? ampi_d_load(y, t, i) + v : v);
 }
+
 AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing) {
     return x ? ampi_d_load(x, t, i) : missing;
 }
+
 AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n, float missing) {
     if (x) ampi_d_load8(v, x, t, i, n);
     else for (int j = 0; j < 8; j++) v[j] = missing;
 }
+
 /* Stores v, or adds it to what is there. */
 AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8], int add) {
     float old[8];
@@ -3987,18 +4097,20 @@ AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8]
     for (int j = 0; add && j < 8; j++) v[j] = __fadd_rn(old[j], v[j]);
     ampi_d_store8(y, t, i, n, v);
 }
+
 /* Zeros where an eight reaches beyond the end. */
 AMPI_D void ampi_d_trim8(float (&v)[8], size_t left) {
     if (left >= 8) return;
     for (int j = 0; j < 8; j++) v[j] = (size_t)j < left ? v[j] : 0.0f;
 }
+
 AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
     float v[8];
     for (int j = 0; j < 8; j++) v[j] = __fmul_rn(a[j], b[j]);
     return ampi_d_sum8(v);
 }
 
-/* --- pooling ----------------------------------------------------------------------------- */
+/* Pooling */
 
 typedef struct ampi_cuda_pool {
     ampi_pool_plan p;
@@ -4017,11 +4129,13 @@ AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
     ampi_cuda_window w = { rows.first, rows.last, columns.first, columns.last };
     return w;
 }
+
 /* What an average divides by. */
 AMPI_D float ampi_d_pool_count(const ampi_pool_plan& p, const ampi_cuda_window& w) {
     if (!p.exclude_pad) return (float)p.kh * (float)p.kw;
     return (float)(w.bottom - w.top) * (float)(w.right - w.left);
 }
+
 /* Pixel i of n planes of h x w: its plane, row and column. */
 AMPI_D size_t ampi_d_pixel(size_t i, int h, int w, int* row, int* column) {
     size_t above = ampi_d_quotient(i, (size_t)w), plane = ampi_d_quotient(above, (size_t)h);
@@ -4034,6 +4148,7 @@ AMPI_D size_t ampi_d_pixel(size_t i, int h, int w, int* row, int* column) {
 AMPI_D float ampi_d_pool_max(float a, float x) {
     return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
 }
+
 /* One thread looks at a whole window, row by row. */
 AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
     float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;
@@ -4044,6 +4159,7 @@ AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window&
         }
     return acc;
 }
+
 /* A warp shares a large window: lane l takes pixels l, l + 32, ... of it, eight to a partial sum. */
 AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
     const size_t width = (size_t)(w.right - w.left), area = width * (size_t)(w.bottom - w.top);
@@ -4108,6 +4224,7 @@ AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t
             v[j] = t == AMP_F16 ? ampi_d_widen_half(r.e[j]) : ampi_float(ampi_bf16_widen(r.e[j]));
     }
 }
+
 template <int N>
 AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
     if (t == AMP_F32) {
@@ -4147,6 +4264,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
 AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
     return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
 }
+
 /* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the windows are others.
    `image` is x or dx, `out` y or dy. An index has 31 bits. */
 AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype, const void* out,
@@ -4253,6 +4371,7 @@ AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
     }
     return first;
 }
+
 /* In tiles; a slope is added to 0, as above, where -0 becomes 0. */
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
@@ -4302,7 +4421,7 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
                             dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
-/* --- batch norm -------------------------------------------------------------------------- */
+/* Batch norm */
 
 /* One block to a channel, whose N planes it walks over in eights that end with each plane. */
 enum { AMPI_CUDA_BN_BLOCK = 512 };
@@ -4392,6 +4511,7 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
     if (s.momentum == 0.0f) return;
     ampi_bn_run(s.running_mean, s.running_var, s.held, c, s.momentum, stats[0], (float)(squares / (count - 1.0)));
 }
+
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (threadIdx.x != 0) return;
     stats[0] = s.running_mean[c];
@@ -4547,7 +4667,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
                             ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
-/* --- rows -------------------------------------------------------------------------------- */
+/* Rows */
 
 /* A row belongs to a group of T threads: a warp (eight rows to a block), or a block of T threads. Eight number k
    of a thread begins at column (k*T + thread) * 8. Rows of up to KEEP eights to a thread are read once and kept
@@ -4571,6 +4691,7 @@ template <int T>
 AMPI_D size_t ampi_d_group() {
     return T == 32 ? (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / 32) + threadIdx.x / 32 : blockIdx.x;
 }
+
 template <int T>
 AMPI_D size_t ampi_d_groups() { return T == 32 ? (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 32) : gridDim.x; }
 
@@ -4602,18 +4723,20 @@ AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size
     if (KEEP > 0)
         ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
 }
+
 template <int KEEP>
 AMPI_D void ampi_d_row_open(ampi_row<KEEP>& r, int k, size_t i) {
     if (KEEP == 0) ampi_d_fetch8(r.raw[k], r.x, r.t, r.start + i, r.end);
     ampi_d_widen8(r.v[k], r.raw[k], r.t);
 }
+
 /* The floats of eight k once more, in a pass after the first. */
 template <int KEEP>
 AMPI_D void ampi_d_row_again(ampi_row<KEEP>& r, int k, size_t i) {
     if (KEEP == 0) ampi_d_row_open(r, k, i);
 }
 
-/* --- layer norm ------------------------------------------------------------------------------ */
+/* Layer norm */
 
 typedef struct ampi_cuda_ln {
     const void *x, *dy, *gamma, *beta;
@@ -4742,9 +4865,11 @@ enum { AMPI_CUDA_LN_COLUMNS = 256, AMPI_CUDA_LN_WARPS = AMPI_CUDA_BLOCK / 32 };
 AMPI_FN size_t ampi_cuda_ln_parts(size_t rows) {
     return rows < 64 ? 1 : rows < 64 * 64 ? rows / 64 : 64;
 }
+
 AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
     return ampi_cuda_ln_parts(rows) > 1 ? ampi_area(ampi_cuda_ln_parts(rows) * 2 * sizeof(float), d) : 0;
 }
+
 AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d) {
     size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
     return bytes && bytes < SIZE_MAX - 16 ? bytes + 16 : 0;
@@ -4781,6 +4906,7 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
         for (int j = 0; j < 8; j++) db[j] += (double)b[j];
     }
 }
+
 /* The warps' sums of eight columns each become one sum for each thread's column. */
 AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
     double sum = 0.0;
@@ -4814,6 +4940,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_colu
     ampi_d_store_one(q.dgamma, q.dpt, column, (float)dgamma, q.accumulate);
     ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_parts(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     const size_t column = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
@@ -4874,7 +5001,7 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-/* --- element by element ---------------------------------------------------------------------- */
+/* Element by element */
 
 /* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns the eights v
    (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if a thread computes anything
@@ -4905,6 +5032,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
         }
     }
 }
+
 template <typename F>
 static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m, const F& f) {
     if (m.n == 0) return AMP_OK;
@@ -4931,6 +5059,7 @@ AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[
         default: for (int j = 0; j < 8; j++) v[j] = ampi_f32_relu(v[j]); break;
     }
 }
+
 AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8], size_t) {
     switch (op.f) {
         case AMP_GELU: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_slope(1, s[j]); break;
@@ -4940,12 +5069,15 @@ AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], flo
         default: for (int j = 0; j < 8; j++) dy[j] = ampi_relu_back(dy[j], s[j]); break;
     }
 }
+
 AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
     for (int j = 0; j < 8; j++) v[j] += w[j];
 }
+
 AMPI_D void ampi_d_begin(ampi_op_dropout& op) {
     if (op.position) op.offset += *op.position * op.stride;
 }
+
 AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8], size_t i) {
     uint32_t random[8];
     ampi_d_random8(random, op.seed, op.offset + i);
@@ -4965,6 +5097,7 @@ AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, 
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n), functor);
 }
+
 AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
                                                 const void* saved, amp_dtype saved_dtype, void* dx,
                                                 amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
@@ -4995,6 +5128,7 @@ AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_d
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
 }
+
 AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                             size_t n, float p, uint64_t seed, uint64_t offset,
                                             const amp_exec* exec) {
@@ -5013,7 +5147,7 @@ AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const 
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n), functor);
 }
 
-/* --- columns of a matrix ----------------------------------------------------------------------- */
+/* Columns of a matrix */
 
 /* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and has rows of
    its own length. */
@@ -5045,6 +5179,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cu
         ampi_d_put8(q.y, q.yt, to + i, to + q.d, r);
     }
 }
+
 AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op, const ampi_cuda_columns& q) {
     size_t n = q.rows * ((q.d + 7) / 8);
     if (n == 0) return AMP_OK;
@@ -5066,6 +5201,7 @@ AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, siz
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }
+
 AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
                                             void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
                                             const amp_exec* exec) {
@@ -5081,7 +5217,7 @@ AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, si
     return ampi_cuda_columns_run(exec, op, q);
 }
 
-/* --- softmax ----------------------------------------------------------------------------- */
+/* Softmax */
 
 typedef struct ampi_cuda_softmax {
     const void *x, *dy;      /* backward: x is the forward pass's y */
@@ -5113,6 +5249,7 @@ AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* tot
     *max = most;
     return (float)sum[0];
 }
+
 template <int KEEP>
 AMPI_D void ampi_d_row_exp_again(ampi_row<KEEP>& x, int k, size_t i, float max) {
     if (KEEP > 0) return;
@@ -5137,6 +5274,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
         });
     }
 }
+
 /* dx = y * (dy - sum(dy * y)). */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_backward(ampi_cuda_softmax q) {
@@ -5174,6 +5312,7 @@ AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, vo
     if (r != AMP_OK || rows == 0 || d == 0) return r;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
+
 AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
                                              amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
                                              size_t d, const amp_exec* exec) {
@@ -5189,7 +5328,7 @@ AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype,
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-/* --- losses ------------------------------------------------------------------------------ */
+/* Losses */
 
 /* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes alone.
    One block adds the parts in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
@@ -5211,6 +5350,7 @@ AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, doubl
     double sum = ampi_d_parts_sum(parts, q.count, shared);
     if (threadIdx.x == 0) *q.loss = (float)(sum / (double)q.n);
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -5258,6 +5398,7 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     }
     return sum;
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -5272,6 +5413,7 @@ AMPI_D double ampi_d_row_loss(const ampi_cuda_loss& q, float labelled, float max
     if (q.smoothing > 0.0f) loss = ampi_fma(1, -q.smoothing, (float)(total / (double)q.d - (double)max), loss);
     return (double)loss;
 }
+
 template <int T, int KEEP>
 AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, double* shared) {
     ampi_row<KEEP> x;
@@ -5284,6 +5426,7 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
     if (q.smoothing > 0.0f) ampi_d_group_sum<T>(total, shared);
     return ampi_d_row_loss(q, ampi_d_load(q.x, q.xt, x.start + (size_t)label), max, sum, total[0]);
 }
+
 /* A group's part p: rows p, p + count, ... */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entropy(ampi_cuda_loss q) {
@@ -5309,6 +5452,7 @@ enum { AMPI_CUDA_FEW = 32, AMPI_CUDA_FEW_BLOCK = 1024, AMPI_CUDA_FEW_PARTS = 512
 AMPI_FN size_t ampi_cuda_few_rows(size_t d) {
     return ampi_min_size(AMPI_CUDA_FEW_TILE / d / 8 * 8, AMPI_CUDA_FEW_BLOCK);
 }
+
 AMPI_D unsigned ampi_d_gapped(unsigned i) { return i + i / 32; }
 
 /* Elements [start, end) into the tile. */
@@ -5326,6 +5470,7 @@ AMPI_D void ampi_d_few_fetch(const ampi_cuda_loss& q, size_t start, size_t end, 
         for (int j = 0; j < 8; j++) tile[ampi_d_gapped(i) + (unsigned)j] = v[j];
     }
 }
+
 /* The row that begins at element i of the tile. */
 AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigned i, int32_t label) {
     const unsigned d = (unsigned)q.d;
@@ -5339,6 +5484,7 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     for (unsigned j = 0; q.smoothing > 0.0f && j < d; j++) total += (double)tile[ampi_d_gapped(i + j)];
     return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
 }
+
 static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK) ampi_k_cross_entropy_few(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -5360,11 +5506,13 @@ AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone
     if (parts > alone) q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
     return q->parts ? q->count : 1;      /* parts at a time */
 }
+
 AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op, const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
                             AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
 }
+
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
 AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, const int32_t* labels,
@@ -5386,11 +5534,13 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
     return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts), dim3(AMPI_CUDA_FEW_BLOCK),
                             AMPI_CUDA_FEW_SHARED, *q);
 }
+
 AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
     size_t parts = ampi_min_size(q->n, AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 2 * ampi_cuda_rows_at_once(q->d), exec);
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, q->d, AMPI_CUDA_LOSS_SHARED, *q);
 }
+
 AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
                                                           const int32_t* labels, float smoothing, float* loss,
                                                           size_t n, size_t classes, const amp_exec* exec) {
@@ -5474,6 +5624,7 @@ AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
     op.factor = ampi_loss_factor(op.loss_scale, op.weight, op.n);
     if (op.kind == AMPI_MSE) op.factor *= 2.0f;
 }
+
 AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&target)[8], size_t) {
     if (op.kind == AMPI_MSE) for (int j = 0; j < 8; j++) x[j] = (x[j] - target[j]) * op.factor;
     else for (int j = 0; j < 8; j++) x[j] = (ampi_f32_sigmoid(1, x[j]) - target[j]) * op.factor;
@@ -5484,6 +5635,7 @@ AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, si
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
+
 AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                           const void* target, amp_dtype tt, float* loss, size_t n,
                                           const amp_exec* exec) {
@@ -5502,6 +5654,7 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
                          AMPI_CUDA_LOSS_SHARED, q);
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
 }
+
 AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                            const void* target, amp_dtype tt, const float* loss_scale,
                                            float weight, void* dx, amp_dtype dxt, size_t n,
@@ -5521,18 +5674,21 @@ AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const 
     return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target, target_dtype, loss, n,
                                   exec);
 }
+
 AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
                                          amp_dtype target_dtype, const float* loss_scale, float weight,
                                          void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target, target_dtype, loss_scale,
                                    weight, dx, dx_dtype, n, exec);
 }
+
 AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
                                                     amp_dtype target_dtype, float* loss, size_t n,
                                                     const amp_exec* exec) {
     return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target, target_dtype,
                                   loss, n, exec);
 }
+
 AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
                                                      amp_dtype target_dtype, const float* loss_scale,
                                                      float weight, void* dx, amp_dtype dx_dtype, size_t n,
@@ -5541,11 +5697,9 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
                                    loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
-/* ======================================================================================== */
-/* >>impl-scaler                                                                              */
-/* ======================================================================================== */
+/* >>impl-scaler */
 
-/* --- lists of tensors on the device --------------------------------------------------------- */
+/* Lists of tensors on the device */
 
 /* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B, ...; B
    depends on the list alone, so that sums have the same order on every GPU. Each warp of a block has its part of a
@@ -5741,13 +5895,14 @@ AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
     const uint64_t eighth = l->chunk_count / 8;
     return dim3((unsigned)(eighth < least ? least : eighth < most ? eighth : most));
 }
+
 /* A block for each chunk, where no sums depend on it: so the last ones end together. */
 AMPI_FN dim3 ampi_cuda_chunk_grid(const ampi_cuda_list* l) {
     const uint64_t most = (uint64_t)1 << 30;
     return dim3((unsigned)(l->chunk_count < most ? l->chunk_count : most));
 }
 
-/* --- the scaler's block on the device --------------------------------------------------------- */
+/* The scaler's block on the device */
 
 typedef struct ampi_cuda_scaler_block {
     amp_scaler_state  state;
@@ -5786,6 +5941,7 @@ AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
     return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info, last_tensor) / 8
                ? 0xffffffffu : 0u;
 }
+
 AMPI_D void ampi_d_clear_info(amp_overflow_info* info, unsigned lane, double norm) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)info)[lane] = ampi_d_clear_word(lane, norm);
 }
@@ -5802,6 +5958,7 @@ AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler
     for (unsigned k = 0; k < sizeof w / 16; k++) w[k] = ((const uint4*)(const void*)b)[k];
     memcpy(&c, w, sizeof c);
 }
+
 AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_state& state) {
     uint4 w[sizeof state / 16];
     memcpy(w, &state, sizeof state);
@@ -5844,38 +6001,45 @@ static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     __syncthreads();
     ampi_d_scaler_end(b, c, threadIdx.x);
 }
+
 static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
     ampi_ptx_grid_wait();
     amp_scaler_state now = state;
     ampi_d_scaler_settle(b, now, threadIdx.x);
     if (threadIdx.x == 0) ampi_d_scaler_store(b, now);
 }
+
 static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
     b->state.found_inf = b->state.unsound = 0;
     b->closed = 1;
 }
+
 AMPI_D void ampi_d_scaler_raise(ampi_cuda_scaler_block* b, int unsound) {
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
     if (unsound) b->info.unsound = b->state.unsound = 1;
     if (!b->rule.ignore_overflow) b->state.found_inf = 1;
 }
+
 /* flags: raise only those that are not 0; NULL = found_inf. */
 static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flags) {
     ampi_ptx_grid_wait();
     if (!flags || flags[0] != 0.0f || flags[1] != 0.0f) ampi_d_scaler_raise(b, flags && flags[1] != 0.0f);
 }
+
 static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const float* losses, int count) {
     ampi_ptx_grid_wait();
     for (int i = 0; i < count; i++)
         if ((ampi_bits(losses[i]) & 0x7f800000u) == 0x7f800000u) ampi_d_scaler_raise(b, 1);
 }
+
 static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flags) {
     ampi_ptx_grid_wait();
     flags[0] = b->state.found_inf ? 1.0f : 0.0f;
     flags[1] = b->state.unsound ? 1.0f : 0.0f;
 }
+
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
@@ -5887,7 +6051,7 @@ ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, cons
     for (i = 16 * wide + at; i < bytes; i += step) dst[i] = src[i];
 }
 
-/* --- look: what check does, and each unscale at first -------------------------------------------- */
+/* Look: what check does, and each unscale at first */
 
 enum { AMPI_LOOK,                       /* reads only */
        AMPI_LOOK_SUMS,                  /* reads what accumulating would give */
@@ -5958,6 +6122,7 @@ AMPI_D float ampi_d_scale(float x, float factor) {
     uint32_t u = ampi_bits(x);
     return (u & 0x7fffffffu) > 0x7f800000u ? ampi_float(u | 0x400000u) : __fmul_rn(x, factor);
 }
+
 /* An eight times factor, rounded to its own type. */
 AMPI_D void ampi_d_scale8(ampi_eight& r, amp_dtype t, float factor) {
     float v[8];
@@ -6066,6 +6231,7 @@ AMPI_D unsigned long long ampi_d_place(uint32_t number) {
     const unsigned long long chunk = blockIdx.x + (unsigned long long)(number / AMPI_CUDA_CHUNK) * gridDim.x;
     return chunk * AMPI_CUDA_CHUNK + number % AMPI_CUDA_CHUNK;
 }
+
 /* Only integers are combined by atomics. */
 AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_bad_here& here) {
     atomicAdd(&all->inf, (unsigned long long)here.inf);
@@ -6207,7 +6373,7 @@ AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const am
                             ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK), sizeof(ampi_cuda_look_shared), *a);
 }
 
-/* --- unscale ------------------------------------------------------------------------------------- */
+/* Unscale */
 
 /* The second half of unscaling in place. Parts that the look has not moved get the factor now; if it has refused the
    list, those that it has moved get back what they were. Each block takes eight chunks, so that in the usual case few
@@ -6291,7 +6457,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
     return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
 }
 
-/* --- the scaler's calls -------------------------------------------------------------------------- */
+/* The scaler's calls */
 
 /* A scaler that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from, const amp_exec* exec,
@@ -6345,6 +6511,7 @@ AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s) {
         s->window.lists[i].done &= ~(uint32_t)AMPI_CHECKED;
     return &s->device->state.scale_in_use;
 }
+
 AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scaler* s) {
     return s ? &s->device->state : NULL;
 }
@@ -6365,6 +6532,7 @@ AMPI_FN int ampi_cuda_list_number(amp_scaler* window, const ampi_tensors* t) {
     if (entry) return (int)(entry - window->lists);
     return window->list_count < AMP_SCALER_MAX_LISTS ? window->list_count : -1;
 }
+
 AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t done) {
     s->window.recorded = 1;
     ampi_scaler_note(&s->window, t, done, 0.0);
@@ -6442,20 +6610,24 @@ AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags
     if (r == AMP_OK) s->window.recorded = 1;
     return r;
 }
+
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec) {
     return ampi_cuda_scaler_raise(s, NULL, exec, "amp_cuda_scaler_report_overflow");
 }
+
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
                                               const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
     return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device, losses, count);
 }
+
 /* found_inf and unsound as floats, to be summed over ranks, and the sums back. */
 AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags, const amp_exec* exec) {
     return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1), dim3(1), 0,
                             s->device, flags);
 }
+
 AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags, const amp_exec* exec) {
     return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
 }
@@ -6505,6 +6677,7 @@ AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, 
     *hit = block.limits;
     return AMP_OK;
 }
+
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
     float last_scale;
     int hit;
@@ -6524,11 +6697,9 @@ AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* h
     return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device, host->state);
 }
 
-/* ======================================================================================== */
-/* >>impl-optim                                                                               */
-/* ======================================================================================== */
+/* >>impl-optim */
 
-/* --- parameters on the device ------------------------------------------------------------------- */
+/* Parameters on the device */
 
 typedef struct ampi_cuda_param {
     float*      master;
@@ -6560,7 +6731,7 @@ struct amp_cuda_optimizer {
     float*            trust;            /* LAMB: -lr * ratio, for each tensor */
 };
 
-/* --- the constants of a step ---------------------------------------------------------------------- */
+/* The constants of a step */
 
 typedef struct ampi_cuda_prepare {
     ampi_cuda_optimizer_block* block;
@@ -6655,7 +6826,7 @@ static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, 
     else block->o.state = state;
 }
 
-/* --- the update ----------------------------------------------------------------------------------- */
+/* The update */
 
 /* Four elements of any type, so that neighbouring threads read and write neighbouring 16 bytes of the FP32
    arrays, which are most of the traffic. */
@@ -6675,12 +6846,14 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
                                                             : ((const uint16_t*)x)[i + (size_t)j];
     }
 }
+
 AMPI_D void ampi_d_widen4(float (&v)[4], const ampi_four& r, amp_dtype t) {
     for (int j = 0; j < 4; j++)
         v[j] = t == AMP_F32   ? ampi_float(r.w[j])
                : t == AMP_F16 ? ampi_d_widen_half((uint16_t)r.w[j])
                               : ampi_float(ampi_bf16_widen((uint16_t)r.w[j]));
 }
+
 template <bool WHOLE>
 AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[4]) {
     uint32_t h[4];
@@ -6857,7 +7030,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const
     }
 }
 
-/* --- create and destroy -------------------------------------------------------------------------- */
+/* Create and destroy */
 
 AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec, const char* place) {
     const void* pointers[5];
@@ -6921,6 +7094,7 @@ AMPI_FN amp_tensor ampi_cuda_master_at(const void* list, int i) {
     t.data = p->master; t.dtype = AMP_F32; t.count = p->master && p->low ? p->count : 0; t.name = p->name;
     return t;
 }
+
 AMPI_FN amp_tensor ampi_cuda_low_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
     amp_tensor t = ampi_cuda_master_at(list, i);
@@ -6978,7 +7152,7 @@ AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp
     return r;
 }
 
-/* --- the step ------------------------------------------------------------------------------------- */
+/* The step */
 
 AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimizer* o) {
     return o ? o->grads : NULL;
@@ -7110,12 +7284,14 @@ AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_opti
     if (r != AMP_OK) return r;
     return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device, *state, lr_only);
 }
+
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
     if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
 }
+
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_set_lr";
     amp_optimizer_state state;
@@ -7125,11 +7301,9 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
     return ampi_cuda_optimizer_put(o, &state, 1, exec, place);
 }
 
-/* ======================================================================================== */
-/* >>impl-backend                                                                             */
-/* ======================================================================================== */
+/* >>impl-backend */
 
-/* --- a model opens and closes the context ------------------------------------------------- */
+/* A model opens and closes the context */
 
 AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, const amp_allocator* a) {
     const amp_logger* logger = exec->logger;
@@ -7141,13 +7315,14 @@ AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, cons
     exec->logger = logger;
     return AMP_OK;
 }
+
 AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
     (void)a;
     amp_cuda_destroy(ampi_cuda_context(exec));
     exec->context = exec->stream = NULL;
 }
 
-/* --- training ------------------------------------------------------------------------------ */
+/* Training */
 
 /* What a model's training keeps beside its scaler and optimizer; the host's copies are those of the last read
    or write, so that a change made by the host is noticed. */
@@ -7280,6 +7455,7 @@ AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* g
     (void)grads; (void)count;
     return r == AMP_OK ? ampi_cuda_scaler_export_flags(own->scaler, flags, exec) : r;
 }
+
 AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags, const amp_exec* exec) {
     return ampi_cuda_scaler_import_flags(ampi_cuda_training_of(t)->scaler, flags, exec);
 }
@@ -7303,11 +7479,12 @@ AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec
     t->limit = ampi_scaler_limits(&t->scaler, hit);      /* on_limit may set the scale */
     return AMP_OK;
 }
+
 AMPI_FN void ampi_cuda_training_abandon(amp_training* t, const amp_exec* exec) {
     ampi_cuda_scaler_abandon(ampi_cuda_training_of(t)->scaler, exec);
 }
 
-/* --- recording a step ---------------------------------------------------------------------- */
+/* Recording a step */
 
 AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
     int i;
