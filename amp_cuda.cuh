@@ -401,6 +401,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 
 /* Errors */
 
+/* The amp_result that stands for a CUDA error. */
 AMPI_FN amp_result ampi_cuda_result(cudaError_t e) {
     switch (e) {
         case cudaSuccess: return AMP_OK;
@@ -475,6 +476,7 @@ struct amp_cuda {
 #endif
 };
 
+/* An error unless the current device can be used and has compute capability 7.5 or newer. */
 AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
     int count = 0, device = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -514,11 +516,13 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
                      "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 
+/* The cuBLAS handle and its workspace are freed, if there are any. */
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) {
     if (c->blas) cublasDestroy(c->blas);
     if (c->blas_workspace) cudaFree(c->blas_workspace);
 }
 #else
+/* Without cuBLAS, a context that asks for it by name is refused. */
 AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     if (c->desc.gemm != AMP_CUDA_GEMM_CUBLAS) return AMP_OK;
     return ampi_fail(c->exec.logger, AMP_ERR_UNSUPPORTED, "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
@@ -544,6 +548,7 @@ AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
     return ampi_cuda_open_blas(c);
 }
 
+/* All recorded steps of the context are freed. */
 AMPI_FN void ampi_cuda_drop_records(amp_cuda* c) {
     int i;
     for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
@@ -551,6 +556,7 @@ AMPI_FN void ampi_cuda_drop_records(amp_cuda* c) {
     c->record_count = 0;
 }
 
+/* The stream's work is awaited, then all that the context owns is freed; NULL is allowed. */
 AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     amp_allocator allocator;
     int i;
@@ -568,6 +574,8 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     ampi_free(c, &allocator);
 }
 
+/* A new context in *out, in memory of allocator `a`. A bad desc and an unusable device are
+   refused, and *out is NULL then. */
 AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
                                     const amp_allocator* a) {
     amp_cuda* c;
@@ -592,6 +600,7 @@ AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc, con
     return AMP_OK;
 }
 
+/* A new context in *out, allocated by the default allocator; *out is NULL after an error. */
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc) {
     const amp_logger* logger = desc ? desc->logger : NULL;
     if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_cuda_create: out is NULL");
@@ -604,6 +613,7 @@ AMPI_FN amp_cuda_gemm_engine ampi_cuda_engine(const amp_cuda* c) { return c ? c-
 AMPI_FN cublasHandle_t ampi_cuda_blas(amp_cuda* c) { return c ? c->blas : NULL; }
 #endif
 
+/* The exec that names this context, its stream and its logger; all zeros for NULL. */
 AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
     amp_exec none;
     memset(&none, 0, sizeof none);
@@ -612,6 +622,7 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
 
 /* Memory */
 
+/* Device memory of `bytes` bytes, or NULL; the allocator is ignored. */
 AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
     void* p = NULL;
     (void)a;
@@ -620,6 +631,7 @@ AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
     return NULL;
 }
 
+/* Device memory is freed; the allocator is ignored, and errors are forgotten. */
 AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     (void)a;
     if (cudaFree(p) != cudaSuccess) cudaGetLastError();
@@ -655,6 +667,8 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes, amp
     return ampi_cuda_check(exec, "amp_cuda: pinned memory", e);
 }
 
+/* The first `bytes` bytes of a pinned buffer are copied to dst on the stream; buffer->done
+   passes after that copy. */
 AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer, void* dst,
                                          size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
@@ -676,6 +690,8 @@ AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* 
     return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
 }
 
+/* A copy of `bytes` bytes from host to device by way of a pinned buffer: the host may change
+   its memory at once. */
 AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
     ampi_cuda_buffer* buffer;
     amp_result r;
@@ -695,6 +711,8 @@ AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
     return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
 }
 
+/* n elements from the device, of type host_dtype; the conversion is done on the host.
+   The call waits for the stream. */
 AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
                                       size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(src_dtype);
@@ -758,6 +776,7 @@ static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* pl
     return ampi_cuda_check(exec, place, e);
 }
 
+/* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
                                    dim3 block, size_t shared, A... args) {
@@ -786,12 +805,14 @@ AMPI_FN cudaError_t ampi_cuda_ask(const void* p, int* reached) {
     return e;
 }
 
+/* 1 if kernels can read and write at p, else 0; errors are forgotten. */
 AMPI_FN int ampi_cuda_reaches(const void* p) {
     int reached;
     if (ampi_cuda_ask(p, &reached) != cudaSuccess) cudaGetLastError();
     return reached;
 }
 
+/* Memory at p that kernels cannot reach is refused; `name` is the argument in the sentence. */
 AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name, const void* p) {
     int reached;
     amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &reached));
@@ -880,6 +901,7 @@ AMPI_D void ampi_ptx_cp_async16(void* shared, const void* global, int bytes) {
 #endif
 }
 
+/* The asynchronous copies that this thread has started form one group. */
 AMPI_D void ampi_ptx_cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" : : : "memory");
@@ -910,6 +932,7 @@ AMPI_D uint32_t ampi_ptx_count(uint32_t* counter) {
     return before;
 }
 
+/* The value of the half-precision bits h. */
 AMPI_D float ampi_ptx_f32_from_f16(uint16_t h) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -999,6 +1022,7 @@ AMPI_D uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
     return pair;
 }
 
+/* Two numbers rounded to bfloat16 in one word, `lo` in its low half. */
 AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
@@ -1012,6 +1036,7 @@ AMPI_D uint32_t ampi_ptx_add_f16x2(uint32_t a, uint32_t b) {
     return sum;
 }
 
+/* The sums of two pairs of bfloat16, each rounded to nearest even. */
 AMPI_D uint32_t ampi_ptx_add_bf16x2(uint32_t a, uint32_t b) {
     uint32_t sum;
     asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
@@ -1125,6 +1150,7 @@ AMPI_D float ampi_d_widen_half(uint16_t h) {
     return (h & 0x7fffu) > 0x7c00u ? ampi_float(ampi_half_widen(h)) : ampi_ptx_f32_from_f16(h);
 }
 
+/* The bits of f rounded to half precision; NaNs get the bits that the CPU gives them. */
 AMPI_D uint16_t ampi_d_round_half(float f) {
     uint32_t u = ampi_bits(f);
     return (u & 0x7fffffffu) > 0x7f800000u ? ampi_half_bits(u) : ampi_ptx_f16_from_f32(f);
@@ -1219,6 +1245,8 @@ AMPI_D void ampi_d_load8(float (&v)[8], const void* x, amp_dtype t, size_t i, si
     ampi_d_widen8(v, r, t);
 }
 
+/* Up to eight values are rounded to type t and stored at y[i], y[i + 1], ...; none at n or
+   above. */
 AMPI_D void ampi_d_store8(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[8]) {
     ampi_eight r;
     ampi_d_round8(r, v, t);
@@ -1242,6 +1270,7 @@ AMPI_D void ampi_d_warp_sum(double (&v)[N]) {
 
 /* The larger; NaNs are passed over. */
 AMPI_D float ampi_d_larger(float a, float b) { return b > a ? b : a; }
+/* The maximum over the warp's 32 lanes, in every lane. */
 AMPI_D float ampi_d_warp_max(float v) {
     for (int step = 16; step > 0; step /= 2) v = ampi_d_larger(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
@@ -1504,6 +1533,7 @@ AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* sr
    shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is below 2^shift. */
 typedef struct ampi_cuda_divisor { uint32_t d, factor, shift; } ampi_cuda_divisor;
 
+/* The divisor d with its factor and shift, for quotients without a division. */
 AMPI_FN ampi_cuda_divisor ampi_cuda_divisor_of(uint32_t d) {
     ampi_cuda_divisor v = { d, 0, 31 };
     while ((uint64_t)1 << (v.shift - 31) < d) v.shift++;
@@ -1530,6 +1560,7 @@ AMPI_D ampi_cuda_digits ampi_d_digits_of(size_t i, uint32_t middle, uint32_t low
     return d;
 }
 
+/* The position `step` further on, digit by digit, with carries. */
 AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint32_t middle, uint32_t low) {
     uint32_t carry;
     d.low += step.low;
@@ -2239,6 +2270,7 @@ typedef struct ampi_hopper_pipeline {
 /* The same for all lanes of a warp, in a form by which the compiler sees it: descriptors lie in uniform registers. */
 AMPI_D uint32_t ampi_d_warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 
+/* The pipeline's next stage; its parity flips when the stages begin again. */
 template <int N>
 AMPI_D void ampi_d_pipeline_next(ampi_hopper_pipeline& pipe) {
     pipe.stage++;
@@ -5761,6 +5793,7 @@ AMPI_FN size_t ampi_cuda_reserve(size_t* total, size_t count, size_t size) {
 
 AMPI_FN size_t ampi_cuda_chunks_of(size_t n) { return n / AMPI_CUDA_CHUNK + (n % AMPI_CUDA_CHUNK != 0); }
 
+/* The counts of a scan that has found neither inf nor NaN. */
 AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
     const ampi_cuda_bad none = { 0, 0, ~0ull, 0 };
     return none;
@@ -5838,6 +5871,7 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     return AMP_OK;
 }
 
+/* The list and its device memory are freed; NULL is allowed. */
 AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
     if (!list) return;
     if (list->memory) ampi_cuda_free(list->memory, NULL);
@@ -5989,6 +6023,8 @@ AMPI_D void ampi_d_scaler_end(ampi_cuda_scaler_block* b, ampi_cuda_scaler_core& 
     if (hit) b->limits |= hit;
 }
 
+/* The overflow report is cleared if the step that it belongs to is closed, and open from here
+   on. */
 AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
     if (b->closed) ampi_overflow_clear(&b->info);
     b->closed = 0;
@@ -6034,6 +6070,7 @@ static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const flo
         if ((ampi_bits(losses[i]) & 0x7f800000u) == 0x7f800000u) ampi_d_scaler_raise(b, 1);
 }
 
+/* flags[0] is 1 if an overflow was found, flags[1] is 1 if the state is unsound, else 0. */
 static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flags) {
     ampi_ptx_grid_wait();
     flags[0] = b->state.found_inf ? 1.0f : 0.0f;
@@ -6497,6 +6534,7 @@ AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scale
     return r == AMP_OK ? ampi_cuda_scaler_clone(out, &host, exec, place) : r;
 }
 
+/* The scaler and its device memory are freed; NULL is allowed. */
 AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s) {
     if (!s) return;
     ampi_cuda_free(s->device, NULL);
@@ -7119,6 +7157,7 @@ AMPI_FN amp_result ampi_cuda_write_low(const amp_optimizer* o, const amp_exec* e
     return r;
 }
 
+/* The optimizer and its list of gradients are freed; NULL is allowed. */
 AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o) {
     if (!o) return;
     amp_cuda_tensors_destroy(o->grads);
@@ -7316,6 +7355,7 @@ AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, cons
     return AMP_OK;
 }
 
+/* The context that the exec names is destroyed. */
 AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
     (void)a;
     amp_cuda_destroy(ampi_cuda_context(exec));
@@ -7433,6 +7473,7 @@ AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const a
     return r;
 }
 
+/* The counter of passes on the device is raised by one; one thread. */
 static __global__ void ampi_k_next_pass(uint64_t* position) {
     ampi_ptx_grid_wait();
     ++*position;
@@ -7486,6 +7527,7 @@ AMPI_FN void ampi_cuda_training_abandon(amp_training* t, const amp_exec* exec) {
 
 /* Recording a step */
 
+/* The recorded step with this key, or NULL. */
 AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
     int i;
     for (i = 0; i < c->record_count; i++) if (c->records[i].key == key) return &c->records[i];
