@@ -1328,6 +1328,7 @@ typedef struct ampi_cuda_map {
 
 enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
+/* The operands a, b and y of n elements each, as kernels take them. */
 AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y,
                                        amp_dtype yt, size_t n) {
     ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt), ampi_dtype_or_f32(yt), n };
@@ -1351,6 +1352,8 @@ AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
     ampi_d_round8(r, v, to);
 }
 
+/* y = a in another type; a thread converts two times eight elements of each of its block's
+   tiles. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cuda_map m) {
     ampi_ptx_grid_wait();
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
@@ -1478,6 +1481,7 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
 
 /* Data of a batch */
 
+/* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x, amp_dtype t,
                                                                         size_t n) {
     ampi_ptx_grid_wait();
@@ -6030,6 +6034,7 @@ AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
     b->closed = 0;
 }
 
+/* The scale's update and the end of the step; one warp. */
 static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
     ampi_cuda_scaler_core c;
@@ -6038,6 +6043,7 @@ static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     ampi_d_scaler_end(b, c, threadIdx.x);
 }
 
+/* A state given by the host takes the place of the scaler's; one warp. */
 static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
     ampi_ptx_grid_wait();
     amp_scaler_state now = state;
@@ -6045,12 +6051,15 @@ static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_
     if (threadIdx.x == 0) ampi_d_scaler_store(b, now);
 }
 
+/* What was found since the last update is forgotten; one thread. */
 static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
     b->state.found_inf = b->state.unsound = 0;
     b->closed = 1;
 }
 
+/* An overflow is reported, and with `unsound` that the step cannot be trusted. A rule that
+   ignores overflows leaves found_inf alone. */
 AMPI_D void ampi_d_scaler_raise(ampi_cuda_scaler_block* b, int unsound) {
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
@@ -6064,6 +6073,7 @@ static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const floa
     if (!flags || flags[0] != 0.0f || flags[1] != 0.0f) ampi_d_scaler_raise(b, flags && flags[1] != 0.0f);
 }
 
+/* Each of `count` FP32 losses that is inf or NaN is reported as unsound; one thread. */
 static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const float* losses, int count) {
     ampi_ptx_grid_wait();
     for (int i = 0; i < count; i++)
@@ -6541,6 +6551,8 @@ AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s) {
     free(s);
 }
 
+/* The device address of the FP32 loss scale, or NULL. Lists that were checked may be checked
+   again. */
 AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s) {
     int i;
     if (!s) return NULL;
@@ -6571,6 +6583,7 @@ AMPI_FN int ampi_cuda_list_number(amp_scaler* window, const ampi_tensors* t) {
     return window->list_count < AMP_SCALER_MAX_LISTS ? window->list_count : -1;
 }
 
+/* The list's entry on the host says that `done` was done to it. */
 AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t done) {
     s->window.recorded = 1;
     ampi_scaler_note(&s->window, t, done, 0.0);
@@ -6587,6 +6600,8 @@ AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tens
     return a;
 }
 
+/* A scan of the gradients for inf and NaN on the stream, without a wait; an empty list
+   launches nothing. */
 AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check";
     ampi_cuda_look a;
@@ -6602,6 +6617,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     return r;
 }
 
+/* The gradients are scanned and unscaled in place on the stream, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
                                            const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_unscale";
@@ -6618,6 +6634,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
     return r;
 }
 
+/* dst = unscaled src, or dst += it with `accumulate`; lists of different lengths are refused. */
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
                                                 const amp_cuda_tensors* src, int accumulate,
                                                 const amp_exec* exec) {
@@ -6653,6 +6670,7 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
     return ampi_cuda_scaler_raise(s, NULL, exec, "amp_cuda_scaler_report_overflow");
 }
 
+/* A scan of `count` FP32 losses in device memory for inf and NaN, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
                                               const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
@@ -6670,6 +6688,8 @@ AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float
     return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
 }
 
+/* The scale's update on the stream, without a wait; refused if nothing was recorded since the
+   last one. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_update";
     amp_result r;
