@@ -9381,12 +9381,12 @@ enum { AMPI_PROBE = 512 };
 
 AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     static const amp_dtype types[] = { AMP_F16, AMP_BF16 };
-    const size_t half = AMPI_PROBE / 2;
+    const size_t elements = AMPI_PROBE / 2;
     uint16_t low[AMPI_PROBE / 2];
 
     for (size_t i = 0; i < 2; i++) {
-        amp_convert(low, types[i], x + i * half, AMP_F32, half);
-        amp_convert(out + i * half, AMP_F32, low, types[i], half);
+        amp_convert(low, types[i], x + i * elements, AMP_F32, elements);
+        amp_convert(out + i * elements, AMP_F32, low, types[i], elements);
     }
 }
 
