@@ -24,6 +24,7 @@
                   impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-tiles, impl-pool,
                   impl-elementwise, impl-rows, impl-loss, impl-policy, impl-scaler, impl-optim,
                   impl-backend, impl-model, impl-train, impl-file, impl-checkpoint, impl-report
+     since        what has changed since earlier versions
      license      MIT */
 
 /* >>guide    Read this once. */
@@ -87,7 +88,7 @@
 
 #define AMP_VERSION_MAJOR 0
 #define AMP_VERSION_MINOR 2
-#define AMP_VERSION_PATCH 0
+#define AMP_VERSION_PATCH 1
 #define AMP_VERSION (AMP_VERSION_MAJOR * 10000 + AMP_VERSION_MINOR * 100 + AMP_VERSION_PATCH)
 
 /* Option macros. None changes the layout of a struct, so files may differ in them.
@@ -13329,6 +13330,28 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
   #pragma GCC pop_options
 #endif
 #endif /* AMP_IMPLEMENTATION */
+
+/* >>since    What a program written for an earlier version meets. (!): it compiles, and does something else. */
+/*
+   Since 0.2.0
+   (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither has OneFlow's: give one in
+       .scaler. OneFlow's last bias and logits are FP32. Its layer norms and Apex's at O2 read half weights.
+   A desc of a scaler may name .refill and .tolerance; new are the presets fairseq and mindspore_cell, and
+   AMP_LIMIT_KEEP. A scaler's state has version 3; versions 1 and 2 are read.
+
+   Since 0.1.0
+   (!) init 0 is AMP_INIT_TORCH, for biases too; it was AMP_INIT_HE, with biases of 0.
+   (!) weight_decay 0 is none for ADAMW, too; it was 0.01.
+   (!) A group whose lr is AMP_ZERO has a rate of 0; .frozen = 1 is what freezes it.
+   (!) A loss of inf or NaN leaves the loss scale alone; it was reduced. max_unsound such windows in a row are an error.
+   (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Factors that are no powers of two
+       move each scale as in its system. Apex's scale begins at max_scale at most.
+   (!) AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler; it was O1's cast back alone.
+   (!) amp_scaler_may_step is 0 where it was negative.
+   (!) AMP_ACTIVATION_WORKSPACE is 262,208 bytes; with the 131,136 of 0.2.0's first days activations are slower.
+   (!) CPU results have other bits: every sum of a product goes up k.
+   amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf and amp_is_finite
+   take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc, .cast_model of a policy's. */
 
 /* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.

@@ -23,8 +23,16 @@ listed = [w for w in re.findall(r"^     ([a-z]+)  ", toc, re.M)] + re.findall(r"
 tags = re.findall(r"^/\* >>([a-z-]+)", text, re.M)
 check(len(tags) == len(set(tags)), "a tag stands twice: %s" % sorted(t for t in set(tags) if tags.count(t) > 1))
 check(sorted(listed) == sorted(tags), "table of contents and tags differ: %s" % sorted(set(listed) ^ set(tags)))
-check([t for t in listed if t != "license"] == [t for t in tags if t != "license"] or set(listed) != set(tags),
+last = ("since", "license")
+check([t for t in listed if t not in last] == [t for t in tags if t not in last] or set(listed) != set(tags),
       "tags are not in the order of the table of contents")
+
+# each version says what a program written for the one before meets
+version = ".".join(re.search(r"#define AMP_VERSION_%s (\d+)" % part, text).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
+since = re.findall(r"^   Since (\d+\.\d+\.\d+)", text[text.find("/* >>since"):text.find("/* >>license")], re.M)
+major, minor, patch = map(int, version.split("."))
+check(since and (since[0] == "%d.%d.%d" % (major, minor, patch - 1) or patch == 0), ">>since begins with %s, for %s" % (since[:1], version))
+if readme: check("Version %s (" % version in open(readme, encoding="utf-8").read(), "README's version is not %s" % version)
 
 # text
 for i, line in enumerate(lines, 1):
