@@ -7033,12 +7033,10 @@ typedef struct ampi_row_args {
     float base, factor;
 } ampi_row_args;
 
-/* Arguments with a mean and a scale (or NULL) for each row or column; all else is absent or 0. */
-AMPI_INLINE ampi_row_args ampi_row_args_of(const float* mean, const float* scale) {
+/* Arguments of which all are absent or 0. */
+AMPI_INLINE ampi_row_args ampi_no_row_args(void) {
     ampi_row_args q;
     AMPI_CLEAR(q);
-    q.mean = mean;
-    q.scale = scale;
     return q;
 }
 
@@ -7353,11 +7351,12 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
     const size_t size = p->channels * p->spatial;
-    ampi_row_args q = ampi_row_args_of(g->mean, NULL);
+    ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
     size_t c, i, k, n, at;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    q.mean = g->mean;
     q.statistics_by_column = 1;
     if (p->spatial == 1) {
         for (i = 0; i < p->n; i++) {
@@ -7473,7 +7472,9 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
 /* The forward pass of one group of channels: statistics, then the result. */
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
-    ampi_row_args q = ampi_row_args_of(g.mean, g.scale);
+    ampi_row_args q = ampi_no_row_args();
+    q.mean = g.mean;
+    q.scale = g.scale;
     q.gamma = g.gamma;
     q.beta = g.beta;
     ampi_bn_group_open(f, group, &g);
@@ -7510,7 +7511,9 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const double values = (double)f->p.n * (double)f->p.spatial;
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
-    ampi_row_args q = ampi_row_args_of(g.mean, g.scale);
+    ampi_row_args q = ampi_no_row_args();
+    q.mean = g.mean;
+    q.scale = g.scale;
     q.a = g.a;
     q.b = g.b;
     ampi_bn_group_open(f, group, &g);
@@ -7555,12 +7558,14 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 /* Layer norm of `rows` rows from `row` on: mean, variance about it, then the result. */
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
-    ampi_row_args q = ampi_row_args_of(mean, invstd);
+    ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
     size_t r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     AMPI_OPEN_READER(beta, AMPI_ARG_BETA);
+    q.mean = mean;
+    q.scale = invstd;
     q.params_by_column = 1;
     ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
@@ -7609,7 +7614,9 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
-        ampi_row_args q = ampi_row_args_of(mean + row, invstd + row);
+        ampi_row_args q = ampi_no_row_args();
+        q.mean = mean + row;
+        q.scale = invstd + row;
         q.a = a;
         q.b = b;
         q.params_by_column = 1;
@@ -7725,8 +7732,9 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 /* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_row_sums* s,
         float* e) {
-    const ampi_row_args q = ampi_row_args_of(max, NULL);
+    ampi_row_args q = ampi_no_row_args();
     size_t i, n;
+    q.mean = max;
     for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
@@ -7740,10 +7748,12 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
-    ampi_row_args q = ampi_row_args_of(max, inverse);
+    ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
     size_t i, n, r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
+    q.mean = max;
+    q.scale = inverse;
     q.base = base;
     q.factor = f->factor;
     ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
@@ -7780,11 +7790,12 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp
 AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     float dot[AMPI_ROWS];
-    const ampi_row_args q = ampi_row_args_of(dot, NULL);
+    ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
     size_t i, n;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(y, AMPI_ARG_X);
+    q.mean = dot;
     ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
     for (i = 0; i < rows; i++) dot[i] = (float)s.dot[i];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
