@@ -1,4 +1,4 @@
-/* amp.h - train neural networks in mixed precision, from one C header.    MIT licence, text at the end.
+/* amp.h - train neural networks in mixed precision, from one C header.  MIT licence, at the end.
 
    In ONE C or C++ file of your program:          Everywhere else (and twice does no harm):
        #define AMP_IMPLEMENTATION                     #include "amp.h"
@@ -11,7 +11,7 @@
      base         result codes, data types, logger, allocator, random numbers
      cpu          the instruction set in use
      half         IEEE half and bfloat16, conversions
-     ops          operators on raw pointers: gemm, dense, convolution, pooling, norms, activations, losses
+     ops          operators on raw pointers: gemm, dense, convolution, pooling, norms, losses, ...
      policy       autocast: which operator runs in which type, O0 to O3
      scaler       the loss scale
      optim        optimizers on FP32 master weights
@@ -30,50 +30,60 @@
 /* >>guide    Read this once. */
 /*
    Three ways in.
-   1. You have a training loop and its memory. Take single parts, which own nothing: amp_convert and amp_gemm for half
-      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights.
-          once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
+   1. You have a training loop and its memory. Take single parts, which own nothing: amp_convert and
+      amp_gemm for half operands, amp_scaler_* for the loss scale, amp_optimizer_* for master
+      weights.
+          once:      amp_scaler_init(&scaler, NULL);
+                     amp_optimizer_init(&optimizer, &desc, params, count);
           per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
-          to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL); to go on, amp_optimizer_load.
-   2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize, then amp_fit for a
-      data set, or amp_train_step for each batch.
+          to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL);
+          to go on:  amp_optimizer_load.
+   2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize,
+      then amp_fit for a data set, or amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_report_svg, amp_history_svg.
 
-   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that
-   an optimizer updates, with a low copy. loss scale: the factor that keeps small gradients out of half's underflow.
-   unscale: to divide it out, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped. window: from one
-   amp_scaler_update to the next.
-   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
-   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
-   nearest even, as on a Tensor Core. Losses, norm statistics, softmax and optimizers are FP32 inside. inf and NaN
-   are found by their bits in memory, under -Ofast too. A NaN that a CPU operator stores is 0x7fc00000 rounded to its
-   type; conversions and concat keep its sign and what fits of its payload.
-   The same bits everywhere. CPU results do not depend on instruction set, compiler, optimisation level or thread count:
-   every multiply-add is an fma, every sum has a fixed order (a product's: k ascending), exp and its kin are the
-   header's own. Exceptions: -Ofast, -ffast-math, clang's -ffp-model=fast and icx's default (amp_self_test finds
-   them); a changed rounding mode, flush to zero, floats carried wider than they are (FLT_EVAL_METHOD 2: x87),
-   AMP_SUMS_FAST, and a GPU.
-   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has changed nothing:
-   AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger gets one sentence that names the
-   place. Nothing prints, exits or aborts. An overflow in training is no error: amp_step_info tells it. Numbers in texts
-   and pictures have a decimal point in every locale.
-   Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0 means something else.
-   A NULL desc is all defaults, a NULL info not wanted, a NULL logger silent unless the implementation is built with
-   AMP_LOG_DEFAULT. In C++ {} works where a desc is expected.
-   Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless bytes are named.
-   Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp large operators use
-   threads, in the caller's floating-point environment. A process forked after that hangs in GNU's OpenMP: fork before,
-   or call omp_set_num_threads(1) in the child.
-   GPUs.      amp_cuda.cuh has a backend on which the same model trains.
-   Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
-   never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no optimisation). Adam costs 16 bytes per
-   parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the activations.
-   Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation, predictions, statistics,
-   gradient checks and saturating casts mask them and leave no flag. mask_exceptions in amp_exec and amp_convert_desc
-   does so for one call of a loop of your own, where a loss scale that is too high overflows. Other functions raise what
-   IEEE 754 says; a convolution may also raise for sums that it does not store.
-   Include it with quotes: <amp.h> is another header on Windows (C++ AMP). */
+   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights:
+   the FP32 weights that an optimizer updates, with a low copy. loss scale: the factor that keeps
+   small gradients out of half's underflow. unscale: to divide it out, in FP32. found_inf: a
+   gradient is inf or NaN, so the step is skipped. window: from one amp_scaler_update to the next.
+   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D
+   their length.
+   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is
+   rounded once, to nearest even, as on a Tensor Core. Losses, norm statistics, softmax and
+   optimizers are FP32 inside. inf and NaN are found by their bits in memory, under -Ofast too. A
+   NaN that a CPU operator stores is 0x7fc00000 rounded to its type; conversions and concat keep its
+   sign and what fits of its payload.
+   The same bits everywhere. CPU results do not depend on instruction set, compiler, optimisation
+   level or thread count: every multiply-add is an fma, every sum has a fixed order (a product's: k
+   ascending), exp and its kin are the header's own. Exceptions: -Ofast, -ffast-math, clang's
+   -ffp-model=fast and icx's default (amp_self_test finds them); a changed rounding mode, flush to
+   zero, floats carried wider than they are (FLT_EVAL_METHOD 2: x87), AMP_SUMS_FAST, and a GPU.
+   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and then has
+   changed nothing: AMP_ERR_ARGUMENT, _DESC, _SHAPE, _DTYPE, and what its comment names. The logger
+   gets one sentence that names the place. Nothing prints, exits or aborts. An overflow in training
+   is no error: amp_step_info tells it. Numbers in texts and pictures have a decimal point in every
+   locale.
+   Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0
+   means something else. A NULL desc is all defaults, a NULL info not wanted, a NULL logger silent
+   unless the implementation is built with AMP_LOG_DEFAULT. In C++ {} works where a desc is
+   expected.
+   Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless
+   bytes are named.
+   Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp
+   large operators use threads, in the caller's floating-point environment. A process forked after
+   that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the child. GPUs.
+   amp_cuda.cuh has a backend on which the same model trains.
+   Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create,
+   build and finalize, never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no
+   optimisation). Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with
+   16-bit weight gradients; the halving is in the activations.
+   Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation,
+   predictions, statistics, gradient checks and saturating casts mask them and leave no flag.
+   mask_exceptions in amp_exec and amp_convert_desc does so for one call of a loop of your own,
+   where a loss scale that is too high overflows. Other functions raise what IEEE 754 says; a
+   convolution may also raise for sums that it does not store.
+   Include it with quotes: <amp.h> is another header on Windows (C++ AMP).*/
 
 #ifndef AMPI_PASS    /* see impl-vector */
 #ifndef AMP_H_INCLUDED
@@ -93,17 +103,18 @@
 
 /* Option macros. None changes the layout of a struct, so files may differ in them.
      AMP_IMPLEMENTATION  emit the implementation here: in exactly one file
-     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
+     AMP_STATIC          every function static: a private copy, beside AMP_IMPLEMENTATION
      AMP_DEF             linkage of public functions, e.g. __declspec(dllexport)
      AMP_SELF            this file's name in quotes, if not "amp.h"
      AMP_NO_SIMD         portable C: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: compiles sooner; the same bits
      AMP_NO_OPENMP       no threads, even where OpenMP is on
      AMP_NO_STDIO        no FILE: removes checkpoint, print and the stderr logger
-     AMP_LOG_DEFAULT     beside AMP_IMPLEMENTATION: the log function, as amp_log_stderr, of calls without a logger */
+     AMP_LOG_DEFAULT     beside AMP_IMPLEMENTATION: the log function of calls without a logger,
+                         as amp_log_stderr */
 #ifndef AMP_DEF
   #if defined(AMP_STATIC) && !defined(AMP_IMPLEMENTATION)
-    #error "AMP_STATIC: this file needs AMP_IMPLEMENTATION too, before it includes amp.h; or leave AMP_STATIC out."
+    #error "AMP_STATIC: this file needs AMP_IMPLEMENTATION too, before the include"
     #define AMP_DEF extern
   #elif defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
     #define AMP_DEF static __attribute__((unused))
@@ -152,7 +163,8 @@ extern "C" {
 #define AMPI_X(name, code, text) AMP_##name = code,
 typedef AMPI_ENUM(amp_result) { AMP_RESULT_LIST(AMPI_X) } amp_result;
 #undef AMPI_X
-typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];  /* not with -fshort-enums */
+/* not with -fshort-enums */
+typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];
 
 /* Text of a result code; never NULL. */
 AMP_DEF const char* amp_result_string(amp_result r);
@@ -171,12 +183,13 @@ typedef AMPI_ENUM(amp_dtype) {
     AMP_I64  = 7,  /* int64_t; labels of a batch */
 } amp_dtype;
 
-/* Bytes of one element and a name, as "bf16"; 0 and "?" for another value. AMP_DTYPE_DEFAULT counts as AMP_F32. */
+/* Bytes of one element and a name, as "bf16"; 0 and "?" for another value. AMP_DTYPE_DEFAULT counts
+   as AMP_F32. */
 AMP_DEF size_t amp_dtype_size(amp_dtype t);
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. With AMP_OK: what may surprise
-   after a call that went well, such as a file without some weights. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. With AMP_OK:
+   what may surprise after a call that went well, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
@@ -187,16 +200,18 @@ typedef struct amp_logger {
 AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data);
 #endif
 
-/* Memory source: both functions or neither (malloc and free). alloc returns memory aligned as malloc's, or NULL. */
+/* Memory source: both functions or neither (malloc and free). alloc returns memory aligned as
+   malloc's, or NULL. */
 typedef struct amp_allocator {
     void* (*alloc)(size_t size, void* user_data);
     void  (*free)(void* ptr, void* user_data);
     void* user_data;
 } amp_allocator;
 
-/* The order of sums in a product of two BF16 matrices. FIXED: k ascending, on every processor. FAST: the matrix unit's
-   (Intel's AMX on Linux), several times as fast, where m, n >= 16 and k >= 32. Subnormals and sums below 2^-126 are
-   zero then; the bits depend on the processor, not on threads. */
+/* The order of sums in a product of two BF16 matrices. FIXED: k ascending, on every processor.
+   FAST: the matrix unit's (Intel's AMX on Linux), several times as fast, where m, n >= 16 and k >=
+   32. Subnormals and sums below 2^-126 are zero then; the bits depend on the processor, not on
+   threads. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 /* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
@@ -207,7 +222,8 @@ typedef struct amp_exec {
     void*  stream;          /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;         /* the backend's own, set by a model or amp_cuda_exec; else NULL */
     amp_sums sums;
-    int    mask_exceptions; /* 1 = floating-point exceptions of the CPU are masked for the call, and leave no flag */
+    int    mask_exceptions; /* 1 = floating-point exceptions of the CPU are masked for the call, and
+                               leave no flag */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -218,8 +234,9 @@ typedef struct amp_tensor {
     const char* name;   /* for messages; may be NULL */
 } amp_tensor;
 
-/* Random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32 uniform bits; floats
-   in [0,1) with 24 random bits; a standard normal deviate (of positions 2*index and 2*index+1). */
+/* Random numbers (Philox4x32-10; Salmon et al., SC 2011), a pure function of seed and position: 32
+   uniform bits; floats in [0,1) with 24 random bits; a standard normal deviate (of positions
+   2*index and 2*index+1). */
 AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
 AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
@@ -232,19 +249,23 @@ typedef AMPI_ENUM(amp_isa) {
     AMP_ISA_NEON   = 2,  /* aarch64 */
     AMP_ISA_AVX2   = 3,  /* AVX2 + FMA + F16C */
     AMP_ISA_AVX512 = 4,  /* AVX-512 F, BW, DQ, VL */
-    AMP_ISA_AVX512_BF16 = 5,  /* and vdpbf16ps for products of bfloat16: the best on AMD, slower than fma on Intel */
+    AMP_ISA_AVX512_BF16 = 5,  /* and vdpbf16ps for products of bfloat16: the best on AMD, slower
+                                 than fma on Intel */
 } amp_isa;
 
-/* The instruction set in use: the best at the first call, or the available one that the environment variable AMP_ISA
-   names (scalar | neon | avx2 | avx512 | avx512_bf16). */
+/* The instruction set in use: the best at the first call, or the available one that the environment
+   variable AMP_ISA names (scalar | neon | avx2 | avx512 | avx512_bf16). */
 AMP_DEF amp_isa amp_cpu_isa(void);
-/* For tests: sets it for the whole process, while no thread is in the library. AMP_ERR_UNSUPPORTED if unavailable. */
+/* For tests: sets it for the whole process, while no thread is in the library. AMP_ERR_UNSUPPORTED
+   if unavailable. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
-/* 1 if AMP_SUMS_FAST has a matrix unit with the instruction set in use, else 0. On Linux this asks for it. */
+/* 1 if AMP_SUMS_FAST has a matrix unit with the instruction set in use, else 0. On Linux this asks
+   for it. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
-/* Compares conversions, products, sums, exp, an optimizer's steps and loss scales with their known bits, in less than a
-   millisecond. AMP_ERR_UNSUPPORTED if any differ, as with -ffast-math, clang's -ffp-model=fast, or icx without
-   -fp-model=precise: the logger hears which. So let a file of its own hold the implementation, compiled by -O2. */
+/* Compares conversions, products, sums, exp, an optimizer's steps and loss scales with their known
+   bits, in less than a millisecond. AMP_ERR_UNSUPPORTED if any differ, as with -ffast-math, clang's
+   -ffp-model=fast, or icx without -fp-model=precise: the logger hears which. So let a file of its
+   own hold the implementation, compiled by -O2. */
 AMP_DEF amp_result amp_self_test(const amp_logger* logger);
 /* "auto", "scalar", ..., "avx512_bf16"; "?" for another value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
@@ -253,14 +274,16 @@ AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* Structs, never a bare uint16_t: adding two halves must not compile. */
 typedef struct amp_half     { uint16_t bits; } amp_half;  /* 1 sign, 5 exponent, 10 fraction bits */
-typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;  /* 1 sign, 8 exponent,  7 fraction bits */
+/* 1 sign, 8 exponent, 7 fraction bits */
+typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;
 
 #define AMP_HALF_MAX      65504.0f  /* largest finite half */
 #define AMP_HALF_MIN      6.103515625e-5f  /* smallest normal half, 2^-14 */
 #define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24 */
 
-/* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a signed zero. A NaN is
-   made quiet and keeps its payload's upper bits. From double directly: through float it would round twice. */
+/* To 16 bits: to nearest, ties to even; too large becomes infinity, too small a subnormal or a
+   signed zero. A NaN is made quiet and keeps its payload's upper bits. From double directly:
+   through float it would round twice. */
 AMP_DEF amp_half     amp_half_from_float(float f);
 AMP_DEF amp_half     amp_half_from_double(double d);
 AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f);
@@ -275,15 +298,18 @@ AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
 
-/* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap AMP_ERR_ARGUMENT. */
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
+/* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap
+   AMP_ERR_ARGUMENT. */
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src,
+    amp_dtype src_dtype, size_t n);
 
-/* NEAREST: ties to even. STOCHASTIC: away from zero with a probability of the fraction cut off (its first 32
-   bits); above the largest finite value the next one is infinity. */
+/* NEAREST: ties to even. STOCHASTIC: away from zero with a probability of the fraction cut off (its
+   first 32 bits); above the largest finite value the next one is infinity. */
 typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 1 } amp_rounding;
 
 typedef struct amp_convert_desc {
-    int          saturate;   /* 1 = infinity, read or made, becomes the largest finite value of dst_dtype */
+    int          saturate;   /* 1 = infinity, read or made, becomes the largest finite value of
+                                dst_dtype */
     amp_rounding rounding;   /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
     uint64_t     seed;       /* of the stochastic stream */
     uint64_t     offset;     /* element i uses stream position offset + i */
@@ -292,21 +318,24 @@ typedef struct amp_convert_desc {
     int          mask_exceptions;  /* as in amp_exec; saturate masks them too */
 } amp_convert_desc;
 /* amp_convert with options. */
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-    const amp_convert_desc* desc);
-/* The same for rows x cols elements of matrices whose rows are dst_ld and src_ld (>= cols) elements apart; element
-   (i, j) uses offset + i * cols + j. dst == src is allowed if rows are equally many bytes apart. */
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
-    size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+    amp_dtype src_dtype, size_t n, const amp_convert_desc* desc);
+/* The same for rows x cols elements of matrices whose rows are dst_ld and src_ld (>= cols) elements
+   apart; element (i, j) uses offset + i * cols + j. dst == src is allowed if rows are equally many
+   bytes apart. */
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
+    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* >>ops      Operators on raw pointers, usable alone. */
 
-/* Rules for all: tensors are row-major and packed (amp_gemm's aside), images are N,C,H,W. Each operand has its own
-   type: F32, F16 or BF16. A gradient output may be NULL, not wanted (x of amp_concat_backward aside). A result may not
-   overlap an operand or another result; where they "may be the same", they have one type and one address. */
+/* Rules for all: tensors are row-major and packed (amp_gemm's aside), images are N,C,H,W. Each
+   operand has its own type: F32, F16 or BF16. A gradient output may be NULL, not wanted (x of
+   amp_concat_backward aside). A result may not overlap an operand or another result; where they
+   "may be the same", they have one type and one address. */
 
-/* `accumulate` of a backward function: 0 overwrites all gradients, _PARAMS adds to the parameters' (dw, db, dgamma,
-   dbeta), _INPUT to dx, their sum to all. Another number counts as _PARAMS. Sums are FP32, rounded once. */
+/* `accumulate` of a backward function: 0 overwrites all gradients, _PARAMS adds to the parameters'
+   (dw, db, dgamma, dbeta), _INPUT to dx, their sum to all. Another number counts as _PARAMS. Sums
+   are FP32, rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
     AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
 } amp_accumulate;
@@ -321,28 +350,31 @@ typedef struct amp_gemm_shape {
     size_t m, n, k;
     size_t lda, ldb, ldc;            /* elements from a stored row to the next; 0 = packed */
     size_t batch;                    /* products of this shape; 0 = 1 */
-    size_t a_stride, b_stride;       /* elements from a matrix of the batch to the next; 0 = one for all */
+    size_t a_stride, b_stride;       /* elements from a matrix of the batch to the next; 0 = one for
+                                        all */
     size_t c_stride;                 /* likewise; matrices of C may not overlap */
 } amp_gemm_shape;
 
 /* beta == 0 overwrites C unread (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
    Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head. */
-AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-    amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
-/* Bytes of workspace for amp_gemm's full speed at this size: at most about 3 MB for each thread; less is used as far as
-   it goes. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its backward call two,
-   of (n, in, out) and (out, in, n). */
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
+    const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
+/* Bytes of workspace for amp_gemm's full speed at this size: at most about 3 MB for each thread;
+   less is used as far as it goes. 0 if the size overflows. A dense layer's forward call is a
+   product of (n, out, in), its backward call two, of (n, in, out) and (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer --- */
 
 /* y[N,O] = x[N,I] * w[O,I]^T + b[O]. b may be NULL. */
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
-    amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec);
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
+    amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+    size_t in, size_t out, const amp_exec* exec);
 /* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. */
-AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-    const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
-    amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
+AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+    amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
+    amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t in,
+    size_t out, const amp_exec* exec);
 
 /* --- convolution --- */
 
@@ -359,23 +391,27 @@ typedef struct amp_conv2d_shape {
 } amp_conv2d_shape;
 
 /* OH and OW of a shape, with the operators' errors. */
-AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run several times as fast: usually 1 to 10 MB for each thread, and
-   up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
+    const amp_exec* exec);
+/* Bytes of workspace with which the two calls below run several times as fast: usually 1 to 10 MB
+   for each thread, and up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 /* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]. */
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype, const void* w,
-    amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
-    amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-    void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
+    const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+    const amp_exec* exec);
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy,
+    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+    void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+    int accumulate, const amp_exec* exec);
 
 /* --- pooling --- */
 
 typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
 
-/* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + 2*pad_h - kernel_h) / stride_h + 1. Padding never wins a maximum; an
-   average counts padding as zeros unless exclude_pad. A global pool has kernel = height, width. */
+/* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + 2*pad_h - kernel_h) / stride_h + 1. Padding never wins a
+   maximum; an average counts padding as zeros unless exclude_pad. A global pool has kernel =
+   height, width. */
 typedef struct amp_pool2d_shape {
     amp_pool kind;
     int n, channels, height, width;  /* of x; each >= 1 */
@@ -386,48 +422,60 @@ typedef struct amp_pool2d_shape {
 } amp_pool2d_shape;
 
 /* As amp_conv2d_output. */
-AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w,
+    const amp_exec* exec);
 /* A NaN in a window makes its maximum NaN. */
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
-    amp_dtype y_dtype, const amp_exec* exec);
-/* dx from dy. The gradient of a maximum goes to the first position that holds it; x may be NULL for an average. */
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
-    amp_dtype x_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype,
+    void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* dx from dy. The gradient of a maximum goes to the first position that holds it; x may be NULL for
+   an average. */
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
+    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+    const amp_exec* exec);
 
 /* --- normalisation --- */
 
-/* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
-   training: mean and (biased) variance are the batch's, and running = (1-momentum)*running + momentum*batch
+/* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c +
+   beta_c.
+   training: mean and (biased) variance are the batch's, and running = (1-momentum)*running +
+   momentum*batch
      (unbiased variance), as in PyTorch; those of a channel that would become inf or NaN stay.
-   evaluation (training == 0): the running ones. Mean and 1/sqrt(var_c + eps) go to save_mean[C] and save_invstd[C]. */
+   evaluation (training == 0): the running ones. Mean and 1/sqrt(var_c + eps) go to save_mean[C] and
+   save_invstd[C]. */
 typedef struct amp_batch_norm_shape {
     int   n, channels, spatial;  /* each >= 1; n*spatial >= 2 in training, unless frozen */
     float eps;                   /* 0 = 1e-5; > 0 */
-    float momentum;              /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
-    int   frozen;                /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is its gradient */
-    unsigned char* held;         /* [channels] training sets those to 1 whose running statistics stay; NULL = none */
+    float momentum;              /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics
+                                    alone */
+    int   frozen;                /* 1 = bn.eval() in PyTorch: forward always evaluates, backward is
+                                    its gradient */
+    unsigned char* held;         /* [channels] training sets those to 1 whose running statistics
+                                    stay; NULL = none */
 } amp_batch_norm_shape;
 
-/* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in evaluation. */
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
-    const void* gamma, const void* beta, amp_dtype param_dtype, float* running_mean, float* running_var,
-    float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in
+   evaluation. */
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+    const void* x, amp_dtype x_dtype, const void* gamma, const void* beta, amp_dtype param_dtype,
+    float* running_mean, float* running_var, float* save_mean, float* save_invstd, void* y,
+    amp_dtype y_dtype, const amp_exec* exec);
 /* save_*: as forward filled them. dx and dy may be the same. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
-    const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
-    const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
-    int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+    const float* save_mean, const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
+    void* dbeta, amp_dtype dparam_dtype, int accumulate, const amp_exec* exec);
 
-/* Layer norm over the rows of x[R,D], D >= 1. gamma[D], beta[D], or NULL (1 and 0); save_mean[R], save_invstd[R] for
-   the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
-    amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype, size_t rows,
-    size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-    const void* gamma, amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
-    amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
-    const amp_exec* exec);
-/* Bytes of workspace that speed backward up on long rows: at most 256 KB, and as much for each thread. */
+/* Layer norm over the rows of x[R,D], D >= 1. gamma[D], beta[D], or NULL (1 and 0); save_mean[R],
+   save_invstd[R] for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+    const void* beta, amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
+    void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+    amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
+    const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
+    amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d, const amp_exec* exec);
+/* Bytes of workspace that speed backward up on long rows: at most 256 KB, and as much for each
+   thread. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element --- */
@@ -440,70 +488,82 @@ typedef AMPI_ENUM(amp_activation) {
     AMP_SIGMOID = 4,    /* 1 / (1 + exp(-x)) */
 } amp_activation;
 
-/* Bytes of workspace that speed up many 16-bit elements: all but RELU forward, the GELUs backward. */
+/* Bytes of workspace that speed up many 16-bit elements: all but RELU forward, the GELUs
+   backward. */
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 64 };
+
 /* y = f(x), n elements; x and y may be the same. */
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
-    amp_dtype y_dtype, size_t n, const amp_exec* exec);
-/* dx = dy * f'. `saved` is y for RELU, TANH and SIGMOID, x for the GELUs. dx and dy may be the same. */
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
-    amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
+    void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+/* dx = dy * f'. `saved` is y for RELU, TANH and SIGMOID, x for the GELUs. dx and dy may be the
+   same. */
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
+    const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
+    const amp_exec* exec);
 
-/* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the same. */
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows,
-    size_t d, const amp_exec* exec);
+/* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the
+   same. */
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
+    amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
 /* dx = y * (dy - sum(dy*y)). */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
-    amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+    amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
 
-/* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else x/(1-p). Backward is
-   the same call on the gradient. x and y may be the same. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-    uint64_t seed, uint64_t offset, const amp_exec* exec);
+/* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else
+   x/(1-p). Backward is the same call on the gradient. x and y may be the same. */
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
+    amp_dtype y_dtype, size_t n, float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
 
 /* y = a + b, n elements; y may be the same as a or b. */
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y,
-    amp_dtype y_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b,
+    amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
-/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part. Backward copies the
-   columns back, or adds them to x if accumulate. */
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
-    size_t d_total, size_t column, size_t rows, const amp_exec* exec);
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x,
-    amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
+/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part.
+   Backward copies the columns back, or adds them to x if accumulate. */
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
+    amp_dtype y_dtype, size_t d_total, size_t column, size_t rows, const amp_exec* exec);
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
+    size_t column, void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+    const amp_exec* exec);
 
 /* --- losses, in FP32 --- */
 
-/* Each forward writes the mean loss of the batch to *loss; n = 0 is AMP_ERR_SHAPE. Each backward writes the gradient of
-   (*loss_scale) * weight * loss, weight finite; NULL = 1; on a GPU the scale lies on the device. With a scaler of your
-   own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s: not 1/n, which the mean has divided by. */
+/* Each forward writes the mean loss of the batch to *loss; n = 0 is AMP_ERR_SHAPE. Each backward
+   writes the gradient of (*loss_scale) * weight * loss, weight finite; NULL = 1; on a GPU the scale
+   lies on the device. With a scaler of your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);`
+   and pass &s: not 1/n, which the mean has divided by. */
 
-/* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing in [0,1): a target
-   is (1-smoothing) on the label plus smoothing/K everywhere. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* x, amp_dtype x_dtype, const int32_t* labels,
-    float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec);
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* x, amp_dtype x_dtype, const int32_t* labels,
-    float smoothing, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n, size_t classes,
+/* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing
+   in [0,1): a target is (1-smoothing) on the label plus smoothing/K everywhere. */
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* x, amp_dtype x_dtype,
+    const int32_t* labels, float smoothing, float* loss, size_t n, size_t classes,
     const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* x, amp_dtype x_dtype,
+    const int32_t* labels, float smoothing, const float* loss_scale, float weight, void* dx,
+    amp_dtype dx_dtype, size_t n, size_t classes, const amp_exec* exec);
 /* Mean squared error over n elements: mean((x - target)^2). */
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-    float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-/* Binary cross-entropy of logits x with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). */
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+    amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
+    size_t n, const amp_exec* exec);
+/* Binary cross-entropy of logits x with targets in [0,1]: mean(max(x,0) - x*t + log(1 +
+   exp(-|x|))). */
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
     amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
-    const amp_exec* exec);
+AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
+    const void* target, amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
+    amp_dtype dx_dtype, size_t n, const amp_exec* exec);
 
 /* >>policy   Autocast: which operator runs in which type. */
 
 /* The operators of a model: X(NAME, "name", O1, O2, kind, reads, shares).
-   O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses LOW.
+   O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses
+   LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
    reads: what backward reads of the forward pass.
-   shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or GRAD alone).
+   shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or
+   GRAD alone).
    To add an operator:
      1. a row at the end of this list: append only, as numbers stand in checkpoints
      2. its two functions on raw pointers in >>ops, and their entries in amp_backend
@@ -542,32 +602,34 @@ typedef AMPI_ENUM(amp_rule) {
     AMP_RULE_FP32 = 1,     /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,  /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,   /* the type of the first input */
-    AMP_RULE_GRAY = 4,     /* LOW on a path of GRAY or FOLLOW from a 16-bit input to LOW or a graph's end; else FP32 */
+    AMP_RULE_GRAY = 4,     /* LOW on a path of GRAY or FOLLOW from a 16-bit input to LOW or a
+                              graph's end; else FP32 */
 } amp_rule;
 
 typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } amp_level;
 
 /* Whose lists a policy has:
    X(NAME, "name", a bit for each level, cast_back, o3_masters, low_norm, scaler at O1, at O2).
-   cast_back: at O1 results of LOW operators are cast back to FP32. o3_masters: O3 keeps FP32 weights, too. low_norm: a
-   layer norm that runs LOW reads LOW weights; batch norms never do while there are masters. scaler: the preset where
-   the desc has none; STATIC is a scale of 1.
-   Sources: torch.amp, whose lists are those for CUDA (on a CPU its softmax, layer norm and sums stay in 16 bits);
-   MindSpore 2.10; the final apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass, where a bias is added
-   by a GRAY operator: a last layer's bias and its logits are FP32. */
+   cast_back: at O1 results of LOW operators are cast back to FP32. o3_masters: O3 keeps FP32
+   weights, too. low_norm: a layer norm that runs LOW reads LOW weights; batch norms never do while
+   there are masters. scaler: the preset where the desc has none; STATIC is a scale of 1.
+   Sources: torch.amp, whose lists are those for CUDA (on a CPU its softmax, layer norm and sums
+   stay in 16 bits); MindSpore 2.10; the final apex.amp; NNabla 1.39 with type_config="half";
+   OneFlow's graph pass, where a bias is added by a GRAY operator: a last layer's bias and its
+   logits are FP32. */
 #define AMP_STYLE_LIST(X) \
     X(PYTORCH,   "pytorch",   0xfu, 0, 0, 0, PYTORCH, PYTORCH) \
     X(MINDSPORE, "mindspore", 0xfu, 1, 1, 0, STATIC,  MINDSPORE_MANAGER) \
     X(APEX,      "apex",      0xfu, 0, 0, 1, APEX,    APEX) \
     X(NNABLA,    "nnabla",    0x5u, 0, 0, 0, NNABLA,  NNABLA)  /* O0 and O2 */ \
-    X(ONEFLOW,   "oneflow",   0x3u, 0, 0, 1, STATIC,  STATIC)  /* O0 and O1; set_grad_scaler is a scaler in the desc */
+    X(ONEFLOW,   "oneflow",   0x3u, 0, 0, 1, STATIC,  STATIC)  /* O0, O1; or your .scaler */
 #define AMPI_X(name, ...) AMP_STYLE_##name,
 typedef AMPI_ENUM(amp_style) { AMP_STYLE_LIST(AMPI_X) } amp_style;
 #undef AMPI_X
 enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 
-/* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are FP32 in every rule.
-   OneFlow lists the losses, too; here they are FP32. */
+/* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). A norm's statistics are
+   FP32 in every rule. OneFlow lists the losses, too; here they are FP32. */
 #define AMP_STYLE_RULES(X) \
     X(MINDSPORE, O1, RELU, LOW) \
     X(APEX, O1, GELU, FP32) \
@@ -595,8 +657,10 @@ typedef struct amp_policy_desc {
     int white_count;
     const amp_op* black;      /* operators to run in FP32; give one list or the other */
     int black_count;
-    int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
-    int master_weights;       /* 0 = the level's (O3 no, but for MindSpore; else yes); 1, AMP_ZERO: as above */
+    int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in
+                                 Apex */
+    int master_weights;       /* 0 = the level's (O3 no, but for MindSpore; else yes); 1, AMP_ZERO:
+                                 as above */
     const amp_logger* logger;
 } amp_policy_desc;
 
@@ -622,17 +686,20 @@ typedef struct amp_policy {
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list; a level that the style
-   lacks, an override that the level lacks. */
+/* AMP_ERR_POLICY: an unknown level or operator, both lists at once, a loss on the white list; a
+   level that the style lacks, an override that the level lacks. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
-/* Replaces one rule. AMP_ERR_POLICY: an unknown operator or rule, a loss that is not FP32, input or flatten. */
+/* Replaces one rule. AMP_ERR_POLICY: an unknown operator or rule, a loss that is not FP32, input or
+   flatten. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
-/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL; returns how many. */
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL;
+   returns how many. */
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
 /* 1 and *op, or 0 if no operator has this name. */
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op);
-/* "conv2d"; "LOW"; "O1"; "mindspore"; "level list", "white list", "pinned", ...; "?" if out of range. */
+/* "conv2d"; "LOW"; "O1"; "mindspore"; "level list", "white list", "pinned", ...; "?" if out of
+   range. */
 AMP_DEF const char* amp_op_name(amp_op op);
 AMP_DEF const char* amp_rule_name(amp_rule rule);
 AMP_DEF const char* amp_level_name(amp_level level);
@@ -641,11 +708,13 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* >>scaler   The loss scale. */
 
-/* One state machine follows the systems below step by step: scale s, tracker c of clean steps, hysteresis left h.
-     overflow step: c = start; h -= 1; if h <= 0, and the share of overflows is not below the tolerance:
+/* One state machine follows the systems below step by step: scale s, tracker c of clean steps,
+   hysteresis left h.
+     overflow step: c = start; h -= 1; if h <= 0, and the share of overflows is not below the
+     tolerance:
                     s = max(s * backoff, min).
      clean step:    c += 1; if c >= interval: s = s * growth, c = 0.
-     unsound step:  the forward pass gave inf or NaN, which no scale mends: skipped, and s, c, h stay. */
+     unsound step:  the forward pass gave inf or NaN, which no scale mends: skipped, s, c, h stay */
 
 /* What growth beyond the largest float does. A max_scale holds under each. */
 typedef AMPI_ENUM(amp_scaler_guard) {
@@ -658,7 +727,8 @@ typedef AMPI_ENUM(amp_scaler_guard) {
 typedef AMPI_ENUM(amp_scaler_refill) {
     AMP_REFILL_GROWTH  = 1,  /* then alone (Megatron-LM, DeepSpeed) */
     AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
-    AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
+    AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle
+                                decr_every_n) */
     AMP_REFILL_REDUCTION = 4,  /* after each reduction, and not at growth (Fairseq) */
 } amp_scaler_refill;
 
@@ -671,39 +741,48 @@ typedef AMPI_ENUM(amp_scaler_limit) {
     AMP_LIMIT_KEEP     = 4,  /* the scale stays above its floor; AMP_ERR_OVERFLOW (Fairseq) */
 } amp_scaler_limit;
 
-/* Presets, with each system's own values. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
-   DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer; flax
-   DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
-   and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO); jmp; TensorFlow 1;
-   mindspore.nn.DynamicLossScaleUpdateCell, which is the manager in FP32; fairseq.optim's DynamicLossScaler (.tolerance;
-   threshold_loss_scale is min_scale with AMP_LIMIT_CLAMP).
-   X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill, at_min, skips)
-   kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles (DOUBLE: its float scales the loss).
-   _DIV: an overflow divides by growth instead of multiplying. init 0: must be given. interval 0: the scale never moves.
-   late: clean steps added to the interval. start: the tracker at first and after overflows. Growth is 2; backoff 0:
-   1/growth. min, max 0: none. skips: overflows allowed in a row, 0 = any number. */
+/* Presets, with each system's own values. Sources: torch.amp.GradScaler; mindspore.amp
+   DynamicLossScaler, DynamicLossScaleManager, FixedLossScaleManager; apex.amp;
+   oneflow.amp.GradScaler; keras LossScaleOptimizer; flax DynamicScale; nnabla
+   DynamicLossScalingUpdater; Megatron-LM; DeepSpeed v0.17.1, and up to v0.17.0; paddle's AmpScaler
+   and update_loss_scaling (GradScaler in dynamic graphs: growth_interval 2000, min_scale AMP_ZERO);
+   jmp; TensorFlow 1; mindspore.nn.DynamicLossScaleUpdateCell, which is the manager in FP32;
+   fairseq.optim's DynamicLossScaler (.tolerance; threshold_loss_scale is min_scale with
+   AMP_LIMIT_CLAMP).
+   X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill,
+   at_min, skips) kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles
+   (DOUBLE: its float scales the loss). _DIV: an overflow divides by growth instead of multiplying.
+   init 0: must be given. interval 0: the scale never moves. late: clean steps added to the
+   interval. start: the tracker at first and after overflows. Growth is 2; backoff 0: 1/growth. min,
+   max 0: none. skips: overflows allowed in a row, 0 = any number. */
 #define AMPI_FLT_MIN 1.17549435082228751e-38f
 #define AMPI_FLT_MAX 3.40282346638528860e38f
 #define AMP_SCALER_PRESET_LIST(X) \
     X(PYTORCH, "pytorch", MIXED, 65536, 2000, 0, 0, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
-    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000) \
+    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, \
+        GROWTH, CLAMP, 1000) \
     X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(APEX, "apex", DOUBLE_DIV, 65536, 2000, 0, 0, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(ONEFLOW, "oneflow", FLOAT_DIV, 65536, 2000, 0, 0, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, \
+        CLAMP, 0) \
     X(KERAS, "keras", FLOAT, 32768, 2000, 0, 0, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0) \
-    X(FLAX, "flax", FLOAT, 65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(FLAX, "flax", FLOAT, 65536, 2000, 1, 0, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, \
+        CLAMP, 0) \
     X(NNABLA, "nnabla", DOUBLE_DIV, 8, 2000, 1, -1, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100) \
-    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0) \
+    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, \
+        0) \
     X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
     X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV, \
         65536, 1000, 0, -1, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0) \
-    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0) \
+    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV, 65536, 1000, 0, 0, 0, 1, 0, NONE, 2, \
+        GROWTH, ERROR, 0) \
     X(PADDLE, "paddle", FLOAT, 65536, 1000, 0, 0, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0) \
     X(JMP, "jmp", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0) \
     X(STATIC, "static", FLOAT, 0, 0, 0, 0, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0) \
-    X(MINDSPORE_CELL, "mindspore_cell", FLOAT, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 0) \
+    X(MINDSPORE_CELL, "mindspore_cell", FLOAT, 16777216, 2000, 0, 0, 0, 1, 0, NONE, 1, GROWTH, \
+        CLAMP, 0) \
     X(FAIRSEQ, "fairseq", DOUBLE_DIV, 32768, 2000, 0, 0, 0, 1e-4f, 0, NONE, 1, REDUCTION, KEEP, 0)
 #define AMPI_X(name, ...) AMP_SCALER_##name,
 typedef AMPI_ENUM(amp_scaler_preset) { AMP_SCALER_PRESET_LIST(AMPI_X) } amp_scaler_preset;
@@ -715,28 +794,36 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
 
 typedef struct amp_scaler amp_scaler;
 
-/* A field that is not 0 replaces the preset's value. Static presets take no growth_*, backoff_factor, hysteresis,
-   refill and tolerance. */
+/* A field that is not 0 replaces the preset's value. Static presets take no growth_*,
+   backoff_factor, hysteresis, refill and tolerance. */
 typedef struct amp_scaler_desc {
     amp_scaler_preset preset;  /* 0 = AMP_SCALER_PYTORCH */
     float init_scale;          /* finite, > 2^-128, so that 1/scale is finite */
     double growth_factor;      /* finite, > 1 */
-    double backoff_factor;     /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's only value */
-    /* Clean steps before growth, >= 1; AMP_ZERO = never. Flax and NNabla add one: AMP_ZERO = every step. */
+    double backoff_factor;     /* in (0,1); where the preset has none 0 = 1/growth_factor, OneFlow's
+                                  only value */
+    /* Clean steps before growth, >= 1; AMP_ZERO = never. Flax and NNabla add one: AMP_ZERO = every
+       step. */
     int   growth_interval;
     float min_scale;           /* floor, <= init_scale; AMP_ZERO = none */
-    float max_scale;           /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO = none */
+    float max_scale;           /* ceiling, >= init_scale (Apex starts at the lesser); AMP_ZERO =
+                                  none */
     int   hysteresis;          /* overflows before the scale is reduced; >= 1 */
     amp_scaler_refill refill;  /* 0 = the preset's */
-    /* With AMP_REFILL_REDUCTION: an overflow reduces the scale only if overflows since the last reduction, divided by
-       windows since the scale last moved, are at least this; in 0..1, Fairseq's 0 = each does. Not saved. */
+    /* With AMP_REFILL_REDUCTION: an overflow reduces the scale only if overflows since the last
+       reduction, divided by windows since the scale last moved, are at least this; in 0..1,
+       Fairseq's 0 = each does. Not saved. */
     double tolerance;
-    amp_scaler_limit at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
-    int   max_skips;           /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any number */
+    amp_scaler_limit at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO:
+                                  at 0 */
+    int   max_skips;           /* overflows in a row before AMP_ERR_OVERFLOW; AMP_ZERO = any
+                                  number */
     int   max_unsound;         /* likewise of unsound windows; 0 = 20. Not saved */
-    /* Static presets: 1 = overflows count, but skip no step (MindSpore's drop_overflow_update=false). */
+    /* Static presets: 1 = overflows count, but skip no step (MindSpore's
+       drop_overflow_update=false). */
     int   ignore_overflow;
-    /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns AMP_ERR_OVERFLOW. */
+    /* For AMP_LIMIT_CALLBACK, after the window: may set the scale; 0 = go on, else update returns
+       AMP_ERR_OVERFLOW. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
     const amp_logger* logger;  /* copied */
@@ -751,9 +838,11 @@ typedef struct amp_overflow_info {
     int      first_tensor;    /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;     /* element in that tensor */
     char     first_name[48];  /* its name, cut to fit; "" if it has none */
-    int      last_tensor;     /* likewise the last: where infinities began, if the list is in forward order */
+    int      last_tensor;     /* likewise the last: where infinities began, if the list is in
+                                 forward order */
     char     last_name[48];
-    double   norm;            /* L2 norm of the unscaled gradients of the last list checked; inf if not finite */
+    double   norm;            /* L2 norm of the unscaled gradients of the last list checked; inf if
+                                 not finite */
 } amp_overflow_info;
 
 /* The state that moves: a plain struct, the same on host and GPU. */
@@ -765,9 +854,11 @@ typedef struct amp_scaler_state {
     int32_t  hysteresis_left;   /* below 0: further overflows, within the tolerance */
     int32_t  found_inf;         /* stays up until update */
     int32_t  consecutive_skips;
-    int32_t  unsound;           /* likewise, raised with found_inf: the forward pass gave inf or NaN */
+    int32_t  unsound;           /* likewise, raised with found_inf: the forward pass gave inf or
+                                   NaN */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
-    double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
+    double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of
+                                   others = scale */
     int32_t  consecutive_unsound;
     int32_t  since_rescale;     /* windows since the scale last moved, but for unsound ones */
 } amp_scaler_state;
@@ -805,59 +896,69 @@ struct amp_scaler {
     int               recorded; /* 1 once it has a check, an unscale or a report */
     int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
-    uint64_t          spans[AMP_SCALER_MAX_SPANS][2];  /* memory, from and to, of lists that were unscaled or stepped */
+    uint64_t          spans[AMP_SCALER_MAX_SPANS][2];  /* memory, from and to, of lists that were
+                                                          unscaled or stepped */
     uint8_t           span_list[AMP_SCALER_MAX_SPANS];
 };
 
 /* Starts a scaler; NULL: PyTorch's. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
-/* loss * scale in FP32; the scale stays until update. A loss of inf or NaN makes the window unsound. 1.0f gives the
-   factor itself, to seed a backward pass by hand; call it with the loss, too. NaN if s is NULL or zeroed memory,
-   where other calls are AMP_ERR_STATE. */
+/* loss * scale in FP32; the scale stays until update. A loss of inf or NaN makes the window
+   unsound. 1.0f gives the factor itself, to seed a backward pass by hand; call it with the loss,
+   too. NaN if s is NULL or zeroed memory, where other calls are AMP_ERR_STATE. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or become so when unscaled to
-   FP32 (check) or to the stored type, are counted and raise found_inf; s->info names the first. A scale
-   without a finite inverse raises it, too. To let one overflow stop several optimizers, check all lists before the
-   first step. `info`: what this call alone has found, and its norm.
-   AMP_ERR_STATE: before any scale_loss, or for memory of a list that was unscaled or stepped in this window. But lists
-   unscaled one by one may be checked or stepped as one, and stepped lists checked. Beyond AMP_SCALER_MAX_SPANS pieces
-   of memory in a window, gaps between tensors count as theirs.
+/* The next three look at `count` tensors (F32, F16, BF16). Elements that are inf or NaN, or become
+   so when unscaled to FP32 (check) or to the stored type, are counted and raise found_inf; s->info
+   names the first. A scale without a finite inverse raises it, too. To let one overflow stop
+   several optimizers, check all lists before the first step. `info`: what this call alone has
+   found, and its norm.
+   AMP_ERR_STATE: before any scale_loss, or for memory of a list that was unscaled or stepped in
+   this window. But lists unscaled one by one may be checked or stepped as one, and stepped lists
+   checked. Beyond AMP_SCALER_MAX_SPANS pieces of memory in a window, gaps between tensors count as
+   theirs.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
-/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check again after a change. */
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
+/* Reads only; repeated calls count elements again. amp_optimizer_step trusts the last: check again
+   after a change. */
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
+    amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to its tensor's type, once per window, before the step; at most
-   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is not finite. */
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
-/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and
-   src[i] have equal counts, types may differ; no dst overlaps another or any src. May be repeated with new
-   micro-batches in src; a src that was unscaled in place, or a dst that was stepped, is AMP_ERR_STATE. If any result is
-   not finite dst stays. The norm is the results'. */
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
-    int accumulate, amp_overflow_info* info);
+   AMP_SCALER_MAX_LISTS lists (AMP_ERR_STATE). No two tensors share memory. Gradients stay if any is
+   not finite. */
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
+    amp_overflow_info* info);
+/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's
+   type); dst[i] and src[i] have equal counts, types may differ; no dst overlaps another or any src.
+   May be repeated with new micro-batches in src; a src that was unscaled in place, or a dst that
+   was stepped, is AMP_ERR_STATE. If any result is not finite dst stays. The norm is the
+   results'. */
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
+    const amp_tensor* src, int count, int accumulate, amp_overflow_info* info);
 /* Raises found_inf, e.g. after an all-reduce of flags; before scale_loss, too. */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* 1 = all checks of this window were clean; 0 = skip this step, or s is NULL, or unchecked (logger: AMP_ERR_STATE). */
+/* 1 = all checks of this window were clean; 0 = skip this step, or s is NULL, or unchecked (logger:
+   AMP_ERR_STATE). */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
-/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
-   AMP_ERR_OVERFLOW, after the window's end: at_min, max_skips, max_unsound, or a scale infinite or <= 2^-128, with
-   which all steps are skipped until amp_scaler_set_scale. */
+/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if
+   nothing was recorded. AMP_ERR_OVERFLOW, after the window's end: at_min, max_skips, max_unsound,
+   or a scale infinite or <= 2^-128, with which all steps are skipped until amp_scaler_set_scale. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
 /* Sets the scale between windows (else AMP_ERR_STATE), finite and > 2^-128; the counters stay. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, a pure function for host and device: reads and clears state->found_inf and unsound. Returns a sum: 1
-   an overflow at the floor; 2 more overflows in a row than allowed; 4 more unsound windows; 8 a scale of no use (see
-   amp_scaler_update). 0 if an argument is NULL. */
+/* The rule alone, a pure function for host and device: reads and clears state->found_inf and
+   unsound. Returns a sum: 1 an overflow at the floor; 2 more overflows in a row than allowed; 4
+   more unsound windows; 8 a scale of no use (see amp_scaler_update). 0 if an argument is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
-/* State to and from AMP_SCALER_STATE_BYTES bytes, the same on each machine. AMP_ERR_STATE inside a window. Loading what
-   save did not write, another size, or the state of another rule is AMP_ERR_FORMAT. */
+/* State to and from AMP_SCALER_STATE_BYTES bytes, the same on each machine. AMP_ERR_STATE inside a
+   window. Loading what save did not write, another size, or the state of another rule is
+   AMP_ERR_FORMAT. */
 #define AMP_SCALER_STATE_BYTES 128
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
@@ -870,19 +971,21 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      ADAM   g += wd*w (L2); m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g^2;
             w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)
      ADAMW  w -= lr*wd*w, then as ADAM without L2
-     LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
+     LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (1 if a norm is 0)
    (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
-   A subnormal moment becomes zero. t counts from 1 the steps of a group that is not frozen, the schedule all steps. */
+   A subnormal moment becomes zero. t counts from 1 the steps of a group that is not frozen, the
+   schedule all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
 } amp_optimizer_kind;
 
-/* The rate's factor at applied step t = 0, 1, ...: (t+1)/(warmup_steps+1) for t < warmup_steps; afterwards, with
-   t' = t - warmup_steps and T = total_steps - warmup_steps:
+/* The rate's factor at applied step t = 0, 1, ...: (t+1)/(warmup_steps+1) for t < warmup_steps;
+   afterwards, with t' = t - warmup_steps and T = total_steps - warmup_steps:
      CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;
      COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
 typedef AMPI_ENUM(amp_schedule_kind) {
-    AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3
+    AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2,
+        AMP_SCHEDULE_COSINE = 3
 } amp_schedule_kind;
 typedef struct amp_schedule {
     amp_schedule_kind kind;  /* 0 = constant */
@@ -899,7 +1002,8 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 typedef struct amp_param_group {
     float lr;            /* 0 = the desc's; AMP_ZERO = 0 */
     float weight_decay;  /* 0 = the desc's; AMP_ZERO = none */
-    int   frozen;        /* 1 = weights and moments stay; gradients are NULL, or checked and in the norm */
+    int   frozen;        /* 1 = weights and moments stay; gradients are NULL, or checked and in the
+                            norm */
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
@@ -911,11 +1015,14 @@ typedef struct amp_optimizer_desc {
     float beta1, beta2;        /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
     float eps;                 /* 0 = 1e-8 (LAMB 1e-6); > 0 */
     float weight_decay;        /* 0 = none, for ADAMW too (torch.optim: 0.01); >= 0 */
-    float clip_norm;           /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
+    float clip_norm;           /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over
+                                  all parameters */
     int   maximize;            /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;           /* 1 = no check for inf and NaN without a scaler: elements with one stay as they were */
+    int   unchecked;           /* 1 = no check for inf and NaN without a scaler: elements with one
+                                  stay as they were */
     amp_schedule schedule;
-    const amp_param_group* groups; /* copied, at most AMP_MAX_GROUPS; NULL = one with the desc's settings */
+    const amp_param_group* groups; /* copied, at most AMP_MAX_GROUPS; NULL = one with the desc's
+                                      settings */
     int   group_count;
     const amp_logger* logger;  /* copied */
 } amp_optimizer_desc;
@@ -928,14 +1035,16 @@ typedef struct amp_param {
     amp_dtype   low_dtype;   /* AMP_F16 or AMP_BF16 if low is given */
     void*       grad;        /* [count]; times the loss scale, before and after a step */
     amp_dtype   grad_dtype;  /* 0 = AMP_F32 */
-    float*      m;           /* [count] momentum or first moment, zeros at first; NULL if not needed */
+    float*      m;           /* [count] momentum or first moment, zeros at first; NULL if not
+                                needed */
     float*      v;           /* [count] second moment; likewise */
     size_t      count;
     int         group;       /* index into desc.groups */
     const char* name;        /* for messages; may be NULL */
 } amp_param;
 
-/* How many of m and v an optimizer needs: 0 to 2; -1 if the desc or a group's setting is invalid. */
+/* How many of m and v an optimizer needs: 0 to 2; -1 if the desc or a group's setting is
+   invalid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves: a plain struct, equal on host and GPU. */
@@ -949,45 +1058,51 @@ typedef struct amp_optimizer_state {
 typedef struct amp_optimizer {
     amp_optimizer_desc  desc;  /* defaults filled in, AMP_ZERO is 0, groups and logger are NULL */
     amp_logger          logger;
-    amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in the desc, [0] */
+    amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in
+                                                   the desc, [0] */
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array */
     int                 count;
 } amp_optimizer;
 
-/* Writes the low copies of masters. params must outlive *o. AMP_ERR_ARGUMENT: a missing buffer, no parameter, or two
-   arrays that share memory (moments that are not needed may, of a frozen group too). An error changes nothing. */
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
+/* Writes the low copies of masters. params must outlive *o. AMP_ERR_ARGUMENT: a missing buffer, no
+   parameter, or two arrays that share memory (moments that are not needed may, of a frozen group
+   too). An error changes nothing. */
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc,
+    amp_param* params, int count);
 
 /* What a step did. */
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
     float  lr;                  /* the base learning rate of this step, schedule included */
-    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or skipped;
-                                   0 if nobody looked (no scaler, no clip_norm, and unchecked) */
+    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or
+                                   skipped; 0 if nobody looked (no scaler, no clip_norm, and
+                                   unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
-    uint64_t update_overflows;  /* elements that stay: m, v or w would be inf or NaN (without a master, in 16 bits) */
+    uint64_t update_overflows;  /* elements that stay: m, v or w would be inf or NaN (without a
+                                   master, in 16 bits) */
     uint64_t saturated;         /* low copies at the largest finite value, of larger masters */
     int      update_tensor;     /* the first parameter with either; -1 if none */
     uint64_t update_index;      /* element in it */
     char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place, to look at or clip by hand; amp_optimizer_step knows, and checks them again.
-   AMP_ERR_STATE: twice in a window, or after the step. */
+/* Unscales the gradients in place, to look at or clip by hand; amp_optimizer_step knows, and checks
+   them again. AMP_ERR_STATE: twice in a window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check, then skip, or unscale, clip and update in one pass. Gradients that amp_scaler_check saw as just
-   this list since the last scale_loss are not checked again. Unscaled ones are not unscaled again, if all are (else
-   AMP_ERR_STATE). s == NULL: gradients are not scaled. The caller calls amp_scaler_update after the scaler's last
-   optimizer: an overflow in one step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a
-   window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is
-   negative or not finite, or state is nonsense. */
+/* One step: check, then skip, or unscale, clip and update in one pass. Gradients that
+   amp_scaler_check saw as just this list since the last scale_loss are not checked again. Unscaled
+   ones are not unscaled again, if all are (else AMP_ERR_STATE). s == NULL: gradients are not
+   scaled. The caller calls amp_scaler_update after the scaler's last optimizer: an overflow in one
+   step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a window, no
+   parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight
+   decay is negative or not finite, or state is nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base rate, finite and >= 0, which the schedule multiplies (the logger hears where the factor stays 0). A
-   group's own rate stays: write o->groups[i].lr. */
+/* Sets the base rate, finite and >= 0, which the schedule multiplies (the logger hears where the
+   factor stays 0). A group's own rate stays: write o->groups[i].lr. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero, also inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -1001,10 +1116,11 @@ typedef struct amp_backend amp_backend;
    layers up to there refuse it. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
-/* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first waits for the sum of
-   a flag: a batch refused on one rank is refused on all. */
+/* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first
+   waits for the sum of a flag: a batch refused on one rank is refused on all. */
 typedef struct amp_comm {
-    amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
+    amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream,
+        void* user_data);
     int   rank, size;
     void* user_data;
 } amp_comm;
@@ -1014,12 +1130,14 @@ typedef struct amp_model_desc {
     int batch;                      /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;      /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;       /* an edited policy, in place of `precision` */
-    const amp_scaler_desc* scaler;  /* NULL = the style's preset for O1 and O2 in F16, and below O3 where a layer
-                                       runs in F16; else static 1 */
+    const amp_scaler_desc* scaler;  /* NULL = the style's preset for O1 and O2 in F16, and below O3
+                                       where a layer runs in F16; else static 1 */
     amp_optimizer_desc optimizer;   /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;           /* of weight gradients: 0 = AMP_F32; F16, BF16 */
-    int accumulate;                 /* micro-batches per step; 0 = 1. The gradient is their mean, whatever each n */
-    int max_replays;                /* repeats of an overflowing batch at the lower scale; not with accumulate > 1 */
+    int accumulate;                 /* micro-batches per step; 0 = 1. The gradient is their mean,
+                                       whatever each n */
+    int max_replays;                /* repeats of an overflowing batch at the lower scale; not with
+                                       accumulate > 1 */
     amp_sums sums;
     uint64_t seed;                  /* of weights and dropout; any value */
     const amp_backend* backend;     /* NULL = CPU */
@@ -1029,8 +1147,8 @@ typedef struct amp_model_desc {
     amp_logger logger;              /* of the parts too, in place of their descs' loggers */
 } amp_model_desc;
 
-/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY; AMP_ERR_ARGUMENT for
-   a NULL desc. amp_model_finalize checks `optimizer` and `scaler`. */
+/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY;
+   AMP_ERR_ARGUMENT for a NULL desc. amp_model_finalize checks `optimizer` and `scaler`. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
@@ -1039,19 +1157,23 @@ AMP_DEF const char* amp_model_error(const amp_model* m);
 
 /* --- building: an error is remembered, later calls do nothing, and finalize returns it --- */
 
-/* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within +-1/sqrt(fan_in). He: normal,
-   sd sqrt(2/fan_in), biases 0. Xavier: uniform within +-sqrt(6/(fan_in+fan_out)), biases 0. */
+/* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within
+   +-1/sqrt(fan_in). He: normal, sd sqrt(2/fan_in), biases 0. Xavier: uniform within
+   +-sqrt(6/(fan_in+fan_out)), biases 0. */
 typedef AMPI_ENUM(amp_init) {
     AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3
 } amp_init;
 
-/* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to the type in use. */
+/* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to
+   the type in use. */
 typedef struct amp_input_desc {
     int channels, height, width;  /* >= 1 */
-    float scale;                  /* 0 = AMP_U8 is divided by 255, other types stay, as torchvision's ToTensor */
+    float scale;                  /* 0 = AMP_U8 is divided by 255, other types stay, as
+                                     torchvision's ToTensor */
     const float *mean, *std;      /* [channels], std > 0; NULL = none */
 } amp_input_desc;
-/* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, padding, dilation. */
+/* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, padding,
+   dilation. */
 typedef struct amp_conv2d_desc {
     int out_channels;                /* >= 1 */
     int kernel, kernel_h, kernel_w;
@@ -1095,40 +1217,46 @@ AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
 AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
 AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);  /* [N,C,1,1] */
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);  /* over C*H*W */
+/* over C*H*W */
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);  /* exact (erf) */
 AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);  /* over C*H*W */
-AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);  /* p in [0,1); nothing in evaluation */
+/* p in [0,1); nothing in evaluation */
+AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);  /* residual; equal shapes */
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);  /* along channels; equal H, W */
+/* along channels; equal H, W */
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
-/* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits are [N,K,1,1]. */
-AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
+/* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits
+   are [N,K,1,1]. */
+AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits,
+    const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
-/* Layers built between push and pop run in dtype. AMP_F32 is autocast(enabled=False); AMP_DTYPE_DEFAULT goes back to
-   the level's rules. Regions nest. */
+/* Layers built between push and pop run in dtype. AMP_F32 is autocast(enabled=False);
+   AMP_DTYPE_DEFAULT goes back to the level's rules. Regions nest. */
 #define AMP_MAX_REGIONS 32
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
-/* Pins the layer that made v to a type, over every region and rule. Of several pins F32 beats F16 beats BF16. Input and
-   flatten take no pin, losses only F32. */
+/* Pins the layer that made v to a type, over every region and rule. Of several pins F32 beats F16
+   beats BF16. Input and flatten take no pin, losses only F32. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
 /* Names the layer that made v: UTF-8, 1 to 31 bytes, unique. Default names are "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into an optimizer group. Parameters of a frozen group have no gradient
-   (but where all are frozen), and the backward pass stops where no other parameter lies. To freeze and unfreeze write
-   amp_model_optimizer(m)->groups[i].frozen between steps; unfreezing between micro-batches is AMP_ERR_STATE. Only
-   amp_norm_desc freezes batch norm's running statistics. */
+/* Puts the parameters of the layer that made v into an optimizer group. Parameters of a frozen
+   group have no gradient (but where all are frozen), and the backward pass stops where no other
+   parameter lies. To freeze and unfreeze write amp_model_optimizer(m)->groups[i].frozen between
+   steps; unfreezing between micro-batches is AMP_ERR_STATE. Only amp_norm_desc freezes batch norm's
+   running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
-/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns the first mistake of
-   the graph. Only training steps need a loss and parameters: without a loss all groups are frozen, and there are no
-   gradients and moments. */
+/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns
+   the first mistake of the graph. Only training steps need a loss and parameters: without a loss
+   all groups are frozen, and there are no gradients and moments. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside --- */
@@ -1148,7 +1276,8 @@ typedef struct amp_layer {
     size_t     parameters;               /* count */
     size_t     activation_bytes;         /* of the output for the whole batch; 0 if in place */
 } amp_layer;
-/* Number of layers, and layer i in building order; 0 and NULL before finalize. NULL if out of range. */
+/* Number of layers, and layer i in building order; 0 and NULL before finalize. NULL if out of
+   range. */
 AMP_DEF int amp_model_layer_count(const amp_model* m);
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 /* The layer that made v; -1 if none. */
@@ -1165,18 +1294,20 @@ typedef struct amp_memory {
 /* AMP_ERR_STATE before finalize, as from all that follow. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters in building order, weight before bias, and their count; or the one of that name ("<layer>.weight",
-   "<layer>.bias"). NULL if none. After a step, grad is NULL where the group was frozen. */
+/* The parameters in building order, weight before bias, and their count; or the one of that name
+   ("<layer>.weight", "<layer>.bias"). NULL if none. After a step, grad is NULL where the group was
+   frozen. */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
-/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters and 16-bit weights,
-   in which a value beyond the type becomes its largest finite one. */
+/* Copies the weights of p, one of amp_model_params, to out[count] on the host; and back to masters
+   and 16-bit weights, in which a value beyond the type becomes its largest finite one. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
 /* Writes the 16-bit copies, after masters were changed by hand. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
-/* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. On an asynchronous
-   backend each call waits for the steps under way. The next step uses your changes. */
+/* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters.
+   On an asynchronous backend each call waits for the steps under way. The next step uses your
+   changes. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 /* The policy in use, from amp_model_create on. */
@@ -1191,17 +1322,23 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see amp_input_desc */
-    const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
-    amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy 0 */
-    int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad label a NaN loss */
+    amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see
+                                             amp_input_desc */
+    const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else
+                                             float[n,C,H,W] */
+    amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy
+                                             0 */
+    int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad
+                                             label a NaN loss */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
     AMP_STEP_APPLIED          = 0,  /* weights were updated */
     AMP_STEP_ACCUMULATED      = 1,  /* a micro-batch; the update comes with a later one */
-    AMP_STEP_SKIPPED_OVERFLOW = 2,  /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL    = 3,  /* the forward pass gave inf or NaN: no lower scale helps, the scale stays */
+    AMP_STEP_SKIPPED_OVERFLOW = 2,  /* a gradient overflowed at this loss scale: nothing changed but
+                                       the scale */
+    AMP_STEP_SKIPPED_MODEL    = 3,  /* the forward pass gave inf or NaN: no lower scale helps, the
+                                       scale stays */
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
@@ -1213,74 +1350,87 @@ typedef struct amp_step_info {
     int64_t  step, skipped;      /* steps so far: applied, and skipped */
     float    scale_before, scale_after;
     float    lr;                 /* the base rate of this step, schedule included */
-    double   grad_norm;          /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
+    double   grad_norm;          /* of the unscaled gradients; inf if skipped; 0 for a
+                                    micro-batch */
     amp_overflow_info overflow;  /* of the weight gradients */
     uint64_t update_overflows, saturated;  /* as in amp_optimizer_info */
-    uint64_t held_statistics;  /* channels whose running statistics stay: they would be inf or NaN */
+    uint64_t held_statistics;  /* channels whose running statistics stay: they would be inf or
+                                  NaN */
     char     message[288];  /* a sentence if skipped or one of these three is not 0; else "" */
     char     culprit[48];   /* the layer or parameter that it blames; "" if none */
 } amp_step_info;
 
-/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error. Errors leave *info as
-   is, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made. AMP_ERR_ARGUMENT: NULL data, n or a label
-   out of range, an invalid rate; one value per channel for a batch norm not frozen; a refusal of another rank's batch.
-   AMP_ERR_STATE: not finalized, no loss, no parameters. AMP_ERR_DTYPE, AMP_ERR_COMM.
-   A step is skipped if a gradient or a micro-batch's loss is not finite. The scale stays where a loss, or a layer's
-   output in the last micro-batch, is not finite. A GPU looks at outputs only with info, after the scale has moved. The
-   logger hears (AMP_OK) once of each layer where inf or NaN begin. A skipped step changes only scaler and counters.
-   A bad batch or rate is found first: earlier micro-batches stay. A later failure undoes the step's micro-batches too.
-   On an asynchronous backend a call without info (and without max_replays) waits for other ranks only; an error shows
-   at the next call that waits. All ranks give info, or none. */
+/* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error.
+   Errors leave *info as is, but for AMP_ERR_OVERFLOW (a limit of the scaler), whose step was made.
+   AMP_ERR_ARGUMENT: NULL data, n or a label out of range, an invalid rate; one value per channel
+   for a batch norm not frozen; a refusal of another rank's batch. AMP_ERR_STATE: not finalized, no
+   loss, no parameters. AMP_ERR_DTYPE, AMP_ERR_COMM.
+   A step is skipped if a gradient or a micro-batch's loss is not finite. The scale stays where a
+   loss, or a layer's output in the last micro-batch, is not finite. A GPU looks at outputs only
+   with info, after the scale has moved. The logger hears (AMP_OK) once of each layer where inf or
+   NaN begin. A skipped step changes only scaler and counters. A bad batch or rate is found first:
+   earlier micro-batches stay. A later failure undoes the step's micro-batches too. On an
+   asynchronous backend a call without info (and without max_replays) waits for other ranks only; an
+   error shows at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
-/* Waits for the last amp_train_step and tells what it did, for steps without info. A skipped step's message names the
-   gradient, not its cause in the model. AMP_ERR_STATE before the first step, AMP_ERR_OVERFLOW as amp_train_step. */
+/* Waits for the last amp_train_step and tells what it did, for steps without info. A skipped step's
+   message names the gradient, not its cause in the model. AMP_ERR_STATE before the first step,
+   AMP_ERR_OVERFLOW as amp_train_step. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float   loss;         /* as in training, without dropout and with the running statistics */
-    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the label, and
-                             elements of a BCE whose logit is > 0 as the target is > 1/2 */
+    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the
+                             label, and elements of a BCE whose logit is > 0 as the target is
+                                 > 1/2 */
     int64_t predictions;  /* rows and elements in all; 0 = none: an MSE has no right answers */
-    char    message[288]; /* a sentence if the loss is not finite, which the logger hears, too; else "" */
+    char    message[288]; /* a sentence if the loss is not finite, which the logger hears, too; else
+                             "" */
     char    culprit[48];  /* the layer that it blames; "" if none */
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. A loss: AMP_ERR_ARGUMENT. */
+/* Forward pass in evaluation mode without targets: v as float out[n,C,H,W] on the host. A loss:
+   AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
-/* Samples to train or evaluate with: arrays in host memory, or a function that reads some. The struct is copied when a
-   call begins. */
+/* Samples to train or evaluate with: arrays in host memory, or a function that reads some. The
+   struct is copied when a call begins. */
 typedef struct amp_data {
     int64_t     count;                   /* samples; >= 1 */
     const void* inputs[AMP_MAX_INPUTS];  /* as in amp_batch, with `count` for n */
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
-    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with samples indices[0..n), each below
-       count. Its data must stay until the next call. A result other than AMP_OK ends the run. */
+    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with samples
+       indices[0..n), each below count. Its data must stay until the next call. A result other than
+       AMP_OK ends the run. */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
 } amp_data;
-/* amp_evaluate over all samples: mean loss per sample, both counts, the first message. Allocates for the
-   call. Errors: as amp_evaluate, and as amp_fit for the data. */
+/* amp_evaluate over all samples: mean loss per sample, both counts, the first message. Allocates
+   for the call. Errors: as amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
 typedef struct amp_fit_epoch {
     int     epoch;           /* from 1 */
     int64_t steps, skipped;  /* optimizer steps applied, and skipped */
     float   loss;            /* in training: mean per sample, without skipped batches */
-    float   eval_loss;       /* of the evaluation data; 0 without. Where not finite the logger has heard why */
-    double  accuracy;        /* correct / predictions of the evaluation data; -1 where there are none */
+    float   eval_loss;       /* of the evaluation data; 0 without. Where not finite the logger has
+                                heard why */
+    double  accuracy;        /* correct / predictions of the evaluation data; -1 where there are
+                                none */
     float   scale, lr;       /* loss scale and base rate at its end */
     int     best;            /* 1 = eval_loss (loss if there is none) is this run's lowest */
 } amp_fit_epoch;
 typedef AMPI_ENUM(amp_fit_end) {
-    AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3  /* on_step or on_epoch */
+    /* on_step or on_epoch */
+    AMP_FIT_EPOCHS = 0, AMP_FIT_STEPS = 1, AMP_FIT_PATIENCE = 2, AMP_FIT_CALLBACK = 3
 } amp_fit_end;
 typedef struct amp_fit_info {
     int           epochs;      /* of this run, the last one in part if `end` came within it */
-    amp_fit_epoch last, best;  /* zeroed while there is none; whole epochs, also where writing best_path failed */
+    amp_fit_epoch last, best;  /* zeroed while there is none; whole epochs, also where writing
+                                  best_path failed */
     amp_fit_end   end;         /* what ended it */
 } amp_fit_info;
 
@@ -1292,13 +1442,16 @@ typedef struct amp_fit_desc {
     int      in_order;           /* 1 = the samples in their own order */
     int      drop_last;          /* 1 = without a smaller last batch */
     const amp_data* evaluation;  /* evaluated after each epoch; NULL = none */
-    int      patience;           /* ends the run after so many epochs in a row without a better loss; 0 = never */
-    const char* best_path;       /* checkpoint after each epoch that is best so far, tried before the first step, when a
-                                    file at the path stays; NULL = none */
+    int      patience;           /* ends the run after so many epochs in a row without a better
+                                    loss; 0 = never */
+    const char* best_path;       /* checkpoint after each epoch that is best so far, tried before
+                                    the first step, when a file at the path stays; NULL = none */
     amp_fit_epoch* history;      /* [epochs - first_epoch]; NULL = not wanted */
-    void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout; NULL = silent */
+    void (*print)(const char* text, void* user_data);  /* a line per epoch, e.g. amp_print_stdout;
+                                                          NULL = silent */
     int      terminal;   /* 1 = also a bar within an epoch, redrawn on its line */
-    /* After each amp_train_step and epoch: 0 = go on, else the run ends when the step's micro-batches are done. */
+    /* After each amp_train_step and epoch: 0 = go on, else the run ends when the step's
+       micro-batches are done. */
     int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
     int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
     void*    user_data;  /* of print, on_step and on_epoch */
@@ -1307,18 +1460,21 @@ typedef struct amp_fit_desc {
 /* Ready-made print function. */
 AMP_DEF void amp_print_stdout(const char* text, void* user_data);
 #endif
-/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one; with `accumulate`
-   it leaves out batches that do not fill a step. The order depends on seed, epoch and count alone. After a skipped step
-   the next batch follows.
-   Several ranks share each step's samples, but for fewer samples than ranks at the end. An error or the end of patience
-   on one ends the fit of all (AMP_ERR_ARGUMENT on the others). Their callbacks must decide alike, patience needs
-   evaluation data, best_path one rank.
-   Resuming behind a whole epoch: amp_checkpoint_load, then first_epoch = the epochs done; equal data, seed and batch
-   give the same bits as a run without a stop. `best` and `patience` know nothing of earlier epochs.
-   desc NULL = one epoch. An error undoes a step's earlier micro-batches, and info is valid. Errors: as amp_train_step
-   (AMP_ERR_OVERFLOW: a dead model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_MEMORY,
-   AMP_ERR_STATE (between micro-batches), AMP_ERR_UNSUPPORTED (best_path with AMP_NO_STDIO). */
-AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
+/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last
+   one; with `accumulate` it leaves out batches that do not fill a step. The order depends on seed,
+   epoch and count alone. After a skipped step the next batch follows.
+   Several ranks share each step's samples, but for fewer samples than ranks at the end. An error or
+   the end of patience on one ends the fit of all (AMP_ERR_ARGUMENT on the others). Their callbacks
+   must decide alike, patience needs evaluation data, best_path one rank.
+   Resuming behind a whole epoch: amp_checkpoint_load, then first_epoch = the epochs done; equal
+   data, seed and batch give the same bits as a run without a stop. `best` and `patience` know
+   nothing of earlier epochs.
+   desc NULL = one epoch. An error undoes a step's earlier micro-batches, and info is valid. Errors:
+   as amp_train_step (AMP_ERR_OVERFLOW: a dead model), amp_evaluate and amp_checkpoint_save; what
+   data.read returns; AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches), AMP_ERR_UNSUPPORTED
+   (best_path with AMP_NO_STDIO). */
+AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc,
+    amp_fit_info* info);
 
 /* >>checkpoint  Everything that training needs to go on, in the safetensors format. */
 #if !defined(AMP_NO_STDIO)
@@ -1337,15 +1493,16 @@ typedef struct amp_file_desc {
     const amp_logger* logger;
 } amp_file_desc;
 
-/* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the old file or the new
-   one, whoever else saves or loads there. POSIX: the old file's mode is kept, a symbolic link replaced. Windows: a file
-   held open elsewhere is waited for, a second or two. Names (each once), keys and values are UTF-8, larger elements
-   come first. Text "amp.crc32.<name>" is a tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also for a device, pipe or
-   directory, or, with the new file in place, where its directory fails to flush. */
+/* Writes a safetensors file as "<path>.<8 hexadecimal digits>.tmp" and renames it: `path` is the
+   old file or the new one, whoever else saves or loads there. POSIX: the old file's mode is kept, a
+   symbolic link replaced. Windows: a file held open elsewhere is waited for, a second or two. Names
+   (each once), keys and values are UTF-8, larger elements come first. Text "amp.crc32.<name>" is a
+   tensor's CRC-32. AMP_ERR_MEMORY; AMP_ERR_IO, also for a device, pipe or directory, or, with the
+   new file in place, where its directory fails to flush. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name, each once; type, shape and any CRC-32 must be the file's. Others may have any type. A hostile
-   file costs at most memory of five times its header (100 MB at most).
+/* Reads tensors by name, each once; type, shape and any CRC-32 must be the file's. Others may have
+   any type. A hostile file costs at most memory of five times its header (100 MB at most).
    AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
     const amp_file_desc* desc);
@@ -1353,37 +1510,42 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
     const amp_file_desc* desc);
 
-/* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names; moments
-   "<parameter>.m" and ".v"; running statistics "<layer>.running_mean" and "_var"; scaler, step and skip counts,
-   random-number position. Resuming gives the bits of a run without a stop. AMP_ERR_STATE between micro-batches;
-   AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step refuses.
-   Loading needs equal names, shapes, level, types (grad_dtype too), seed, accumulate, optimizer kind, maximize, groups
-   and scaler rule, but not batch; otherwise, or for a damaged file, AMP_ERR_FORMAT with the first difference. Rates are
-   loaded; other optimizer settings stay, and the logger hears (AMP_OK) of each that differs. Saving takes little
-   memory, loading as much as the file. */
+/* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names;
+   moments "<parameter>.m" and ".v"; running statistics "<layer>.running_mean" and "_var"; scaler,
+   step and skip counts, random-number position. Resuming gives the bits of a run without a stop.
+   AMP_ERR_STATE between micro-batches; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
+   state that amp_optimizer_step refuses.
+   Loading needs equal names, shapes, level, types (grad_dtype too), seed, accumulate, optimizer
+   kind, maximize, groups and scaler rule, but not batch; otherwise, or for a damaged file,
+   AMP_ERR_FORMAT with the first difference. Rates are loaded; other optimizer settings stay, and
+   the logger hears (AMP_OK) of each that differs. Saving takes little memory, loading as much as
+   the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
-/* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors file (PyTorch's
-   layers have the same shapes, and with amp_name the same names; a "module." before all names is left out); types are converted, and a value beyond the weights'
-   type becomes its largest finite one. What the file lacks stays. The logger hears of either (AMP_OK). *count, if not
-   NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
+/* For fine-tuning: weights and running statistics by name, from a checkpoint or another safetensors
+   file (PyTorch's layers have the same shapes, and with amp_name the same names; a "module." before
+   all names is left out); types are converted, and a value beyond the weights' type becomes its
+   largest finite one. What the file lacks stays. The logger hears of either (AMP_OK). *count, if
+   not NULL: tensors read. AMP_ERR_FORMAT: another shape, or none read. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
-/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates; the state of s
-   (NULL = no scaler); `count` tensors more, such as the place in the data. Host memory only. Each parameter needs
-   its own name of at most 77 bytes. Loading writes 16-bit copies too. The rest is as with models; AMP_ERR_STATE inside
-   a window of s, or if s was never initialised. */
-AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-    int count, const amp_file_desc* desc);
-AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-    int count, const amp_file_desc* desc);
+/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and
+   rates; the state of s (NULL = no scaler); `count` tensors more, such as the place in the data.
+   Host memory only. Each parameter needs its own name of at most 77 bytes. Loading writes 16-bit
+   copies too. The rest is as with models; AMP_ERR_STATE inside a window of s, or if s was never
+   initialised. */
+AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path,
+    const amp_file_tensor* more, int count, const amp_file_desc* desc);
+AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path,
+    const amp_file_tensor* more, int count, const amp_file_desc* desc);
 
 #endif
 
 /* >>report   What a person wants to see. */
 
-/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
+/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT,
+   subnormals included. */
 #define AMP_STATS_MIN_EXPONENT (-149)
 #define AMP_STATS_BINS 277  /* 2^-149 .. 2^127 */
 
@@ -1394,14 +1556,16 @@ typedef struct amp_stats {
     uint64_t would_be_subnormal;  /* not zero, and a subnormal of the target type */
     uint64_t would_overflow;      /* finite, but infinite in the target type */
     float    smallest, largest;   /* of |x|, finite and not zero; 0 if none */
-    float    suggested_scale;     /* largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
+    float    suggested_scale;     /* largest power of two with largest * scale <= max(target) / 2; 0
+                                     if unknown */
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements of any type; target is what they would be cast to (0 = AMP_F16; not F64). Values beyond the
-   histogram count in its end bins. Adds to *out if `add`, else starts anew. */
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
-    int add);
+/* Statistics of n elements of any type; target is what they would be cast to (0 = AMP_F16; not
+   F64). Values beyond the histogram count in its end bins. Adds to *out if `add`, else starts
+   anew. */
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
+    amp_dtype target, int add);
 
 /* One layer in one forward and backward pass. */
 typedef struct amp_layer_stats {
@@ -1410,21 +1574,24 @@ typedef struct amp_layer_stats {
     amp_stats weight_gradient;  /* likewise; of all its parameters. Count 0 of both: frozen */
     amp_stats weight;           /* of the masters, where there are */
 } amp_layer_stats;
-/* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error, some); capacity is at
-   least amp_model_layer_count. Batch and errors: as amp_train_step; AMP_ERR_STATE also between micro-batches. */
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i (after an error,
+   some); capacity is at least amp_model_layer_count. Batch and errors: as amp_train_step;
+   AMP_ERR_STATE also between micro-batches. */
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
+    int capacity);
 
 #if !defined(AMP_NO_STDIO)
-/* A line per layer: output shape, types, the rule and who chose it, parameters, bytes; then sums and the optimizer's
-   settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
+/* A line per layer: output shape, types, the rule and who chose it, parameters, bytes; then sums
+   and the optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 
-/* amp_model_stats as a picture or text: each layer's type and who chose it; exponents from 2^-40 to 2^19 under the
-   formats' ranges; shares that a cast to the policy's low_dtype makes 0 or infinite; a loss scale for the largest
-   gradient, and where inf or NaN begin. Errors: as there; AMP_ERR_MEMORY, AMP_ERR_IO. A picture is SVG in ASCII, for
-   white and for black, and saved as by amp_file_save. */
+/* amp_model_stats as a picture or text: each layer's type and who chose it; exponents from 2^-40 to
+   2^19 under the formats' ranges; shares that a cast to the policy's low_dtype makes 0 or infinite;
+   a loss scale for the largest gradient, and where inf or NaN begin. Errors: as there;
+   AMP_ERR_MEMORY, AMP_ERR_IO. A picture is SVG in ASCII, for white and for black, and saved as by
+   amp_file_save. */
 AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path);
 AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* out);
 #endif
@@ -1432,17 +1599,20 @@ AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* 
 /* The last steps, zeroed at first; step i, from 0, is steps[i % AMP_HISTORY_STEPS]. */
 #define AMP_HISTORY_STEPS 128
 typedef struct amp_history { uint64_t count; amp_step_info steps[AMP_HISTORY_STEPS]; } amp_history;
+
 /* Adds a step, but no accumulated micro-batch. */
 AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info);
 #if !defined(AMP_NO_STDIO)
 /* Loss, loss scale and gradient norm by step, and the steps that each culprit cost. AMP_ERR_IO. */
-AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path, const amp_file_desc* desc);
+AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path,
+    const amp_file_desc* desc);
 AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out);
 #endif
 
 /* >>backend  For authors: the processor a model runs on. */
 
-/* State of training, and what the last step did; of an asynchronous backend, as last read from its own memory. */
+/* State of training, and what the last step did; of an asynchronous backend, as last read from its
+   own memory. */
 typedef struct amp_training {
     amp_scaler         scaler;
     amp_optimizer      optimizer;
@@ -1459,13 +1629,16 @@ typedef struct amp_training {
 typedef struct amp_reading {
     size_t channels, pixels;
     float  scale;            /* as in amp_input_desc */
-    const float* constants;  /* mean[channels], then std[channels]; host memory if the data is; NULL = none */
+    const float* constants;  /* mean[channels], then std[channels]; host memory if the data is; NULL
+                                = none */
 } amp_reading;
 
 /* A step is to run, is recorded while it runs, or has been replayed. */
-typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2 } amp_record;
+typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1,
+        AMP_RECORD_REPLAYED = 2 } amp_record;
 
-/* Memory, and an entry per operator with the public function's type. What amp_cpu_backend() leaves NULL may be NULL. */
+/* Memory, and an entry per operator with the public function's type. What amp_cpu_backend() leaves
+   NULL may be NULL. */
 #define AMPI_ENTRY(name, ...) amp_result (*name)(__VA_ARGS__, const amp_exec* exec);
 #define AMPI_SRC const void*, amp_dtype
 #define AMPI_DST void*, amp_dtype
@@ -1475,8 +1648,9 @@ struct amp_backend {
     /* Of a model; open may set exec->stream and exec->context. */
     amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
     void (*close)(amp_exec* exec, const amp_allocator* a);
-    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out (to the host)
-       count bytes; upload and download convert n elements on the way. reaches: may data lie at p? NULL = anywhere. */
+    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and
+       copy_out (to the host) count bytes; upload and download convert n elements on the way.
+       reaches: may data lie at p? NULL = anywhere. */
     void* (*alloc)(size_t bytes, const amp_allocator* a);
     void  (*free)(void* p, const amp_allocator* a);
     int   (*reaches)(const void* p);
@@ -1487,26 +1661,29 @@ struct amp_backend {
     AMPI_ENTRY(upload, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(download, AMPI_DST, AMPI_SRC, size_t n)
     AMPI_ENTRY(convert, AMPI_DST, AMPI_SRC, size_t n)
-    /* Inputs as amp_input_desc says, or labels to AMP_I32: -1 if one does not fit. from_host: the source lies there. */
+    /* Inputs as amp_input_desc says, or labels to AMP_I32: -1 if one does not fit. from_host: the
+       source lies there. */
     AMPI_ENTRY(load, AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
     AMPI_ENTRY(linear_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
-    AMPI_ENTRY(linear_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int, size_t, size_t, size_t)
+    AMPI_ENTRY(linear_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int,
+        size_t, size_t, size_t)
     AMPI_ENTRY(conv2d_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
-    AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST,
-        int)
+    AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST,
+        AMPI_DST, AMPI_DST, int)
     AMPI_ENTRY(pool2d_forward, const amp_pool2d_shape*, AMPI_SRC, AMPI_DST)
     AMPI_ENTRY(pool2d_backward, const amp_pool2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_DST)
-    AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, AMPI_SRC, const void*, AMPI_SRC, float*, float*,
-        float*, float*, AMPI_DST)
-    AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*,
-        const float*, AMPI_DST, void*, AMPI_DST, int)
-    AMPI_ENTRY(layer_norm_forward, AMPI_SRC, const void*, AMPI_SRC, float, float*, float*, AMPI_DST, size_t, size_t)
-    AMPI_ENTRY(layer_norm_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*, AMPI_DST, void*, AMPI_DST,
-        int, size_t, size_t)
+    AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, AMPI_SRC, const void*,
+        AMPI_SRC, float*, float*, float*, float*, AMPI_DST)
+    AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC,
+        const float*, const float*, AMPI_DST, void*, AMPI_DST, int)
+    AMPI_ENTRY(layer_norm_forward, AMPI_SRC, const void*, AMPI_SRC, float, float*, float*,
+        AMPI_DST, size_t, size_t)
+    AMPI_ENTRY(layer_norm_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*,
+        AMPI_DST, void*, AMPI_DST, int, size_t, size_t)
     AMPI_ENTRY(activation_forward, amp_activation, AMPI_SRC, AMPI_DST, size_t)
     AMPI_ENTRY(activation_backward, amp_activation, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
     AMPI_ENTRY(softmax_forward, AMPI_SRC, AMPI_DST, size_t, size_t)
@@ -1516,20 +1693,23 @@ struct amp_backend {
     AMPI_ENTRY(add_forward, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
     AMPI_ENTRY(concat_forward, AMPI_SRC, size_t, AMPI_DST, size_t, size_t, size_t)
     AMPI_ENTRY(concat_backward, AMPI_SRC, size_t, size_t, AMPI_DST, size_t, size_t, int)
-    AMPI_ENTRY(softmax_cross_entropy_forward, AMPI_SRC, const int32_t*, float, float*, size_t, size_t)
-    AMPI_ENTRY(softmax_cross_entropy_backward, AMPI_SRC, const int32_t*, float, const float*, float, AMPI_DST, size_t,
+    AMPI_ENTRY(softmax_cross_entropy_forward, AMPI_SRC, const int32_t*, float, float*, size_t,
         size_t)
+    AMPI_ENTRY(softmax_cross_entropy_backward, AMPI_SRC, const int32_t*, float, const float*,
+        float, AMPI_DST, size_t, size_t)
     AMPI_ENTRY(mse_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
     AMPI_ENTRY(mse_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
     AMPI_ENTRY(bce_with_logits_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
     AMPI_ENTRY(bce_with_logits_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
-    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
-       t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the first work of each pass. losses:
-       one not finite makes the window unsound. check: flags[0] (in the backend's memory) = 1 if a gradient is not
-       finite, flags[1] = 1 if the window is unsound, else 0. agree: takes over flags that are not 0. step: skips or
-       updates, moves the loss scale, and after a skip copies `bytes` bytes from saved to now. read: waits, and brings t
-       up to date. abandon: after an error. */
-    AMPI_ENTRY(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count)
+    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised.
+       begin: sets t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the
+       first work of each pass. losses: one not finite makes the window unsound. check: flags[0] (in
+       the backend's memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound,
+       else 0. agree: takes over flags that are not 0. step: skips or updates, moves the loss scale,
+       and after a skip copies `bytes` bytes from saved to now. read: waits, and brings t up to
+       date. abandon: after an error. */
+    AMPI_ENTRY(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
+        int count)
     void (*training_close)(amp_training* t, const amp_exec* exec);
     AMPI_ENTRY(training_begin, amp_training* t, int window)
     AMPI_ENTRY(training_pass, amp_training* t)
@@ -1539,8 +1719,9 @@ struct amp_backend {
     AMPI_ENTRY(training_step, amp_training* t, void* now, const void* saved, size_t bytes)
     AMPI_ENTRY(training_read, amp_training* t)
     void (*training_abandon)(amp_training* t, const amp_exec* exec);
-    /* Work of a step that is equal for each batch may be recorded once under a key and replayed. record_end returns the
-       result of the recorded calls, or its own failure, after which nothing recorded has run. */
+    /* Work of a step that is equal for each batch may be recorded once under a key and replayed.
+       record_end returns the result of the recorded calls, or its own failure, after which nothing
+       recorded has run. */
     AMPI_ENTRY(record, amp_training* t, uint64_t key, amp_record* mode)
     AMPI_ENTRY(record_end, amp_training* t, amp_result body)
     /* linear_forward and conv2d_forward, then ReLU. */
@@ -1556,22 +1737,30 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 #ifdef __cplusplus
 } /* extern "C" */
 
-/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale = 1024}). The
-   include may stand in an extern "C". */
+/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale
+   = 1024}). The include may stand in an extern "C". */
 extern "C++" {
-static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-    size_t n, const amp_convert_desc& d) { return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d); }
-#define AMPI_INIT(name, type, desc) static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
+static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+    amp_dtype src_dtype, size_t n, const amp_convert_desc& d) {
+        return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
+    }
+#define AMPI_INIT(name, type, desc) \
+    static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
 AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
 AMPI_INIT(amp_scaler_init, amp_scaler, amp_scaler_desc)
 AMPI_INIT(amp_model_create, amp_model*, amp_model_desc)
-static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d, amp_param* params,
-    int count) { return amp_optimizer_init(o, &d, params, count); }
-static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d, amp_fit_info* info)
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d,
+    amp_param* params, int count) { return amp_optimizer_init(o, &d, params, count); }
+static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d,
+        amp_fit_info* info)
     { return amp_fit(m, data, &d, info); }
 #define AMPI_LAYER(name, type) \
-    static inline amp_value name(amp_model* m, amp_value x, const type& d) { return name(m, x, &d); }
-static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) { return amp_input_with(m, &d); }
+    static inline amp_value name(amp_model* m, amp_value x, const type& d) { \
+        return name(m, x, &d); }
+static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) {
+    return amp_input_with(m, &d);
+}
+
 AMPI_LAYER(amp_conv2d, amp_conv2d_desc)
 AMPI_LAYER(amp_linear_with, amp_linear_desc)
 AMPI_LAYER(amp_pool2d, amp_pool2d_desc)
@@ -1600,11 +1789,12 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #include <stdlib.h>
 #include <string.h>
 
-/* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are on
-   the stack only while it runs. INLINE goes into each instruction set's copy of a kernel, even where a host has defined
-   `inline` away. MAYBE: a parameter, perhaps unused. FETCH asks for a cache line, perhaps outside of all arrays.
-   ALIGNED: for arrays on the stack read as vectors, which are slow across two cache lines. FORGET: the compiler forgets
-   what it knows of the memory at p; -ffast-math would take values for finite and drop the test of their bits. */
+/* FN: a private function, perhaps unused (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its
+   large arrays are on the stack only while it runs. INLINE goes into each instruction set's copy of
+   a kernel, even where a host has defined `inline` away. MAYBE: a parameter, perhaps unused. FETCH
+   asks for a cache line, perhaps outside of all arrays. ALIGNED: for arrays on the stack read as
+   vectors, which are slow across two cache lines. FORGET: the compiler forgets what it knows of the
+   memory at p; -ffast-math would take values for finite and drop the test of their bits. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_GNU 1
   #define AMPI_FN static __attribute__((unused))
@@ -1638,7 +1828,8 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 #else
   #define AMPI_FORGET(p) ((void)(p))
 #endif
-/* Functions of vectors: calls where nothing is optimised, since inlined copies would each take stack. */
+/* Functions of vectors: calls where nothing is optimised, since inlined copies would each take
+   stack. */
 #if AMPI_GNU && !defined(__OPTIMIZE__)
   #define AMPI_VECTOR AMPI_FN
 #else
@@ -1655,10 +1846,11 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
 
 /* Loops over fewer elements stay on one thread. */
 #define AMPI_PARALLEL_MIN 65536u
-/* Loops run over chunks of a fixed size, so bits do not depend on the number of threads. PARALLEL_FOR has its `for`,
-   over an int64_t, twice, since a region costs time even where its `if` is false. PARALLEL_ORDERED: threads
-   share `work`; the rest they do in the loop's order. In a REGION each thread has the caller's floating-point
-   environment, with the exceptions that it masks. */
+/* Loops run over chunks of a fixed size, so bits do not depend on the number of threads.
+   PARALLEL_FOR has its `for`, over an int64_t, twice, since a region costs time even where its `if`
+   is false. PARALLEL_ORDERED: threads share `work`; the rest they do in the loop's order. In a
+   REGION each thread has the caller's floating-point environment, with the exceptions that it
+   masks. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #include <omp.h>
   #define AMPI_PRAGMA(x) _Pragma(#x)
@@ -1673,7 +1865,9 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
             if (omp_get_thread_num() > 0) fesetenv(&own_); \
         } }
   #define AMPI_PARALLEL_FOR(condition, ...) do { \
-        if (condition) AMPI_REGION(AMPI_PRAGMA(omp for schedule(static)) __VA_ARGS__) else { __VA_ARGS__; } } while (0)
+        if (condition) \
+            AMPI_REGION(AMPI_PRAGMA(omp for schedule(static)) __VA_ARGS__) else { \
+                __VA_ARGS__; } } while (0)
   #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) do { \
         if (condition) AMPI_REGION(AMPI_PRAGMA(omp for schedule(static, 1) ordered) \
             head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } }) \
@@ -1682,10 +1876,12 @@ AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
   #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
   #define AMPI_PARALLEL_ORDERED(condition, head, work, ...) head { work; __VA_ARGS__; }
 #endif
-#define AMPI_PARALLEL_OVER(elements, ...) AMPI_PARALLEL_FOR((elements) >= AMPI_PARALLEL_MIN, __VA_ARGS__)
+#define AMPI_PARALLEL_OVER(elements, ...) \
+    AMPI_PARALLEL_FOR((elements) >= AMPI_PARALLEL_MIN, __VA_ARGS__)
 
 /* With strict -std=, gcc for s390x can sum floats in double (FLT_EVAL_METHOD 1): other bits. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
+#if defined(__GNUC__) && !defined(__clang__) \
+    && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
   #define AMPI_PLAIN_FLOATS 1
   #pragma GCC push_options
   #pragma GCC optimize("excess-precision=fast")
@@ -1706,8 +1902,10 @@ AMP_DEF const char* amp_result_string(amp_result r) {
 
 /* Bytes of a floating-point element; 0 for another type. */
 AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
-    return t == AMP_F16 || t == AMP_BF16 ? 2 : t == AMP_F32 || t == AMP_DTYPE_DEFAULT ? 4 : t == AMP_F64 ? 8 : 0;
+    return t == AMP_F16 || t == AMP_BF16 ? 2 : t == AMP_F32 || t == AMP_DTYPE_DEFAULT ? 4
+        : t == AMP_F64 ? 8 : 0;
 }
+
 AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
 }
@@ -1717,13 +1915,19 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     for (; value > 0 && *names; value--) names += strlen(names) + 1;
     return *names ? names : "?";
 }
+
 #define AMPI_NAMES(function, type, names) \
     AMP_DEF const char* function(type value) { return ampi_name_among(names, (unsigned)value); }
 AMPI_NAMES(amp_dtype_name, amp_dtype, "f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0")
 /* The type that a field means: 0 is F32. */
-AMPI_HD AMPI_INLINE amp_dtype ampi_dtype_or_f32(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
+AMPI_HD AMPI_INLINE amp_dtype ampi_dtype_or_f32(amp_dtype t) {
+    return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t;
+}
+
 /* A type that operators compute on. */
-AMPI_FN int ampi_is_compute_dtype(amp_dtype t) { return ampi_type_size(t) == 2 || ampi_type_size(t) == 4; }
+AMPI_FN int ampi_is_compute_dtype(amp_dtype t) {
+    return ampi_type_size(t) == 2 || ampi_type_size(t) == 4;
+}
 
 #if !defined(AMP_NO_STDIO)
 AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data) {
@@ -1740,7 +1944,12 @@ AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
 AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
-AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
+AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) {
+    uint64_t u;
+    memcpy(&u, &d, sizeof u);
+    return u;
+}
+
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
 #define AMPI_HASH_START 14695981039346656037u
 /* FNV-1a over 32-bit words, as the same on each machine. */
@@ -1752,6 +1961,7 @@ AMPI_FN uint64_t ampi_hash_words(uint64_t h, const void* words, size_t count) {
     }
     return h;
 }
+
 #define AMPI_INF64 0x7ff0000000000000u  /* of an infinite double; those of a NaN are more */
 
 /* Bits in memory tell a NaN under any compiler flag. */
@@ -1761,14 +1971,15 @@ AMPI_FN uint64_t ampi_bits64_at(const double* p) {
     memcpy(&u, p, sizeof u);
     return u;
 }
+
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* --- texts: what printf writes, in whatever locale the program is --- */
 /* Digits of a double, as many as any has. */
 enum { AMPI_DIGITS = 1100 };
 
-/* The decimal digits of a finite number, exact, the lowest first, with zeros above. Returns how many; d[*ones] is that
-   of the ones. */
+/* The decimal digits of a finite number, exact, the lowest first, with zeros above. Returns how
+   many; d[*ones] is that of the ones. */
 AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
     uint64_t integer = magnitude & 0xfffffffffffffu;
     int power = (int)(magnitude >> 52), count = 0, factor = 2, i, carry;
@@ -1792,7 +2003,8 @@ AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
     return count;
 }
 
-/* Rounds the lowest `drop` of `count` digits away; a tie goes to even. Returns how many digits there are then. */
+/* Rounds the lowest `drop` of `count` digits away; a tie goes to even. Returns how many digits
+   there are then. */
 AMPI_FN int ampi_decimal_round(char d[AMPI_DIGITS], int count, int drop) {
     int rest = 0, i;
     if (drop <= 0) return count;
@@ -1808,7 +2020,8 @@ AMPI_FN int ampi_decimal_round(char d[AMPI_DIGITS], int count, int drop) {
     return count;
 }
 
-/* A number in a base, with zeros before it to at least so many digits. Returns the text's length. */
+/* A number in a base, with zeros before it to at least so many digits. Returns the text's
+   length. */
 AMPI_FN size_t ampi_write_unsigned(char* out, uint64_t value, unsigned base, size_t least) {
     size_t n = 0;
     for (uint64_t rest = value; n < least || rest > 0; rest /= base) n++;
@@ -1849,14 +2062,16 @@ AMPI_FN size_t ampi_write_float(char* out, double x, int precision, char kind) {
     return (size_t)(at - out);
 }
 
-/* The next of the arguments, as by "%d", u or x, with ll before it if `is_long`. Returns the text's length. */
+/* The next of the arguments, as by "%d", u or x, with ll before it if `is_long`. Returns the text's
+   length. */
 AMPI_FN size_t ampi_write_integer(char* out, va_list* args, int is_long, char kind, size_t least) {
     const int64_t x = kind == 'd' ? (is_long ? va_arg(*args, long long) : va_arg(*args, int))
         : is_long ? (int64_t)va_arg(*args, ampi_ull) : (int64_t)va_arg(*args, unsigned);
     const int sign = kind == 'd' && x < 0;
     *out = '-';
     return (size_t)sign
-        + ampi_write_unsigned(out + sign, sign ? 0 - (uint64_t)x : (uint64_t)x, kind == 'x' ? 16 : 10, least);
+        + ampi_write_unsigned(out + sign, sign ? 0 - (uint64_t)x : (uint64_t)x,
+            kind == 'x' ? 16 : 10, least);
 }
 
 /* The width or precision at *format: digits, or * for the next of the arguments. */
@@ -1867,8 +2082,8 @@ AMPI_FN int ampi_format_size(const char** format, va_list* args) {
     return size;
 }
 
-/* Adds n bytes of a text, or with text = NULL n spaces, behind *at bytes of out[size]; leaves out what does not
-   fit. */
+/* Adds n bytes of a text, or with text = NULL n spaces, behind *at bytes of out[size]; leaves out
+   what does not fit. */
 AMPI_FN void ampi_append(char* out, size_t size, size_t* at, const char* text, size_t n) {
     n = ampi_min_size(n, size - 1 - *at);
     if (text) memcpy(out + *at, text, n);
@@ -1876,8 +2091,8 @@ AMPI_FN void ampi_append(char* out, size_t size, size_t* at, const char* text, s
     *at += n;
 }
 
-/* vsnprintf in no locale, of %s %c %d %u %x %g %f %% with -, width, precision and ll. Returns the length of what
-   fitted. */
+/* vsnprintf in no locale, of %s %c %d %u %x %g %f %% with -, width, precision and ll. Returns the
+   length of what fitted. */
 AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* args) {
     char number[AMPI_DIGITS];
     size_t at = 0;
@@ -1905,7 +2120,8 @@ AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* 
             n = ampi_write_float(number, va_arg(*args, double), is_precise ? precision : 6, kind);
         else if (kind == 'c') number[0] = (char)va_arg(*args, int);
         else if (kind == '%') number[0] = '%';
-        else n = ampi_write_integer(number, args, is_long, kind, is_precise ? (size_t)precision : 1);
+        else
+            n = ampi_write_integer(number, args, is_long, kind, is_precise ? (size_t)precision : 1);
 
         const size_t pad = width > n ? width - n : 0;
         if (!is_left) ampi_append(out, size, &at, NULL, pad);
@@ -1929,6 +2145,7 @@ AMPI_PRINTF(3, 4) static size_t ampi_say(char* out, size_t size, const char* for
     va_end(args);
     return size;
 }
+
 #define AMPI_SAY(text, ...) ampi_say(text, sizeof (text), __VA_ARGS__)
 
 #if !defined(AMP_NO_STDIO)
@@ -1952,7 +2169,8 @@ static const amp_logger ampi_default_logger = { NULL, NULL };
 #endif
 
 /* Formats a sentence for the logger and returns the code. */
-AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
+AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_result code,
+        const char* format, ...) {
     char sentence[512], *p;
     va_list args;
     if (!logger || !logger->log) logger = &ampi_default_logger;
@@ -1960,30 +2178,36 @@ AMPI_PRINTF(3, 4) static amp_result ampi_fail(const amp_logger* logger, amp_resu
     va_start(args, format);
     ampi_format(sentence, sizeof sentence, format, &args);
     va_end(args);
-    for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';  /* a name may hold anything */
+    /* a name may hold anything */
+    for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';
     (logger->log)(code, sentence, logger->user_data);  /* log: perhaps a macro */
     return code;
 }
+
 /* A sentence beside a call that went well. */
 #define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
-/* All return from the function: REFUSE on a condition, with a code and a sentence for a logger (REFUSE_CALL: `logger`,
-   REFUSE_OP: that of `exec`); TRY on a failed call. */
-#define AMPI_REFUSE_WITH(logger, condition, ...) do { if (condition) return ampi_fail(logger, __VA_ARGS__); } while (0)
+/* All return from the function: REFUSE on a condition, with a code and a sentence for a logger
+   (REFUSE_CALL: `logger`, REFUSE_OP: that of `exec`); TRY on a failed call. */
+#define AMPI_REFUSE_WITH(logger, condition, ...) \
+    do { if (condition) return ampi_fail(logger, __VA_ARGS__); } while (0)
 #define AMPI_REFUSE_CALL(...) AMPI_REFUSE_WITH(logger, __VA_ARGS__)
 #define AMPI_REFUSE_OP(...) AMPI_REFUSE_WITH(ampi_exec_logger(exec), __VA_ARGS__)
 #define AMPI_TRY(call) do { const amp_result r_ = (call); if (r_ != AMP_OK) return r_; } while (0)
 
-AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
+AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) {
+    return exec ? exec->logger : NULL;
+}
 
-/* Every operator computes between these two, behind its checks. Exceptions that exec masks are as they were at the end,
-   where DONE_OP returns AMP_OK. */
+/* Every operator computes between these two, behind its checks. Exceptions that exec masks are as
+   they were at the end, where DONE_OP returns AMP_OK. */
 #define AMPI_COMPUTE_OP \
     fenv_t floats; \
     const int masked = exec && exec->mask_exceptions; \
     if (masked) feholdexcept(&floats)
 #define AMPI_DONE_OP do { if (masked) fesetenv(&floats); return AMP_OK; } while (0)
 
-/* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above U+10FFFF are not. */
+/* Is a C string valid UTF-8 (Unicode, table 3-7)? Too long a form, a surrogate, a code above
+   U+10FFFF are not. */
 AMPI_FN int ampi_is_utf8(const char* text) {
     static const uint32_t least[] = { 0, 0x80, 0x800, 0x10000 };
     const unsigned char* s;
@@ -2005,13 +2229,23 @@ AMPI_FN int ampi_is_utf8(const char* text) {
 #define AMPI_CLEAR(x) memset(&(x), 0, sizeof (x))
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
-AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }  /* at least 1 */
-/* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
-AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) { *out = a * b; return b == 0 || a <= SIZE_MAX / b; }
-AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) { *out = a + b; return a <= SIZE_MAX - b; }
 
-/* An operand of a call: `rows` rows of `cols` elements, `ld` elements apart. It is read (IN) or written (OUT), may be
-   NULL, or the call ignores it (UNUSED); two that are SAME may be one. */
+/* at least 1 */
+AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }
+
+/* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
+AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
+    *out = a * b;
+    return b == 0 || a <= SIZE_MAX / b;
+}
+
+AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
+    *out = a + b;
+    return a <= SIZE_MAX - b;
+}
+
+/* An operand of a call: `rows` rows of `cols` elements, `ld` elements apart. It is read (IN) or
+   written (OUT), may be NULL, or the call ignores it (UNUSED); two that are SAME may be one. */
 enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8 };
 typedef struct ampi_argument {
     const char* name;
@@ -2022,15 +2256,17 @@ typedef struct ampi_argument {
 } ampi_argument;
 #define AMPI_FLAT(n) 1, (n), (n)  /* a vector or a packed tensor of n elements */
 
-/* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p. They meet if that is
-   above -width[1] and below width[0]. Packed rows are one long row. Different pitches count as apart. */
+/* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p. They
+   meet if that is above -width[1] and below width[0]. Packed rows are one long row. Different
+   pitches count as apart. */
 AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
     int64_t count[2], width[2], pitch = 1, t;
     for (int i = 0; i < 2; i++) {
         const ampi_argument* a = i ? q : p;
         const int64_t size = (int64_t)ampi_type_size(a->dtype);
-        if (a->rows == 0 || a->cols == 0 || a->ld > SIZE_MAX / 16 / a->rows) return 0;  /* there is no such memory */
+        /* there is no such memory */
+        if (a->rows == 0 || a->cols == 0 || a->ld > SIZE_MAX / 16 / a->rows) return 0;
         int64_t step = (int64_t)a->ld * size;
         count[i] = (int64_t)a->rows;
         width[i] = (int64_t)a->cols * size;
@@ -2045,22 +2281,24 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
 }
 
 /* Refuses a call that would overwrite an operand it still needs. */
-AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, const ampi_argument* list,
-        size_t count) {
+AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call,
+        const ampi_argument* list, size_t count) {
     size_t i, k;
     for (i = 0; i < count; i++)
         for (k = 0; k < count; k++) {
             const ampi_argument *w = &list[i], *o = &list[k];
             const int one = (w->use & o->use & AMPI_SAME) && w->data == o->data
                             && ampi_dtype_or_f32(w->dtype) == ampi_dtype_or_f32(o->dtype);
-            if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED)) continue;
+            if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED))
+                continue;
             AMPI_REFUSE_CALL(w->data && o->data && ampi_arguments_meet(w, o), AMP_ERR_ARGUMENT,
                 "%s: %s would be written over %s: their memory overlaps", call, w->name, o->name);
         }
     return AMP_OK;
 }
 
-/* One of many arrays: bytes `from` up to `to`; none if these are equal. at(list, id) gives array id. */
+/* One of many arrays: bytes `from` up to `to`; none if these are equal. at(list, id) gives array
+   id. */
 typedef struct ampi_array { uint64_t from, to; int written; } ampi_array;
 typedef ampi_array (*ampi_array_fn)(const void* list, size_t id);
 /* An array's addresses; an empty span for NULL. */
@@ -2070,8 +2308,10 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met one of them. */
+/* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met
+   one of them. */
 enum { AMPI_SPANS = 16 };
+
 /* Adds an array to the spans seen, and joins it to the nearest if there is no room; returns 1 if
    it meets one. */
 AMPI_FN int ampi_spans_add(ampi_array* spans, int* count, ampi_array x) {
@@ -2094,9 +2334,10 @@ AMPI_FN int ampi_spans_add(ampi_array* spans, int* count, ampi_array x) {
     return meets;
 }
 
-/* Do two arrays share a byte, one of them written? *a < *b are then such two. An array is compared with those before it
-   only if it meets one of the spans that hold them. */
-AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
+/* Do two arrays share a byte, one of them written? *a < *b are then such two. An array is compared
+   with those before it only if it meets one of the spans that hold them. */
+AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a,
+        size_t* b) {
     ampi_array spans[AMPI_SPANS];
     int span_count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -2104,7 +2345,8 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
         if (y.from == y.to || !ampi_spans_add(spans, &span_count, y)) continue;
         for (size_t k = 0; k < i; k++) {
             const ampi_array x = at(list, k);
-            if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written)) continue;
+            if (x.from >= x.to || x.from >= y.to || y.from >= x.to || !(x.written | y.written))
+                continue;
             *a = k;
             *b = i;
             return 1;
@@ -2118,6 +2360,7 @@ AMPI_FN void* ampi_alloc(size_t size, const amp_allocator* a) {
     if (size == 0) size = 1;
     return a && a->alloc ? (a->alloc)(size, a->user_data) : malloc(size);
 }
+
 AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
     if (!p) return;
     if (a && a->free) (a->free)(p, a->user_data);
@@ -2127,14 +2370,15 @@ AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
 AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
     for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
 }
+
 /* Of records that begin with their name. */
 AMPI_FN int ampi_by_name(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
 /* Merges two sorted runs of records that stand one behind the other. */
-AMPI_FN void ampi_merge(char* to, size_t left, size_t right, size_t size, int (*order)(const void*, const void*),
-        char* scratch) {
+AMPI_FN void ampi_merge(char* to, size_t left, size_t right, size_t size,
+        int (*order)(const void*, const void*), char* scratch) {
     const char *a = scratch, *a_end = a + left, *b = to + left, *b_end = b + right;
     if (left == 0 || right == 0 || order(b - size, b) <= 0) return;
     memcpy(scratch, to, left);
@@ -2143,9 +2387,11 @@ AMPI_FN void ampi_merge(char* to, size_t left, size_t right, size_t size, int (*
         else { memcpy(to, a, size); a += size; }
 }
 
-/* Merge sort: n log n for every input, hostile ones too, which qsort does not promise. Names are read in the order of
-   memory, while heap sort waits for each. scratch: room for half of the records, rounded up. */
-AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const void*, const void*), void* scratch) {
+/* Merge sort: n log n for every input, hostile ones too, which qsort does not promise. Names are
+   read in the order of memory, while heap sort waits for each. scratch: room for half of the
+   records, rounded up. */
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size,
+        int (*order)(const void*, const void*), void* scratch) {
     char* base = (char*)records;
     uint64_t parts = 1;
     while (parts < n) parts *= 2;
@@ -2153,7 +2399,8 @@ AMPI_FN void ampi_sort(void* records, size_t n, size_t size, int (*order)(const 
         for (uint64_t i = 0; i < parts; i += 2) {
             const size_t at = (size_t)(n * i / parts), middle = (size_t)(n * (i + 1) / parts);
             const size_t end = (size_t)(n * (i + 2) / parts);
-            ampi_merge(base + at * size, (middle - at) * size, (end - middle) * size, size, order, (char*)scratch);
+            ampi_merge(base + at * size, (middle - at) * size, (end - middle) * size, size, order,
+                (char*)scratch);
         }
 }
 
@@ -2162,7 +2409,8 @@ AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size, void* 
     const char* record = (const char*)records;
     ampi_sort(records, n, size, ampi_by_name, scratch);
     for (; n > 1; n--, record += size)
-        if (ampi_by_name(record, record + size) == 0) return *(const char* const*)(const void*)record;
+        if (ampi_by_name(record, record + size) == 0)
+            return *(const char* const*)(const void*)record;
     return NULL;
 }
 
@@ -2173,14 +2421,23 @@ AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     memcpy(&u, p, sizeof u);
     return u;
 }
+
 AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return ampi_bits_at(p) << 1 == 0; }
-AMPI_HD AMPI_FN int ampi_has_finite_bits(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_HD AMPI_FN int ampi_has_finite_bits(const float* p) {
+    return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u;
+}
+
 AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
-AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
-AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }  /* AMP_ZERO */
+AMPI_FN int ampi_is_finite64(const double* p) {
+    return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64;
+}
+
+/* AMP_ZERO */
+AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }
 AMPI_FN int ampi_in_range(const float* p, float low, float upper) {
     return ampi_has_finite_bits(p) && *p >= low && *p <= upper;
 }
+
 /* Rates that must stay below one. */
 #define AMPI_BELOW_ONE 0.99999994f
 
@@ -2188,10 +2445,11 @@ AMPI_FN int ampi_in_range(const float* p, float low, float upper) {
 AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
     return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;
 }
+
 AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
 
-/* a*b + c rounded once, without the processor's instruction: the sum is formed in double, where a product of floats is
-   exact, and rounded to odd, then to float (Boldo & Melquiond 2008). */
+/* a*b + c rounded once, without the processor's instruction: the sum is formed in double, where a
+   product of floats is exact, and rounded to odd, then to float (Boldo & Melquiond 2008). */
 AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
     volatile double p = (double)a * (double)b, s = p + (double)c;
     double t = s - p, sum = s;
@@ -2201,6 +2459,7 @@ AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
         u = ((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u;
     return (float)ampi_double(u);
 }
+
 /* Rounding the double sum errs only exactly between two floats, or below the normal floats. */
 AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
@@ -2209,7 +2468,11 @@ AMPI_HD AMPI_INLINE float ampi_fma_emulated(float a, float b, float c) {
         return (float)sum;
     return ampi_fma_soft(a, b, c);
 }
-AMPI_HD AMPI_APART float ampi_fma_plain(float a, float b, float c) { return ampi_fma_emulated(a, b, c); }
+
+AMPI_HD AMPI_APART float ampi_fma_plain(float a, float b, float c) {
+    return ampi_fma_emulated(a, b, c);
+}
+
 /* Is the whole file compiled for a processor with fma? */
 #if defined(__FP_FAST_FMAF) || defined(__aarch64__) || (defined(__FMA__) && defined(__GNUC__))
   #define AMPI_FMA_NATIVE 1
@@ -2228,7 +2491,8 @@ AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
 #endif
 }
 
-/* Philox4x32-10: ten rounds of two 32x32->64 multiplications on a 128-bit counter under a 64-bit key. */
+/* Philox4x32-10: ten rounds of two 32x32->64 multiplications on a 128-bit counter under a 64-bit
+   key. */
 AMPI_HD AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
     uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32), x2 = 0, x3 = 0;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -2243,11 +2507,13 @@ AMPI_HD AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4
     }
     out[0] = x0; out[1] = x1; out[2] = x2; out[3] = x3;
 }
+
 AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
     uint32_t r[4];
     ampi_philox(seed, index >> 2, r);
     return r[index & 3u];
 }
+
 AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
@@ -2279,7 +2545,8 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #define AMPI_TARGET_AVX2   AMPI_TARGET("")
   #define AMPI_TARGET_AVX512 AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl")
   #define AMPI_TARGET_PAIRS  AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
-  #define AMPI_TARGET_AMX    AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")
+  #define AMPI_TARGET_AMX \
+      AMPI_TARGET(",avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")
   #define AMPI_ALL16 ((__mmask16)0xffffu)
 #else
   #define AMPI_X86 0
@@ -2307,8 +2574,9 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #define AMPI_NEON 0
 #endif
 
-/* gcc clears the upper halves of vector registers behind AVX code (vzeroupper) only from -O2 on. Left in use, they make
-   later code with SSE and AVX up to 40 times slower. So each kernel with AVX, or its call, ends with this. */
+/* gcc clears the upper halves of vector registers behind AVX code (vzeroupper) only from -O2 on.
+   Left in use, they make later code with SSE and AVX up to 40 times slower. So each kernel with
+   AVX, or its call, ends with this. */
 #if AMPI_X86
 AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) { _mm256_zeroupper(); }
 #else
@@ -2317,16 +2585,20 @@ AMPI_FN void ampi_clear_upper(void) {}
 
 /* One body, one copy per instruction set, one dispatcher. Write
        AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n) { ... ampi_fma(hw, a, b, c) ... }
-   and call ampi_foo(y, n). The body is plain C: loops over a constant number of lanes, which every compiler vectorises.
-   Its hw is 1 where it may use hardware fma. Copies give the same bits: ampi_fma leaves no a*b + c to contract. */
+   and call ampi_foo(y, n). The body is plain C: loops over a constant number of lanes, which every
+   compiler vectorises. Its hw is 1 where it may use hardware fma. Copies give the same bits:
+   ampi_fma leaves no a*b + c to contract. */
 #define AMPI_KERNEL_PARAMS(...) __VA_ARGS__
-#define AMPI_KERNEL_BODY(name, params) AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
+#define AMPI_KERNEL_BODY(name, params) \
+    AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...) \
     AMPI_KERNEL_BODY(name, params); \
-    AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
+    AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { \
+        name##_body(1, __VA_ARGS__); ampi_clear_upper(); } \
     static void name##_scalar params { name##_body(0, __VA_ARGS__); } \
-    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); } \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { \
+        name##_body(1, __VA_ARGS__); ampi_clear_upper(); } \
     AMPI_FN void name params { \
         if (AMPI_IN_AVX512) name##_avx512(__VA_ARGS__); \
         else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__); \
@@ -2342,56 +2614,69 @@ AMPI_FN void ampi_clear_upper(void) {}
 
 #if AMPI_X86
 enum { AMPI_EAX, AMPI_EBX, AMPI_ECX, AMPI_EDX };
+
 /* Does cpuid set all these bits? */
 AMPI_FN int ampi_cpu_has(unsigned leaf, unsigned subleaf, int which, unsigned bits) {
     unsigned r[4];
-    return __get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3]) && (r[which] & bits) == bits;
+    return __get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3])
+        && (r[which] & bits) == bits;
 }
-/* Does the system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for AMX. */
+
+/* Does the system save this state? Bits of XCR0: 1, 2 for AVX, and 5 to 7 for AVX-512, 17, 18 for
+   AMX. */
 AMPI_FN int ampi_system_saves(unsigned state) {
     unsigned low;
     if (!ampi_cpu_has(1, 0, AMPI_ECX, 1u << 27)) return 0;  /* OSXSAVE */
     __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
     return (low & state) == state;
 }
+
 /* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) {
     const unsigned avx_fma_f16c = 1u << 28 | 1u << 12 | 1u << 29;
     const unsigned f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     if (!ampi_system_saves(0x6u) || !ampi_cpu_has(1, 0, AMPI_ECX, avx_fma_f16c)
         || !ampi_cpu_has(7, 0, AMPI_EBX, 1u << 5)) return AMP_ISA_SCALAR;
-    if (!AMPI_AVX512 || !ampi_system_saves(0xe6u) || !ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl)) return AMP_ISA_AVX2;
+    if (!AMPI_AVX512 || !ampi_system_saves(0xe6u) || !ampi_cpu_has(7, 0, AMPI_EBX, f_dq_bw_vl))
+        return AMP_ISA_AVX2;
     return AMP_ISA_AVX512;
 }
+
 AMPI_FN int ampi_has_pairs(void) {
-    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
+    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512
+        && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
 }
+
 /* Is the processor's vendor "AuthenticAMD"? */
 AMPI_FN int ampi_is_amd(void) {
     unsigned a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u
+        && c == 0x444d4163u;
 }
 #else
 /* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 AMPI_FN int ampi_has_pairs(void) { return 0; }
+
 /* Is the processor's vendor "AuthenticAMD"? */
 AMPI_FN int ampi_is_amd(void) { return 0; }
 #endif
 AMPI_FN amp_isa ampi_best_isa(void) {
     return ampi_is_amd() && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
 }
+
 /* Scalar code runs anywhere, AVX2 wherever AVX-512 does. */
 AMPI_FN int ampi_isa_available(amp_isa isa) {
     const amp_isa widest = ampi_widest_isa();
     if (isa == AMP_ISA_AVX512_BF16) return ampi_has_pairs();
-    return isa == AMP_ISA_SCALAR || isa == widest || (isa == AMP_ISA_AVX2 && widest == AMP_ISA_AVX512);
+    return isa == AMP_ISA_SCALAR || isa == widest
+        || (isa == AMP_ISA_AVX2 && widest == AMP_ISA_AVX512);
 }
 
 AMPI_NAMES(amp_isa_name, amp_isa, "auto\0scalar\0neon\0avx2\0avx512\0avx512_bf16\0")
 
-/* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system say; 0 = not asked yet.
-   Racing threads write the same. */
+/* This and ampi_amx_cache are the library's only variables: caches of what cpuid and the system
+   say; 0 = not asked yet. Racing threads write the same. */
 static int ampi_isa_cache;
 
 /* Takes what AMP_ISA names, or the best, at the first call; later calls read the cache. */
@@ -2402,11 +2687,13 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     amp_isa isa = ampi_best_isa();
     if (wanted) {
         for (int i = AMP_ISA_SCALAR; i <= AMP_ISA_AVX512_BF16; i++)
-            if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) isa = (amp_isa)i;
+            if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i))
+                isa = (amp_isa)i;
     }
     AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
     return isa;
 }
+
 /* Overwrites the cache of amp_cpu_isa, unless the processor lacks the instructions. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
@@ -2420,26 +2707,31 @@ AMPI_FN amp_isa ampi_simd(void) {
     amp_isa isa = amp_cpu_isa();
     return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
 }
-/* Is AVX-512 in use, with products of pairs? A constant 0 where left out: what only it guards is not compiled. */
+
+/* Is AVX-512 in use, with products of pairs? A constant 0 where left out: what only it guards is
+   not compiled. */
 #define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
 #define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
 
 #if AMPI_AMX
 static int ampi_amx_cache;
-/* Linux grants the matrix unit once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18), see its
-   Documentation/arch/x86/xstate.rst. */
+/* Linux grants the matrix unit once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18),
+   see its Documentation/arch/x86/xstate.rst. */
 AMPI_FN int ampi_amx_granted(void) {
     long result = 158;  /* SYS_arch_prctl */
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return result == 0;
 }
-/* Is there a matrix unit (AMX-BF16, AMX-TILE), or with `ask` may it be used? Cached: 1 no, 2 found, 3 granted. */
+
+/* Is there a matrix unit (AMX-BF16, AMX-TILE), or with `ask` may it be used? Cached: 1 no, 2 found,
+   3 granted. */
 AMPI_FN int ampi_amx(int ask) {
     const unsigned bf16_tile = 1u << 22 | 1u << 24;
     int known = AMPI_LOAD_RELAXED(&ampi_amx_cache), before = known;
     if (ampi_simd() != AMP_ISA_AVX512) return 0;
     if (known == 0)
-        known = ampi_has_pairs() && ampi_system_saves(0x60000u) && ampi_cpu_has(7, 0, AMPI_EDX, bf16_tile) ? 2 : 1;
+        known = ampi_has_pairs() && ampi_system_saves(0x60000u)
+            && ampi_cpu_has(7, 0, AMPI_EDX, bf16_tile) ? 2 : 1;
     if (known == 2 && ask) known = ampi_amx_granted() ? 3 : 1;
     if (known != before) AMPI_STORE_RELAXED(&ampi_amx_cache, known);
     return known > 1;
@@ -2455,9 +2747,9 @@ AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* --- one value: formulas on bits, to nearest even (half - 1 + the last kept bit is added) --- */
 
-/* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. Its k lowest bits are cut (13, and one for each
-   step below the smallest normal exponent, 113). The exponent goes above the rest; the leading 1 of sig adds one to it,
-   a carry another. k = 25 cuts all, float's subnormals too. */
+/* float -> half. The magnitude is sig * 2^(e-150) with a 24-bit sig. Its k lowest bits are cut (13,
+   and one for each step below the smallest normal exponent, 113). The exponent goes above the rest;
+   the leading 1 of sig adds one to it, a carry another. k = 25 cuts all, float's subnormals too. */
 AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
     uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
@@ -2474,9 +2766,11 @@ AMPI_HD AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
     return (uint16_t)(((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
-/* half -> float: 112 = 127 - 15, of the biases, twice for inf and NaN. A subnormal is an integer times 2^-24. */
+/* half -> float: 112 = 127 - 15, of the biases, twice for inf and NaN. A subnormal is an integer
+   times 2^-24. */
 AMPI_HD AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
-    uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), tiny = ampi_bits((float)(int32_t)mag);
+    uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23),
+        tiny = ampi_bits((float)(int32_t)mag);
     u = mag < 0x400u ? tiny - (24u << 23) : u;
     u = mag == 0u ? 0u : u;
     u = mag >= 0x7c00u ? u + (112u << 23) : u;
@@ -2489,10 +2783,12 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
     return (uint32_t)h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
 }
 
-/* float -> double, likewise (896, 2^-149): a processor that treats subnormals as zero would lose them. */
+/* float -> double, likewise (896, 2^-149): a processor that treats subnormals as zero would lose
+   them. */
 AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     uint32_t mag = f & 0x7fffffffu;
-    uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), tiny = ampi_bits64((double)(int32_t)mag);
+    uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52),
+        tiny = ampi_bits64((double)(int32_t)mag);
     u = mag < 0x800000u ? tiny - ((uint64_t)149u << 52) : u;
     u = mag == 0u ? 0u : u;
     u = mag >= 0x7f800000u ? u + ((uint64_t)896u << 52) : u;
@@ -2500,16 +2796,19 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* Bits of a double -> a format of these fraction bits and exponent bias, to nearest even. In 16 bits, with *random:
-   up if *random is below the first 32 bits cut off. The sum r carries where it rounds up. Below the smallest normal
-   number (exponent field `lowest`) v is shifted first; lost bits set its last. */
+/* Bits of a double -> a format of these fraction bits and exponent bias, to nearest even. In 16
+   bits, with *random: up if *random is below the first 32 bits cut off. The sum r carries where it
+   rounds up. Below the smallest normal number (exponent field `lowest`) v is shifted first; lost
+   bits set its last. */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 /* The bits of a double rounded to a type of so many fraction bits and that exponent bias: to
    nearest even, or, with 32 random bits, away from zero with the probability of what is cut off.
    NaNs keep what fits of their payload. */
-AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
-    const uint64_t mag = u & 0x7fffffffffffffffu, one = (uint64_t)1u << 52, cut = 52u - fraction_bits;
+AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random,
+        uint32_t fraction_bits, uint32_t bias) {
+    const uint64_t mag = u & 0x7fffffffffffffffu, one = (uint64_t)1u << 52,
+        cut = 52u - fraction_bits;
     const uint64_t lowest = 1024u - bias, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
     uint64_t v = mag - ((lowest - 1u) << 52), r;
     if (mag >> 52 < lowest) {
@@ -2517,28 +2816,45 @@ AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random, uin
         const uint64_t sig = one | (mag & (one - 1u));
         v = sig >> shift | ((sig & (((uint64_t)1u << shift) - 1u)) != 0u);
     }
-    r = v + (random ? (uint64_t)~*random << (cut - 32u) : ((uint64_t)1u << (cut - 1u)) - 1u + (v >> cut & 1u));
+    r = v + (random ? (uint64_t)~*random << (cut - 32u) : ((uint64_t)1u << (cut - 1u)) - 1u
+        + (v >> cut & 1u));
     r = r >> cut > inf ? inf : r >> cut;
     if (mag > AMPI_INF64) r = inf | 1u << (fraction_bits - 1u) | (mag & (one - 1u)) >> cut;
     return (uint32_t)(r | (u >> 63) << (fraction_bits == 23u ? 31 : 15));
 }
 
-AMP_DEF amp_half amp_half_from_float(float f) { amp_half h = { ampi_half_bits(ampi_bits(f)) }; return h; }
+AMP_DEF amp_half amp_half_from_float(float f) {
+    amp_half h = { ampi_half_bits(ampi_bits(f)) };
+    return h;
+}
+
 AMP_DEF amp_half amp_half_from_double(double d) {
     amp_half h = { (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_F16_FORM) };
     return h;
 }
-AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) { amp_bfloat16 h = { ampi_bf16_bits(ampi_bits(f)) }; return h; }
+
+AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) {
+    amp_bfloat16 h = { ampi_bf16_bits(ampi_bits(f)) };
+    return h;
+}
+
 AMP_DEF amp_bfloat16 amp_bfloat16_from_double(double d) {
     amp_bfloat16 h = { (uint16_t)ampi_narrow(ampi_bits64(d), NULL, AMPI_BF16_FORM) };
     return h;
 }
-AMP_DEF float amp_half_to_float(amp_half h) { return ampi_float(ampi_half_widen(h.bits)); }
-AMP_DEF double amp_half_to_double(amp_half h) { return ampi_double(ampi_f32_widen(ampi_half_widen(h.bits))); }
-AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
-AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) { return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits))); }
 
-/* An element's bits as an integer: a compiler may change a float or assume it finite. 0 for types of other sizes. */
+AMP_DEF float amp_half_to_float(amp_half h) { return ampi_float(ampi_half_widen(h.bits)); }
+AMP_DEF double amp_half_to_double(amp_half h) {
+    return ampi_double(ampi_f32_widen(ampi_half_widen(h.bits)));
+}
+
+AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
+AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) {
+    return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits)));
+}
+
+/* An element's bits as an integer: a compiler may change a float or assume it finite. 0 for types
+   of other sizes. */
 AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     uint64_t wide = 0;
     uint32_t single;
@@ -2550,10 +2866,12 @@ AMPI_FN uint64_t ampi_element_bits(const void* x, amp_dtype dtype) {
     }
     return wide;
 }
+
 /* Magnitude bits of infinity; above them is NaN. */
 AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
     return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
 }
+
 /* An element's magnitude beside infinity: below 0 if finite, above if NaN. */
 AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
     const size_t size = ampi_type_size(dtype);
@@ -2562,23 +2880,27 @@ AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
     const uint64_t magnitude = ampi_element_bits(x, dtype) & ~sign;
     return (magnitude > inf) - (magnitude < inf);
 }
+
 AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) > 0; }
 AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) == 0; }
 AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) < 0; }
 
 /* --- sixteen values in plain C --- */
 
-/* Compilers vectorise these loops; no processor mode changes integers. Sixteen easy values (zero or normal in both
-   formats) are rounded by a shift, others one by one. The top bit of ampi_hard32 is set for a magnitude above `upper`,
-   or below `low` but not 0: not every instruction set compares unsigned vectors. */
+/* Compilers vectorise these loops; no processor mode changes integers. Sixteen easy values (zero or
+   normal in both formats) are rounded by a shift, others one by one. The top bit of ampi_hard32 is
+   set for a magnitude above `upper`, or below `low` but not 0: not every instruction set compares
+   unsigned vectors. */
 AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t upper) {
     return ((mag - low) & (0u - mag)) | (upper - mag);
 }
+
 /* All ones if mag is not 0, else 0. */
 AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31); }
 
 /* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity. */
-AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
+AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst,
+        const float* AMPI_RESTRICT src) {
     uint32_t hard = 0;
     for (int l = 0; l < 16; l++)
         hard |= ampi_hard32(ampi_magnitude(src[l]), 113u << 23, (143u << 23) - 1u);
@@ -2591,13 +2913,19 @@ AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float
         dst[l] = (uint16_t)((h & ampi_mask32(mag)) | (u >> 16 & 0x8000u));
     }
 }
-AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
+
+AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst,
+        const uint16_t* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
 }
-AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
+
+AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst,
+        const float* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
 }
-AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
+
+AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst,
+        const uint16_t* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
 }
 
@@ -2609,11 +2937,13 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
     }
 }
 
-/* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called with. */
+/* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called
+                  with. */
 
-/* Each kernel is a C function over v16 (sixteen lanes) and operations below. Its text, in impl-kernels, is compiled for
-   each instruction set: this file includes itself with AMPI_PASS set to avx2, then avx512; the baseline (NEON or plain
-   C) follows in ordinary flow. AMPI_K(name) is this pass's copy. */
+/* Each kernel is a C function over v16 (sixteen lanes) and operations below. Its text, in
+   impl-kernels, is compiled for each instruction set: this file includes itself with AMPI_PASS set
+   to avx2, then avx512; the baseline (NEON or plain C) follows in ordinary flow. AMPI_K(name) is
+   this pass's copy. */
 #ifndef AMP_SELF
   #define AMP_SELF "amp.h"
 #endif
@@ -2643,8 +2973,8 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
   #define AMPI_UNROLL
 #endif
 
-/* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source pixel i * step +
-   first + j * next; beyond the source's `size` pixels lie margins of zeros. */
+/* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source
+   pixel i * step + first + j * next; beyond the source's `size` pixels lie margins of zeros. */
 typedef struct ampi_side {
     size_t count, kernel;         /* grid pixels; kernel positions in use */
     int    first, next, step, size;
@@ -2653,16 +2983,17 @@ typedef struct ampi_side {
     size_t phases, over, padded;  /* of a padded plane, see ampi_side_of */
 } ampi_side;
 
-/* A convolution's image as a matrix that is never formed (im2col). Row channel * area + kernel position, column
-   image * pixels + pixel: the source pixel that this kernel position meets there, or 0 in a margin. Forward, pixels
-   are those of y, and the source is x. For the input gradient they are one phase of dx, pixels that meet the same
-   kernel positions; the source is dy. */
+/* A convolution's image as a matrix that is never formed (im2col). Row channel * area + kernel
+   position, column image * pixels + pixel: the source pixel that this kernel position meets there,
+   or 0 in a margin. Forward, pixels are those of y, and the source is x. For the input gradient
+   they are one phase of dx, pixels that meet the same kernel positions; the source is dy. */
 typedef struct ampi_im2col {
     ampi_side h, w;
     size_t pixels, area;            /* of the grid of one image; kernel positions in use */
     size_t channels, plane, image;  /* count; elements from one channel, one image to the next */
     size_t elements;                /* of the whole source, from data on */
-    int    in_place;                /* B is not packed: windows, or padded planes whose grid this is */
+    int    in_place;                /* B is not packed: windows, or padded planes whose grid this
+                                       is */
 } ampi_im2col;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -2675,46 +3006,53 @@ AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
 /* The address of a result, which descriptions of calls keep like those of operands. */
 AMPI_INLINE void* ampi_mutable(const void* data) { return (void*)(uintptr_t)data; }
 
-/* Pixels x, x + step, ... of a source row, `count` in all: `left` of them lie before the row, `inside` in it from its
-   pixel `first` on, the others behind it. */
+/* Pixels x, x + step, ... of a source row, `count` in all: `left` of them lie before the row,
+   `inside` in it from its pixel `first` on, the others behind it. */
 typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
 
 /* How many steps cover a distance, from 0 to `limit`. */
 AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t limit) {
     if (distance <= 0) return 0;
-    return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step), limit);
+    return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step),
+        limit);
 }
 
 /* Splits the pixels x, x + step, ... (`count` of them) of a row of `width` pixels. */
 AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
     const size_t left = ampi_steps(-x, step, count);
     const size_t inside = ampi_max_size(ampi_steps(width - x, step, count), left) - left;
-    const ampi_row_pixels r = { count, left, inside, (size_t)(x + (int64_t)left * step), (size_t)step };
+    const ampi_row_pixels r = { count, left, inside, (size_t)(x + (int64_t)left * step),
+        (size_t)step };
     return r;
 }
 
-/* An operand op(X) of a product, as rows of neighbours in memory. If along_k, k changes along a row: a row of op(A) or
-   column of op(B). Else a row has one k: a column of op(A) or row of op(B). */
+/* An operand op(X) of a product, as rows of neighbours in memory. If along_k, k changes along a
+   row: a row of op(A) or column of op(B). Else a row has one k: a column of op(A) or row of
+   op(B). */
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
     int         along_k, is_image;
     size_t      ld;     /* a matrix: elements from one row to the next */
     ampi_im2col image;  /* if is_image, its rows are the operand's */
-    /* area > 0: weights of an input gradient. Row c is, output by output, those of channel c at the kernel positions in
-       use. next_h, next_w, output: elements between kernel rows, kernel columns, outputs. */
+    /* area > 0: weights of an input gradient. Row c is, output by output, those of channel c at the
+       kernel positions in use. next_h, next_w, output: elements between kernel rows, kernel
+       columns, outputs. */
     size_t      area, kernel_w, next_h, next_w, output;
 } ampi_operand;
 
-/* Where the columns of C lie in memory. Column j belongs to block j / size; let r = j % size. There it lies in row
-   r / pitch, at x = r % pitch. It is element block * next_block + row * next_row + x * next of its row of C.
-   Columns with x >= width or r >= used are computed, but stored nowhere.
-     a matrix                    one endless row: size = pitch = width = used = SIZE_MAX
-     y and dx                    a block is an image, a row one of its rows of pixels; where planes are read in place,
-                                 columns from `width` on are margins of the padded plane
-     dw, in the order of         a block is a kernel column, a row a kernel row, x a channel
-     windows */
-typedef struct ampi_columns { size_t size, pitch, width, used, next_block, next_row, next; } ampi_columns;
+/* Where the columns of C lie in memory. Column j belongs to block j / size; let r = j % size. There
+   it lies in row r / pitch, at x = r % pitch. It is element
+       block * next_block + row * next_row + x * next
+   of its row of C. Columns with x >= width or r >= used are computed, but stored nowhere.
+     a matrix   one endless row: size = pitch = width = used = SIZE_MAX
+     y and dx   a block is an image, a row one of pixels; where planes are read in place,
+                columns from `width` on are margins of the padded plane
+     dw         windows: a block is a kernel column, a row a kernel row, x a channel */
+typedef struct ampi_columns {
+    size_t size, pitch, width, used;
+    size_t next_block, next_row, next;
+} ampi_columns;
 
 /* The columns of a matrix. */
 AMPI_FN ampi_columns ampi_endless_row(void) {
@@ -2745,8 +3083,8 @@ AMPI_FN ampi_column ampi_column_of(const ampi_columns* c, size_t number) {
     return p;
 }
 
-/* Stored neighbours of one row of C: element `at` of it and `count` - 1 more, `from` columns behind a macro-tile's
-   first one. */
+/* Stored neighbours of one row of C: element `at` of it and `count` - 1 more, `from` columns behind
+   a macro-tile's first one. */
 typedef struct ampi_piece { size_t at, from, count; } ampi_piece;
 
 /* Cuts columns [column, column + n) into pieces x; returns how many, at most n. */
@@ -2754,7 +3092,8 @@ AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_columns* c, size_t colum
     ampi_column p = ampi_column_of(c, column);
     size_t count = 0;
     while (p.number < column + n) {
-        x[count].at = p.number / c->size * c->next_block + p.row / c->pitch * c->next_row + p.x * c->next;
+        x[count].at = p.number / c->size * c->next_block + p.row / c->pitch * c->next_row
+            + p.x * c->next;
         x[count].from = p.number - column;
         x[count].count = ampi_min_size(column + n - p.number, c->width - p.x);
         ampi_column_move(&p, c, x[count].count);
@@ -2783,22 +3122,24 @@ typedef struct ampi_product {
     int form;   /* how it is packed, see below */
 } ampi_product;
 
-/* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half: for vdpbf16ps,
-   which adds that product first, or the matrix unit. */
+/* How operands are packed: FP32, or two bfloat16 to a 32-bit word, that of even k in the high half:
+   for vdpbf16ps, which adds that product first, or the matrix unit. */
 enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 
-/* Windows: an image for a weight gradient, read in place; an example stands at the head of impl-kernels. For kc pixels,
-   row by row, each column of the padded image becomes the `height` values that all kernel rows and channels meet there:
-   by kernel rows, in these by channels. A pixel's window is its kernel_w such columns, which are neighbours. The first
-   `reused` values of a column stand in the column of the pixel row above too, one kernel row on.
-   Scratch memory: where windows begin (kc offsets); from `rows` on 16 rows, `ld` floats apart; from `first` on the
-   columns. */
+/* Windows: an image for a weight gradient, read in place; an example stands at the head of
+   impl-kernels. For kc pixels, row by row, each column of the padded image becomes the `height`
+   values that all kernel rows and channels meet there: by kernel rows, in these by channels. A
+   pixel's window is its kernel_w such columns, which are neighbours. The first `reused` values of a
+   column stand in the column of the pixel row above too, one kernel row on.
+   Scratch memory: where windows begin (kc offsets); from `rows` on 16 rows, `ld` floats apart; from
+   `first` on the columns. */
 typedef struct ampi_windows { size_t height, reused, ld, rows, first, floats; } ampi_windows;
 
-/* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns or, if more, rows
-   (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles of mc x nc. Where k takes several
-   blocks, sums of sum_rows x nc wait between them in scratch memory. packed: floats of a block of B; rows: of 16 rows,
-   for packing; padded: of an image's padded copy or windows, 0 if too large; floats: all of a share. */
+/* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns
+   or, if more, rows (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles
+   of mc x nc. Where k takes several blocks, sums of sum_rows x nc wait between them in scratch
+   memory. packed: floats of a block of B; rows: of 16 rows, for packing; padded: of an image's
+   padded copy or windows, 0 if too large; floats: all of a share. */
 typedef struct ampi_plan {
     size_t shares, units, unit;
     int by_rows;
@@ -2806,8 +3147,8 @@ typedef struct ampi_plan {
     ampi_windows windows;
 } ampi_plan;
 
-/* How the micro-kernel reads B: from micro-panels that are packed; a matrix's rows where they are, for few rows of A;
-   padded planes or windows in scratch memory. */
+/* How the micro-kernel reads B: from micro-panels that are packed; a matrix's rows where they are,
+   for few rows of A; padded planes or windows in scratch memory. */
 enum { AMPI_B_PACKED, AMPI_B_IN_ROWS, AMPI_B_IN_PLANES, AMPI_B_IN_WINDOWS };
 
 /* Scratch memory for packing: 16 rows, and a padded copy of `floats` floats. */
@@ -2820,20 +3161,22 @@ typedef struct ampi_update {
     float mult;            /* gradient factor: clip coefficient / loss scale; negative to ascend */
     float l2;              /* added to the gradient: l2 * w */
     float b1, c1, b2, c2;  /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
-    float r1, r2, eps;     /* bias corrections 1/(1-b1^t) (LAMB; Adam's is in step), 1/sqrt(1-b2^t) */
+    float r1, r2, eps;     /* bias corrections 1/(1-b1^t) (LAMB; Adam's is in step),
+                              1/sqrt(1-b2^t) */
     float buf, raw;        /* SGD: direction buf*m + raw*g */
     float wd;              /* LAMB: direction + wd*w */
     float decay, step;     /* w = decay*w + step*direction; step is negative */
     int   frozen;
 } ampi_update;
 
-/* From MOMENTUM on m is used, from ADAM on v. LAMB_DIRECTION only leaves LAMB's direction in g: 0 where w stays. */
+/* From MOMENTUM on m is used, from ADAM on v. LAMB_DIRECTION only leaves LAMB's direction in g: 0
+   where w stays. */
 typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
-/* What is an overflow of an update, and what was met. Limits are in memory, or a compiler for finite floats alone could
-   drop their tests. */
+/* What is an overflow of an update, and what was met. Limits are in memory, or a compiler for
+   finite floats alone could drop their tests. */
 typedef struct ampi_update_overflow {
     uint32_t finite;     /* bits of the largest finite magnitude of a float */
     uint32_t last;       /* of a weight */
@@ -2851,29 +3194,35 @@ AMPI_HD AMPI_INLINE float ampi_flush(float x) {
     const uint32_t u = ampi_bits(x);
     return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
 }
+
 /* Weight i with its unscaled gradient and new moments. No sum is outside an fma. */
-AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u, const float* w,
-        const float* g, const float* m, const float* v, size_t i) {
+AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u,
+        const float* w, const float* g, const float* m, const float* v, size_t i) {
     ampi_weight x = { w[i], ampi_fma(hw, u->l2, w[i], u->mult * g[i]), 0.0f, 0.0f };
     if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, m[i], u->c1 * x.g));
     if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * v[i]));
     return x;
 }
+
 /* root: the square root of the second moment. */
-AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_update* u, ampi_weight x, float root) {
+AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_update* u,
+        ampi_weight x, float root) {
     const float deviation = ampi_fma(hw, root, u->r2, u->eps);
     if (kind == AMPI_UPDATE_SGD) return x.g;
     if (kind == AMPI_UPDATE_MOMENTUM) return ampi_fma(hw, u->buf, x.m, u->raw * x.g);
     if (kind == AMPI_UPDATE_ADAM) return x.m / deviation;
     return ampi_fma(hw, u->wd, x.w, x.m * u->r1 / deviation);
 }
+
 /* A direction of LAMB as its norm counts it: 0 where it or the second moment overflows. */
 AMPI_HD AMPI_INLINE float ampi_sound_direction(float direction, float v, uint32_t finite) {
-    return ampi_float(ampi_magnitude(direction) > finite || ampi_magnitude(v) > finite ? 0u : ampi_bits(direction));
+    return ampi_float(ampi_magnitude(direction) > finite || ampi_magnitude(v) > finite ? 0u
+        : ampi_bits(direction));
 }
 
-/* Does element i stay as it was, if its weight would become w, its second moment v? `over` counts it, and one whose
-   16-bit copy saturates. A first moment needs no look: where it overflows, w does. */
+/* Does element i stay as it was, if its weight would become w, its second moment v? `over` counts
+   it, and one whose 16-bit copy saturates. A first moment needs no look: where it overflows, w
+   does. */
 AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_overflow* over) {
     const uint32_t size = ampi_magnitude(w);
     const int stays = size > over->last || ampi_magnitude(v) > over->finite;
@@ -2883,41 +3232,49 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
     else over->saturated++;
     return stays;
 }
+
 /* Updates element i in plain C, or leaves it where it would overflow; LAMB_DIRECTION only writes
    its direction to g. */
-AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v, size_t i,
-        const ampi_update* u, ampi_update_overflow* over) {
+AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v,
+        size_t i, const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
     const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
     const float moved = ampi_fma(AMPI_FMA_NATIVE, u->step, direction, x.w * u->decay);
-    if (kind == AMPI_LAMB_DIRECTION) { g[i] = ampi_sound_direction(direction, x.v, over->finite); return; }
+    if (kind == AMPI_LAMB_DIRECTION) {
+        g[i] = ampi_sound_direction(direction, x.v, over->finite);
+        return;
+    }
     if (ampi_update_stays(moved, x.v, i, over)) return;
     w[i] = moved;
     if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
+
 /* Elements [i, end), without a vector unit or with an overflow among them. */
-AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i, size_t end,
-        const ampi_update* u, ampi_update_overflow* over) {
+AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i,
+        size_t end, const ampi_update* u, ampi_update_overflow* over) {
     for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
 }
 
 /* What a pass offers. mr x nr: the micro-tile; nc: columns of a macro-tile. */
 typedef struct ampi_kernels {
     size_t mr, nr, nc;
-    void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0, size_t n,
+    void (*product)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m, size_t j0,
+        size_t n, float* scratch);
+    void (*depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
         float* scratch);
-    void (*depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images, float* scratch);
-    void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows, size_t at, size_t count,
-        const ampi_pack_room* room);
-    void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width);
+    void (*rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
+        size_t at, size_t count, const ampi_pack_room* room);
+    void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows,
+        size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
     void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
         ampi_update_overflow* over);
-    void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n, const float* factor, int clean);
+    void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
+        const float* factor, int clean);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
-    void (*lanes_in)(float* tile, size_t ld, const void* x, size_t step, amp_dtype t, size_t rows, size_t n,
-        size_t readable);
+    void (*lanes_in)(float* tile, size_t ld, const void* x, size_t step, amp_dtype t, size_t rows,
+        size_t n, size_t readable);
     void (*lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n);
 } ampi_kernels;
 
@@ -2932,19 +3289,23 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile, see impl-tiles
        AMPI_PAIRED_ROWS = 32,  /* so few rows of A that pairs of a convolution's B do not pay */
        AMPI_FEW_ROWS = 16,     /* so few rows of A that a row of B is not packed */
        AMPI_L1_FLOATS = 4096,  /* half a first-level cache */
-       AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache sets */
+       AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache
+                                  sets */
 
 /* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
 AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     return ampi_float(ampi_magnitude(v) > 0x7f800000u ? 0x7fc00000u : ampi_bits(v));
 }
 
-/* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in the strides that the
-   kernel meets (`phases` of a side). So 16 neighbouring pixels of a grid row see 16 neighbouring floats at each kernel
-   position. The planes of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
-   its `count` pixels and the `over` ones that the kernel sees behind the last. This margin and that before the next row
-   or image are one, as far as both are zeros. before: places of the front margin; end: the first behind the pixels. */
-AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next, int step, int size) {
+/* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in
+   the strides that the kernel meets (`phases` of a side). So 16 neighbouring pixels of a grid row
+   see 16 neighbouring floats at each kernel position. The planes of all images follow each other:
+   place (image * h.padded + row) * w.padded + column. A side has its `count` pixels and the `over`
+   ones that the kernel sees behind the last. This margin and that before the next row or image are
+   one, as far as both are zeros. before: places of the front margin; end: the first behind the
+   pixels. */
+AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next, int step,
+        int size) {
     ampi_side s = { count, kernel, first, next, step, size, 0, 0, 0, 0, 0 };
     size_t before, end;
     s.span = kernel > 1 ? (kernel - 1) * (size_t)(next < 0 ? -next : next) : 0;
@@ -2958,35 +3319,44 @@ AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next,
     s.padded = ampi_max_size(count, ampi_min_size(s.padded, end));
     return s;
 }
+
 /* Is each source pixel read once, in order? */
 AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
     return s->kernel == 1 && s->step == 1 && s->first == 0 && s->count == (size_t)s->size;
 }
-/* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over `limit`. channels: the
-   most that rows meet, with a plane for each pair of phases. A plane has n pixels, `gaps` (margins between grid
-   rows and between images), `reach` behind the last pixel, and 4 * AMPI_LANES: a last vector, pad_rows' rounding. */
+
+/* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over
+   `limit`. channels: the most that rows meet, with a plane for each pair of phases. A plane has n
+   pixels, `gaps` (margins between grid rows and between images), `reach` behind the last pixel, and
+   4 * AMPI_LANES: a last vector, pad_rows' rounding. */
 AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, size_t limit) {
     const size_t channels = ampi_min_size(g->channels, (rows + g->area - 2) / g->area + 1);
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
     const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
-                        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
+                        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded
+                            - g->h.count) * wide;
     const double floats = (double)channels * (double)g->h.phases * (double)g->w.phases
                           * ((double)n + gaps + reach + 4 * AMPI_LANES);
     return floats <= (double)limit ? (size_t)floats : 0;
 }
+
 /* A grid column's place in a padded plane. */
 AMPI_FN size_t ampi_padded_place(const ampi_im2col* g, size_t column) {
     const size_t image = column / g->pixels, pixel = column % g->pixels;
     return (image * g->h.padded + pixel / g->w.count) * g->w.padded + pixel % g->w.count;
 }
-/* at[i]: where row first + i of the im2col matrix begins in a padded copy whose planes are `step` floats apart. */
-AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, size_t rows, uint32_t* at) {
+
+/* at[i]: where row first + i of the im2col matrix begins in a padded copy whose planes are `step`
+   floats apart. */
+AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, size_t rows,
+        uint32_t* at) {
     const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
     size_t i, plane = 0, h = first % g->area / g->w.kernel, w = first % g->w.kernel;
     for (i = 0; i < ampi_min_size(rows, g->area); i++) {
         const uint32_t y = (uint32_t)(g->h.first + (int)h * g->h.next - g->h.low);
         const uint32_t x = (uint32_t)(g->w.first + (int)w * g->w.next - g->w.low);
-        at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded + x / sw);
+        at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded
+            + x / sw);
         if (++w < g->w.kernel) continue;
         w = 0;
         if (++h < g->h.kernel) continue;
@@ -2995,9 +3365,11 @@ AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, 
     }
     for (; i < rows; i++) at[i] = at[i - g->area] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
+
 /* The layout in scratch memory of the windows of kc pixels. */
 AMPI_FN ampi_windows ampi_windows_of(const ampi_im2col* g, size_t kc) {
-    const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;  /* or parts of rows */
+    /* or parts of rows */
+    const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;
     ampi_windows d;
     d.height = g->h.kernel * g->channels;
     d.reused = g->h.step == 1 && g->h.next == 1 ? d.height - g->channels : 0;
@@ -3007,18 +3379,23 @@ AMPI_FN ampi_windows ampi_windows_of(const ampi_im2col* g, size_t kc) {
     d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.height + 4 * AMPI_LANES;
     return d;
 }
+
 /* The row of the im2col matrix at place i of a window. */
 AMPI_FN size_t ampi_window_row(const ampi_im2col* g, size_t i) {
-    return i % g->channels * g->area + i / g->channels % g->h.kernel * g->w.kernel + i / g->channels / g->h.kernel;
+    return i % g->channels * g->area + i / g->channels % g->h.kernel * g->w.kernel
+        + i / g->channels / g->h.kernel;
 }
-/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel positions and of a grid
-   row's pixels in the padded image; weights or their sums; pixels of y or dy; that image, with zero margins. rows,
-   pitch: its rows, floats from one to the next; weights, pixels, padded: where these begin, in floats. Each has
-   room behind it for whole vectors. */
+
+/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel
+   positions and of a grid row's pixels in the padded image; weights or their sums; pixels of y or
+   dy; that image, with zero margins. rows, pitch: its rows, floats from one to the next; weights,
+   pixels, padded: where these begin, in floats. Each has room behind it for whole vectors. */
 typedef struct ampi_channels { size_t rows, pitch, weights, pixels, padded, floats; } ampi_channels;
+
 /* The layout in scratch memory of 16 channels of a depthwise convolution. */
 AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
-    const size_t area = ampi_round_up(g->area, AMPI_LANES), pixels = ampi_round_up(g->pixels, AMPI_LANES);
+    const size_t area = ampi_round_up(g->area, AMPI_LANES),
+        pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
     d.pitch = ((g->w.count - 1) * (size_t)g->w.step + g->w.span + 1) * AMPI_LANES;
@@ -3028,6 +3405,7 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
     d.floats = d.padded + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
+
 /* Offsets in the padded image: kernel positions, then a row's pixels. */
 AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, uint32_t* at) {
     size_t h, w;
@@ -3044,10 +3422,12 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     if (t == AMP_F32) return ((const float*)data)[i];
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
-/* What a pass says: nr = nv vectors, a register of AMPI_PASS_WIDTH floats, its operations, and a transpose. above_reg:
-   is a magnitude above `limit`, both as bits? store_low writes the sixteen of registers q in 16 bits; NaNs come quiet,
-   with a low half of 0 if to bfloat16, as rounding may carry. square_reg: s + x * x, a float for each double of s; of
-   bfloat16, the even or odd ones of twice as many. */
+
+/* What a pass says: nr = nv vectors, a register of AMPI_PASS_WIDTH floats, its operations, and a
+   transpose. above_reg: is a magnitude above `limit`, both as bits? store_low writes the sixteen of
+   registers q in 16 bits; NaNs come quiet, with a low half of 0 if to bfloat16, as rounding may
+   carry. square_reg: s + x * x, a float for each double of s; of bfloat16, the even or odd ones of
+   twice as many. */
 #if AMPI_X86
 /* --- pass 1: AVX2 --- */
 #define AMPI_PASS avx2
@@ -3057,31 +3437,46 @@ enum { AMPI_K(mr) = 6, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 512 };
 typedef __m256 AMPI_K(reg);
 typedef __m256d AMPI_K(doubles);
 AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
-AMPI_LANES_FN __m256 AMPI_K(fma_reg)(__m256 x, __m256 y, __m256 z) { return _mm256_fmadd_ps(x, y, z); }
+AMPI_LANES_FN __m256 AMPI_K(fma_reg)(__m256 x, __m256 y, __m256 z) {
+    return _mm256_fmadd_ps(x, y, z);
+}
+
 AMPI_LANES_FN __m256 AMPI_K(sqrt_reg)(__m256 x) { return _mm256_sqrt_ps(x); }
+
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
-    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
-    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude)));
+    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x),
+        _mm256_set1_epi32(0x7fffffff));
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit),
+        magnitude)));
 }
+
 /* Not of half. */
 AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, int odd) {
-    const __m128i x = t == AMP_F16 ? _mm_loadl_epi64((const __m128i*)p) : _mm_loadu_si128((const __m128i*)p);
-    const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, _mm_set1_epi32(-0x10000)) : _mm_slli_epi32(x, 16);
+    const __m128i x = t == AMP_F16 ? _mm_loadl_epi64((const __m128i*)p)
+        : _mm_loadu_si128((const __m128i*)p);
+    const __m128i one = t == AMP_F32 ? x : odd ? _mm_and_si128(x, _mm_set1_epi32(-0x10000))
+        : _mm_slli_epi32(x, 16);
     const __m256d wide = _mm256_cvtps_pd(t == AMP_F16 ? _mm_cvtph_ps(x) : _mm_castsi128_ps(one));
     return _mm256_fmadd_pd(wide, wide, s);
 }
+
 /* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN __m256 AMPI_K(load_reg)(const void* p, amp_dtype t) {
     const __m128i low = _mm_loadu_si128((const __m128i*)p);
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p);
-    return t == AMP_F16 ? _mm256_cvtph_ps(low) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16));
+    return t == AMP_F16 ? _mm256_cvtph_ps(low)
+        : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16));
 }
+
 /* To bfloat16, not packed yet. */
 AMPI_LANES_FN __m256i AMPI_K(round_reg)(__m256 x) {
-    const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
+    const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16),
+        _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)),
+        16);
 }
+
 /* packus works on each half, so quarters come as 0, 2, 1, 3. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m256* q) {
     const __m256i quarters = _mm256_packus_epi32(AMPI_K(round_reg)(q[0]), AMPI_K(round_reg)(q[1]));
@@ -3091,8 +3486,10 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m256* q) {
         _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(q[1], 0));
     }
 }
+
 /* dst[j][i] = src[i][j], 8 x 8; ldd counts floats, step bytes. */
-AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step, amp_dtype type) {
+AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step,
+        amp_dtype type) {
     __m256 r[8], t[8];
     int i;
     AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load_reg)(src + (size_t)i * step, type);
@@ -3111,14 +3508,17 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
         _mm256_storeu_ps(dst + (size_t)(i + 4) * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
+
 /* 16 x 16 likewise. */
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+        amp_dtype t) {
     const char* from = (const char*)src;
     for (int i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
         AMPI_K(transpose8)(dst, ldd, from, step, t);
         AMPI_K(transpose8)(dst + 8, ldd, from + 8 * step, step, t);
     }
 }
+
 #include AMP_SELF
 #ifdef AMPI_PASS  /* impl-kernels ends it */
   #error "define AMP_SELF to the name of this file: its implementation includes itself"
@@ -3126,7 +3526,8 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #endif
 
 #if AMPI_AVX512
-/* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's warnings. --- */
+/* --- pass 2: AVX-512. Masked forms with all lanes on are the plain instructions, without gcc 12's
+   warnings. --- */
 #define AMPI_PASS avx512
 #if AMPI_PAIRS
 #define AMPI_PASS_TARGET AMPI_TARGET_PAIRS  /* no compiler emits vdpbf16ps by itself */
@@ -3139,48 +3540,68 @@ enum { AMPI_K(mr) = 12, AMPI_K(nv) = 2, AMPI_K(nr) = 32, AMPI_K(nc) = 512 };
 typedef __m512 AMPI_K(reg);
 typedef __m512d AMPI_K(doubles);
 AMPI_LANES_FN __m512 AMPI_K(set1_reg)(float x) { return _mm512_set1_ps(x); }
-AMPI_LANES_FN __m512 AMPI_K(fma_reg)(__m512 x, __m512 y, __m512 z) { return _mm512_fmadd_ps(x, y, z); }
+AMPI_LANES_FN __m512 AMPI_K(fma_reg)(__m512 x, __m512 y, __m512 z) {
+    return _mm512_fmadd_ps(x, y, z);
+}
+
 AMPI_LANES_FN __m512 AMPI_K(sqrt_reg)(__m512 x) { return _mm512_maskz_sqrt_ps(AMPI_ALL16, x); }
+
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m512 x, uint32_t limit) {
-    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x),
+        _mm512_set1_epi32(0x7fffffff));
     if (limit == 0x7f800000u) return _mm512_fpclass_ps_mask(x, 0x81) != 0;
     return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit)) != 0;
 }
+
 /* s + x * x in double, for elements at p; of bfloat16 for the even or the odd ones. */
 AMPI_LANES_FN __m512d AMPI_K(square_reg)(__m512d s, const void* p, amp_dtype t, int odd) {
     const __m256 all = ampi_load_reg_avx2(p, t == AMP_F16 ? t : AMP_F32);
     const __m256i pairs = _mm256_castps_si256(all);
-    const __m256i one = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)) : _mm256_slli_epi32(pairs, 16);
+    const __m256i one = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000))
+        : _mm256_slli_epi32(pairs, 16);
     const __m256 x = t == AMP_BF16 ? _mm256_castsi256_ps(one) : all;
     const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
     return _mm512_fmadd_pd(wide, wide, s);
 }
+
 /* Sixteen 16-bit elements in FP32. */
 AMPI_LANES_FN __m512 AMPI_K(widen_reg)(__m256i low, amp_dtype t) {
     if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, low);
-    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, low), 16));
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_ALL16,
+        _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, low), 16));
 }
+
 /* To bfloat16: u + 0x7fff + odd, which is u - ~(odd | 0x7ffe), and of that the upper halves. */
 AMPI_LANES_FN __m256i AMPI_K(narrow_reg)(__m512 x, amp_dtype t) {
-    const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1), carry = _mm512_set1_epi32(0x7ffe);
-    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, carry, 0x15);
-    const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011, 0xf000d000b0009,
-        0x7000500030001);
-    const __m512i halves = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper, _mm512_sub_epi32(u, less));
-    return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0) : _mm512_maskz_extracti64x4_epi64(0xf, halves, 0);
+    const __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1),
+        carry = _mm512_set1_epi32(0x7ffe);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one,
+        carry, 0x15);
+    const __m512i upper = _mm512_set_epi64(0, 0, 0, 0, 0x1f001d001b0019, 0x17001500130011,
+        0xf000d000b0009, 0x7000500030001);
+    const __m512i halves = _mm512_maskz_permutexvar_epi16(0xffffffffu, upper,
+        _mm512_sub_epi32(u, less));
+    return t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_ALL16, x, 0)
+        : _mm512_maskz_extracti64x4_epi64(0xf, halves, 0);
 }
+
 /* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN __m512 AMPI_K(load_reg)(const void* p, amp_dtype t) {
-    return t == AMP_F32 ? _mm512_loadu_ps(p) : AMPI_K(widen_reg)(_mm256_loadu_si256((const __m256i*)p), t);
+    return t == AMP_F32 ? _mm512_loadu_ps(p)
+        : AMPI_K(widen_reg)(_mm256_loadu_si256((const __m256i*)p), t);
 }
+
 /* Stores sixteen lanes in 16 bits, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m512* q) {
     _mm256_storeu_si256((__m256i*)p, AMPI_K(narrow_reg)(*q, t));
 }
-AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+
+AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+        amp_dtype t) {
     ampi_transpose_avx2(dst, ldd, src, step, t);
 }
+
 #include AMP_SELF
 #endif
 
@@ -3194,31 +3615,40 @@ AMPI_LANES_FN double AMPI_K(square_reg)(double s, const void* p, amp_dtype t, in
     const float x = ampi_element_f32(p, t, t == AMP_BF16 && odd);
     return s + (double)x * (double)x;
 }
+
 #if AMPI_NEON
 #define AMPI_PASS_WIDTH 4
 typedef float32x4_t AMPI_K(reg);
 AMPI_LANES_FN float32x4_t AMPI_K(set1_reg)(float x) { return vdupq_n_f32(x); }
-AMPI_LANES_FN float32x4_t AMPI_K(fma_reg)(float32x4_t x, float32x4_t y, float32x4_t z) { return vfmaq_f32(z, x, y); }
+AMPI_LANES_FN float32x4_t AMPI_K(fma_reg)(float32x4_t x, float32x4_t y, float32x4_t z) {
+    return vfmaq_f32(z, x, y);
+}
+
 AMPI_LANES_FN float32x4_t AMPI_K(sqrt_reg)(float32x4_t x) { return vsqrtq_f32(x); }
+
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
     return vmaxvq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu))) > limit;
 }
+
 /* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
     float wide[4];
     int l;
     if (t == AMP_F32) return vld1q_f32((const float*)p);
     if (t == AMP_BF16) return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t*)p), 16));
-    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);  /* whatever the processor's modes */
+    /* whatever the processor's modes */
+    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);
     return vld1q_f32(wide);
 }
+
 /* Stores sixteen lanes in 16 bits, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
     float wide[16];
     int i;
     AMPI_UNROLL for (i = 0; i < 4; i++) {
-        const uint32x4_t u = vreinterpretq_u32_f32(q[i]), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+        const uint32x4_t u = vreinterpretq_u32_f32(q[i]),
+            odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
         const uint32x4_t rounded = vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff));
         if (t == AMP_BF16) vst1_u16((uint16_t*)p + 4 * i, vshrn_n_u32(rounded, 16));
         else vst1q_f32(wide + 4 * i, q[i]);
@@ -3243,67 +3673,79 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 #ifdef AMPI_PASS
 /* >>impl-kernels  Products and convolutions, compiled once for each instruction set. */
 /*
-   This room holds the kernels that the rooms below call through ampi_kernels. It calls impl-base to impl-vector only.
+   This room holds the kernels that the rooms below call through ampi_kernels. It calls impl-base to
+   impl-vector only.
 
-   A product, C[m,n] = A[m,k] * B[k,n], in the five loops of BLIS (Van Zee and van de Geijn, ACM TOMS 2015). Left stands
-   the function that holds a loop:
-       product        5  for jc in n by NC     columns of C; around it, if sums wait between blocks of k, rows by sum_rows
-                      4    for pc in k by KC     a block of B, KC x NC, is packed for the second-level cache
-       block_of_k     3      for ic in m by MC     a block of A, MC x KC, is packed
-       macro_tile     2        for jr in NC by NR    a micro-panel of B, KC x NR, comes into the first-level cache
-       micro_rows     1          for ir in MC by MR    a micro-tile of C, MR x NR sums, stays in registers
-       micro_tile                  for p in KC           an fma for each of them, so that each sum takes k ascending
-       store_tile                the epilogue after the last pc: alpha, beta, bias, one rounding
+   A product, C[m,n] = A[m,k] * B[k,n], in the five loops of BLIS (Van Zee and van de Geijn, ACM
+   TOMS 2015). Left stands the function that holds a loop:
+       product     5  for jc in n by NC          columns of C; around it rows, if sums wait
+                   4    for pc in k by KC        B, KC x NC, is packed for the second-level cache
+       block_of_k  3      for ic in m by MC      A, MC x KC, is packed
+       macro_tile  2        for jr in NC by NR   a micro-panel of B comes into the first-level cache
+       micro_rows  1          for ir in MC by MR   a micro-tile of C, MR x NR sums, is in registers
+       micro_tile               for p in KC      an fma for each sum, which so takes k ascending
+       store_tile         the epilogue, after the last pc: alpha, beta, bias, one rounding
 
    Packed layouts, drawn with MR = 2, NR = 4, KC = 3, NC = 8; aij and bij are elements of A and B:
-       B      b00 b01 b02 b03    b04 b05 b06 b07   [NC / NR][KC + 1][NR]: micro-panels, whose rows are vectors. One more
-              b10 b11 b12 b13    b14 b15 b16 b17   row lies behind each, so that panels do not share cache sets.
-              b20 b21 b22 b23    b24 b25 b26 b27
-       A      a00 a01 a02        a10 a11 a12       rows along k as in memory, if FP32; else widened, [MC][KC + PAD]
-       A^T    a00 a10  a01 a11  a02 a12            micro-panels [MC / MR][KC][MR] and PAD floats behind each
-       pairs  b00|b10  b01|b11  ...                two bfloat16 in a word, that of the even row in the high half
+       B      b00 b01 b02 b03   b04 b05 b06 b07    micro-panels [NC / NR][KC + 1][NR]
+              b10 b11 b12 b13   b14 b15 b16 b17    one more row behind each: panels share no
+              b20 b21 b22 b23   b24 b25 b26 b27    cache sets
+       A      a00 a01 a02       a10 a11 a12        rows along k, if FP32 as in memory; else widened,
+                                                   [MC][KC + PAD]
+       A^T    a00 a10   a01 a11   a02 a12          micro-panels [MC / MR][KC][MR], PAD behind each
+       pairs  b00|b10   b01|b11   ...              two bfloat16 a word, the even row high
 
-   A convolution is this product with B the im2col matrix, of which only the blocks in use are formed. As an example
-   serves one row of five pixels, a to e, kernel positions j = 0, 1, 2, padding 1, stride 1. Grid pixel i is an output.
-   It meets source pixel i - 1 + j: step 1, first -1, next 1.
+   A convolution is this product with B the im2col matrix, of which only the blocks in use are
+   formed. As an example serves one row of five pixels, a to e, kernel positions j = 0, 1, 2,
+   padding 1, stride 1. Grid pixel i is an output. It meets source pixel i - 1 + j: step 1, first
+   -1, next 1.
        im2col    j = 0   0 a b c d        padded plane    0 a b c d e  0 a' b' c' d' e'  0
-                 j = 1   a b c d e        at[j] = j       a' to e' are the row below. One margin serves the end of a
-                 j = 2   b c d e 0                        row and the beginning of the next.
-   So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel reads B in place. The grid
-   then has six columns a row, as the plane has: the sixth is margin, and its sum is not stored. In two dimensions
-   at[kernel row, kernel column] = kernel row * 6 + kernel column. With stride 2 the plane is two, one for each phase,
-   0 b d and a c e: grid pixel i meets place i + j / 2 of plane j % 2.
-   For a weight gradient k runs over grid pixels, and B's columns are kernel positions and channels. The window of grid
-   pixel i is columns i, i + 1, i + 2 of the padded image, each with all kernel rows and channels:
-       0 a b | a b c | b c d | ...    overlap in memory as 0 a b c d e 0: at[i] = i * height, see ampi_windows
+                 j = 1   a b c d e        at[j] = j       a' to e' are the row below.
+                 j = 2   b c d e 0                        One margin serves two rows.
+   So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel reads
+   B in place. The grid then has six columns a row, as the plane has: the sixth is margin, and its
+   sum is not stored. In two dimensions at[kernel row, kernel column] = kernel row * 6 + kernel
+   column. With stride 2 the plane is two, one for each phase, 0 b d and a c e: grid pixel i meets
+   place i + j / 2 of plane j % 2.
+   For a weight gradient k runs over grid pixels, and B's columns are kernel positions and channels.
+   The window of grid pixel i is columns i, i + 1, i + 2 of the padded image, each with all kernel
+   rows and channels. Windows overlap in memory, at[i] = i * height (see ampi_windows):
+       0 a b | a b c | b c d | ...    lie there as    0 a b c d e 0
 
-   Words.  grid pixel: a column of the im2col matrix. kernel position: one of kernel_h x kernel_w. place: an index of a
-   padded plane. margin: the zeros of padding. phase: pixels that meet the same kernel positions of a strided kernel, or
-   the plane for them. piece: neighbours of C that are stored together. pair: two bfloat16 in 32 bits.
-   Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or written later. */
+   Words.  grid pixel: a column of the im2col matrix. kernel position: one of kernel_h x kernel_w.
+   place: an index of a padded plane. margin: the zeros of padding. phase: pixels that meet the same
+   kernel positions of a strided kernel, or the plane for them. piece: neighbours of C that are
+   stored together. pair: two bfloat16 in 32 bits.
+   Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or
+   written later. */
 
 /* --- sixteen lanes --- */
 
 #define AMPI_REGISTERS (AMPI_LANES / AMPI_PASS_WIDTH)
 typedef struct { AMPI_K(reg) q[AMPI_REGISTERS]; } AMPI_V16;
+
 /* Sixteen lanes that are all x. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
     AMPI_V16 r;
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
     return r;
 }
+
 /* Sixteen lanes that are all x. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+
 /* x + y in each lane. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
     return x;
 }
+
 /* x * y in each lane. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
     return x;
 }
+
 #if AMPI_PASS_WIDTH > 1
 /* x * y + z in each lane, rounded once; with AMPI_OF_PAIRS two products of bfloat16 a lane are
    added to z. */
@@ -3311,30 +3753,40 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) 
     int i;
     (void)how;
 #ifdef AMPI_PASS_PAIRS
-    if (how == AMPI_OF_PAIRS) { z.q[0] = _mm512_dpbf16_ps(z.q[0], (__m512bh)x.q[0], (__m512bh)y.q[0]); return z; }
+    if (how == AMPI_OF_PAIRS) {
+        z.q[0] = _mm512_dpbf16_ps(z.q[0], (__m512bh)x.q[0], (__m512bh)y.q[0]);
+        return z;
+    }
 #endif
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++)
+        z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
     return z;
 }
+
 /* Has any lane a magnitude above `limit`, both as bits? */
 AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
     int i, any = 0;
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) any |= AMPI_K(above_reg)(x.q[i], limit);
     return any;
 }
+
 /* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     const int bytes = AMPI_PASS_WIDTH * (t == AMP_F32 ? 4 : 2);
     AMPI_V16 r;
-    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(load_reg)((const char*)p + i * bytes, t);
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++)
+        r.q[i] = AMPI_K(load_reg)((const char*)p + i * bytes, t);
     return r;
 }
+
 AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, sizeof x); }
+
 /* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     int i;
     if (t != AMP_F32) { AMPI_K(store_low)(p, t, x.q); return; }
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++) AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
+    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++)
+        AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
 /* AMPI_EXACT: products are exact in FP32, so a multiply and an add round as an fma. */
@@ -3345,12 +3797,14 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) 
     else for (l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
     return z;
 }
+
 /* Has any lane a magnitude above `limit`, both as bits? */
 AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
     uint32_t any = 0;
     for (int l = 0; l < 16; l++) any |= limit - (ampi_bits(x.q[l]) & 0x7fffffffu);
     return any >> 31 != 0;
 }
+
 /* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     AMPI_V16 r;
@@ -3359,6 +3813,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
     else memcpy(r.q, p, sizeof r.q);
     return r;
 }
+
 /* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
     if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, x.q);
@@ -3368,10 +3823,12 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
 #endif
 /* Sixteen neighbours of type t, widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
+
 /* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
-/* Makes NaNs quiet and keeps only the bits of their sign and payload that `kept` has; 0 leaves 0x7fc00000. The branch
-   pays, as NaNs are rare. */
+
+/* Makes NaNs quiet and keeps only the bits of their sign and payload that `kept` has; 0 leaves
+   0x7fc00000. The branch pays, as NaNs are rare. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
@@ -3379,16 +3836,20 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
     ampi_quiet_lanes(v, kept);
     return AMPI_K(load)(v);
 }
+
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
 #if AMPI_PASS_WIDTH == 16
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
+
 /* The first `count` of sixteen neighbours; the other lanes are 0, and not read. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     const __mmask16 m = AMPI_K(first)(count);
     AMPI_V16 x;
-    x.q[0] = t == AMP_F32 ? _mm512_maskz_loadu_ps(m, p) : AMPI_K(widen_reg)(_mm256_maskz_loadu_epi16(m, p), t);
+    x.q[0] = t == AMP_F32 ? _mm512_maskz_loadu_ps(m, p)
+        : AMPI_K(widen_reg)(_mm256_maskz_loadu_epi16(m, p), t);
     return x;
 }
+
 /* Stores the first `count` of sixteen lanes as type t. */
 AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     if (t == AMP_F32) _mm512_mask_storeu_ps(p, AMPI_K(first)(count), x.q[0]);
@@ -3401,6 +3862,7 @@ AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t cou
     memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
     return AMPI_K(load_typed)(whole, t);
 }
+
 /* Stores the first `count` of sixteen lanes as type t. */
 AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     float whole[AMPI_LANES];
@@ -3410,10 +3872,12 @@ AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t 
 #endif
 #if AMPI_PASS_WIDTH < 8
 /* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, step bytes. */
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t) {
+AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+        amp_dtype t) {
     float rows[AMPI_LANES][AMPI_LANES];
     size_t i, j;
-    for (i = 0; i < AMPI_LANES; i++) AMPI_K(store)(rows[i], AMPI_K(load_typed)((const char*)src + i * step, t));
+    for (i = 0; i < AMPI_LANES; i++)
+        AMPI_K(store)(rows[i], AMPI_K(load_typed)((const char*)src + i * step, t));
     for (j = 0; j < AMPI_LANES; j++)
         for (i = 0; i < AMPI_LANES; i++) dst[j * ldd + i] = rows[i][j];
 }
@@ -3426,15 +3890,18 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(pair)(__m512 even, __m512 odd) {
     x.q[0] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(even), low));
     return x;
 }
+
 /* Sixteen pairs, as `pair` makes them, of 32 neighbouring bfloat16 widened to FP32. */
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2,
+        0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
     const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Subtracting 1 turns zero into 0xffff, so that
-   it is never the minimum. */
+
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Subtracting 1 turns zero
+   into 0xffff, so that it is never the minimum. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32];
     unsigned all = 0x7fff;
@@ -3445,7 +3912,8 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
             const uint16_t less = (uint16_t)((x[i + l] & 0x7fffu) - 1u);
             lanes[l] = lanes[l] < less ? lanes[l] : less;
         }
-    for (; i < n; i++) if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
+    for (; i < n; i++)
+        if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
     for (l = 0; l < 32; l++) if (lanes[l] < all) all = lanes[l];
     return (all + 1u) >> 7;
 }
@@ -3454,27 +3922,30 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
 AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
     return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
 }
+
 /* Stores the first `count` lanes, all of them if it is 16 or more. */
 AMPI_LANES_FN void AMPI_K(store_any)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     if (count >= AMPI_LANES) AMPI_K(store_typed)(p, t, x);
     else AMPI_K(store_part)(p, t, x, count);
 }
+
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     for (size_t i = 0; i < count; i += AMPI_LANES)
         AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
 }
+
 AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
     for (size_t i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
 }
 
 /* --- the micro-kernel --- */
 
-/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j]. Each sum takes p in
-   ascending order, one fma for each. k_step 0: a is micro-panels, [k][rows of a micro-tile]. Row p of b is a packed
-   panel's, [k][nr], or at b + at[p] of planes or windows. In both b and sums the second vector of columns is `next`
-   floats behind the first. */
+/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j].
+   Each sum takes p in ascending order, one fma for each. k_step 0: a is micro-panels, [k][rows of a
+   micro-tile]. Row p of b is a packed panel's, [k][nr], or at b + at[p] of planes or windows. In
+   both b and sums the second vector of columns is `next` floats behind the first. */
 typedef struct AMPI_K(micro_args) {
     size_t k;
     const float* a; size_t row_step, k_step;
@@ -3482,10 +3953,13 @@ typedef struct AMPI_K(micro_args) {
     float* sums; size_t ld, next;
     int first, exact, quiet;
 } AMPI_K(micro_args);
-/* A micro-tile. rows, vectors, pairs (a and b hold pairs of bfloat16) are constants where it is called. */
-AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AMPI_K(micro_args)* u) {
+/* A micro-tile. rows, vectors, pairs (a and b hold pairs of bfloat16) are constants where it is
+   called. */
+AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
+        const AMPI_K(micro_args)* u) {
     AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
-    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many registers */
+    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many
+                                                      registers */
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = u->next;
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
@@ -3493,10 +3967,12 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
     int i, j;
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld + next * (size_t)j);
+            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld
+                + next * (size_t)j);
     for (p = 0; p < k; p++) {
         const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
-        AMPI_UNROLL for (i = 0; i < rows; i += 4) a[i / 4] = u->a + (size_t)i * row_step + p * k_step;
+        AMPI_UNROLL for (i = 0; i < rows; i += 4)
+            a[i / 4] = u->a + (size_t)i * row_step + p * k_step;
         AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + next * (size_t)j);
         AMPI_UNROLL for (i = 0; i < rows; i++) {
             const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
@@ -3508,14 +3984,17 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs, const AM
         AMPI_UNROLL for (j = 0; j < vectors; j++)
             AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
+
 /* Rows of the next micro-tile. A last mr + 2 is split, as sums of two rows do not hide an fma. */
 AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
     if (left == AMPI_K(mr) + 2) return AMPI_K(mr) > 8 ? 8 : 4;
     if (left >= AMPI_K(mr)) return AMPI_K(mr);
     return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
+
 /* Loop 1: micro-tiles, one below another, until all rows have their sums. */
-AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const AMPI_K(micro_args)* args) {
+AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs,
+        const AMPI_K(micro_args)* args) {
     size_t i, count;
     for (i = 0; i < rows; i += count) {
         AMPI_K(micro_args) u = *args;
@@ -3531,10 +4010,12 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs, const
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
 }
+
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 pairs of A with 16 pairs of 16 columns
-   of B. Its order (Intel SDM): products of low halves in one chain of fma from +0, those of high halves in another; the
-   two are added, then to the old sum. Rows and pairs are padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
+/* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 pairs of A with 16
+   pairs of 16 columns of B. Its order (Intel SDM): products of low halves in one chain of fma from
+   +0, those of high halves in another; the two are added, then to the old sum. Rows and pairs are
+   padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
 AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_K(micro_args)* u) {
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
     size_t i, p;
@@ -3545,7 +4026,8 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
         _tile_zero(0); _tile_zero(1);
         if (!u->first) _tile_loadd(0, sums, ld);
         if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
-        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES, b += AMPI_LANES * (size_t)AMPI_K(nr)) {
+        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES,
+            b += AMPI_LANES * (size_t)AMPI_K(nr)) {
             _tile_loadd(2, a, (ptrdiff_t)(u->row_step * sizeof(float)));
             _tile_loadd(3, b, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
             _tile_dpbf16ps(0, 2, 3);
@@ -3566,9 +4048,11 @@ AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_K(micro_
             AMPI_K(store)(sums, AMPI_K(quiet)(AMPI_K(load)(sums), 0));
         }
 }
-/* Sums of any number of rows and one or two vectors of columns; form: that of the product. The function is not inlined:
-   the caller's variables would spill the registers of sums. */
-AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two, const AMPI_K(micro_args)* u) {
+
+/* Sums of any number of rows and one or two vectors of columns; form: that of the product. The
+   function is not inlined: the caller's variables would spill the registers of sums. */
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two,
+        const AMPI_K(micro_args)* u) {
     (void)form;
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
@@ -3592,20 +4076,21 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
 }
 
 /* `count` elements, `step` apart, in FP32. Small steps are widened whole, then picked from. */
-AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t, size_t step,
-        size_t count) {
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t,
+        size_t step, size_t count) {
     float floats[4 * AMPI_LANES];
     size_t i, l;
     for (i = 0; i < count; i += AMPI_LANES) {
         const size_t n = ampi_min_size(count - i, AMPI_LANES);
         const char* from = src + i * step * ampi_type_size(t);
         if (step <= 4) AMPI_K(widen)(floats, from, t, (n - 1) * step + 1);
-        for (l = 0; l < n; l++) dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
+        for (l = 0; l < n; l++)
+            dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
     }
 }
 
-/* Pixels `row` of row y of the source plane that begins at element `plane`, in FP32; zeros outside of it. Whole vectors
-   are read where the source has a vector behind the row. */
+/* Pixels `row` of row y of the source plane that begins at element `plane`, in FP32; zeros outside
+   of it. Whole vectors are read where the source has a vector behind the row. */
 AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_im2col* g = &v->image;
@@ -3632,21 +4117,23 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
 
-/* Places [from, from + count) of a channel's padded planes of phase (h, w), row by row and image by image; behind the
-   last image, zeros. */
-AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h, size_t w, size_t from,
-        size_t count) {
+/* Places [from, from + count) of a channel's padded planes of phase (h, w), row by row and image by
+   image; behind the last image, zeros. */
+AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h,
+        size_t w, size_t from, size_t count) {
     const ampi_im2col* g = &v->image;
     const int64_t left = (int64_t)w + g->w.low;
     const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
     size_t p, n, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
     size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
     for (p = 0; p < count; p += n) {
-        const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low : g->h.size;
+        const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low
+            : g->h.size;
         ampi_row_pixels pixels = whole;
         n = ampi_min_size(g->w.padded - x, count - p);
         if (n < g->w.padded)
-            pixels = ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left, g->w.step, n);
+            pixels = ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left,
+                g->w.step, n);
         AMPI_K(source_row)(dst + p, v, plane, y, &pixels);
 
         x = 0;
@@ -3658,12 +4145,13 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
     }
 }
 
-/* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns; at[i]: where row
-   first + i begins there. */
-AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first, size_t rows,
-        size_t column, size_t count) {
+/* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns;
+   at[i]: where row first + i begins there. */
+AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first,
+        size_t rows, size_t column, size_t count) {
     const ampi_im2col* g = &v->image;
-    const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
+    const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1)
+        + AMPI_LANES;
     const size_t place_count = to - from + g->h.over * g->w.padded + g->w.over;
     /* An odd number of vectors from plane to plane: planes share no cache sets. */
     const size_t step = ((ampi_div_up(place_count, AMPI_LANES) + 1) | 1) * AMPI_LANES;
@@ -3671,43 +4159,53 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     ampi_padded_table(g, step, first, rows, at);
     for (channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
         for (h = 0; h < g->h.phases; h++)
-            for (w = 0; w < g->w.phases; w++, dst += step) AMPI_K(pad)(dst, v, channel, h, w, from, place_count);
+            for (w = 0; w < g->w.phases; w++, dst += step)
+                AMPI_K(pad)(dst, v, channel, h, w, from, place_count);
 }
 
 /* Columns [column, column + count) of a row of an im2col matrix, all in one row of the grid. */
-AMPI_KERNEL_FN void AMPI_K(im2col_row)(float* dst, const ampi_operand* v, size_t row, size_t column, size_t count) {
+AMPI_KERNEL_FN void AMPI_K(im2col_row)(float* dst, const ampi_operand* v, size_t row,
+        size_t column, size_t count) {
     const ampi_im2col* g = &v->image;
     const size_t pixel = column % g->pixels, position = row % g->area;
     const size_t kernel_row = position / g->w.kernel, kernel_column = position % g->w.kernel;
-    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first + (int64_t)kernel_row * g->h.next;
-    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first + (int64_t)kernel_column * g->w.next;
+    const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first
+        + (int64_t)kernel_row * g->h.next;
+    const int64_t x = (int64_t)(pixel % g->w.count) * g->w.step + g->w.first
+        + (int64_t)kernel_column * g->w.next;
     const ampi_row_pixels pixels = ampi_row_pixels_of(g->w.size, x, g->w.step, count);
-    AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->area * g->plane, y, &pixels);
+    AMPI_K(source_row)(dst, v, column / g->pixels * g->image + row / g->area * g->plane, y,
+        &pixels);
 }
 
-/* `rows` rows of an im2col matrix from a padded copy, whose table is `at`: columns [column, column + count), `ld`
-   floats from row to row. Whole grid rows are copied together, with their margins left out. */
-AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2col* g, size_t rows, size_t column,
-        size_t count, const float* copy, const uint32_t* at) {
+/* `rows` rows of an im2col matrix from a padded copy, whose table is `at`: columns [column, column
+   + count), `ld` floats from row to row. Whole grid rows are copied together, with their margins
+   left out. */
+AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2col* g,
+        size_t rows, size_t column, size_t count, const float* copy, const uint32_t* at) {
     const size_t from = ampi_padded_place(g, column);
     size_t i, r, y, x, height, width;
     for (i = 0; i < count; i += height * width) {
-        const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i) - from;
+        const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i)
+            - from;
         width = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
-        height = width < g->w.count ? 1 : ampi_min_size(g->h.count - pixel / g->w.count, (count - i) / width);
+        height = width < g->w.count ? 1 : ampi_min_size(g->h.count - pixel / g->w.count,
+            (count - i) / width);
         for (r = 0; r < rows; r++) {
             const float* src = copy + at[r] + place;
             float* to = dst + r * ld + i;
             for (y = 0; y < height; y++, src += g->w.padded, to += width)
-                for (x = 0; x < width; x += AMPI_LANES) AMPI_K(store)(to + x, AMPI_K(load)(src + x));
+                for (x = 0; x < width; x += AMPI_LANES)
+                    AMPI_K(store)(to + x, AMPI_K(load)(src + x));
         }
     }
 }
 
-/* Rows [first, first + rows) of an im2col matrix, at most AMPI_KC, in columns [column, column + count), `ld` floats from
-   row to row; of more kernel positions by way of a padded copy, if `room` holds it. */
-AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows,
-        size_t column, size_t count, const ampi_pack_room* room) {
+/* Rows [first, first + rows) of an im2col matrix, at most AMPI_KC, in columns [column, column +
+   count), `ld` floats from row to row; of more kernel positions by way of a padded copy, if `room`
+   holds it. */
+AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v, size_t first,
+        size_t rows, size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_im2col* g = &v->image;
     uint32_t at[AMPI_KC];
     size_t i, r, width;
@@ -3719,14 +4217,16 @@ AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v,
 
     for (i = 0; i < count; i += width) {
         width = ampi_min_size(g->w.count - (column + i) % g->w.count, count - i);
-        for (r = 0; r < rows; r++) AMPI_K(im2col_row)(dst + r * ld + i, v, first + r, column + i, width);
+        for (r = 0; r < rows; r++)
+            AMPI_K(im2col_row)(dst + r * ld + i, v, first + r, column + i, width);
     }
 }
 
-/* Values [first, height) of the windows' columns that pixels `row` of source row y are: value e is that of kernel row
-   e / channels, channel e % channels. `plane`: the image's first element; rows: 16 rows of scratch memory. */
-AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_windows* d, const ampi_operand* v,
-        size_t plane, int64_t y, const ampi_row_pixels* row, size_t first) {
+/* Values [first, height) of the windows' columns that pixels `row` of source row y are: value e is
+   that of kernel row e / channels, channel e % channels. `plane`: the image's first element; rows:
+   16 rows of scratch memory. */
+AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_windows* d,
+        const ampi_operand* v, size_t plane, int64_t y, const ampi_row_pixels* row, size_t first) {
     const ampi_im2col* g = &v->image;
     float block[AMPI_LANES][AMPI_LANES];
     size_t e, i, x, n;
@@ -3749,10 +4249,11 @@ AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_wi
     }
 }
 
-/* The windows of pixels [k0, k0 + k), grid row by grid row. Where the row above lies before in `scratch`, reused values
-   are copied from there, in whole vectors; the other values then overwrite what the copies spilled. */
-AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, const ampi_operand* v, size_t k0,
-        size_t k) {
+/* The windows of pixels [k0, k0 + k), grid row by grid row. Where the row above lies before in
+   `scratch`, reused values are copied from there, in whole vectors; the other values then overwrite
+   what the copies spilled. */
+AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
+        const ampi_operand* v, size_t k0, size_t k) {
     const ampi_im2col* g = &v->image;
     const size_t step = (size_t)g->w.step, height = d->height;
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
@@ -3769,21 +4270,26 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d, 
         pixels = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
         columns = ampi_row_pixels_of(g->w.size, left, 1, (pixels - 1) * step + g->w.span + 1);
 
-        for (i = 0; i < pixels; i++) at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
+        for (i = 0; i < pixels; i++)
+            at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
         if (row_above) {
             for (x = 0; x < columns.count; x++)
                 for (e = 0; e < d->reused; e += AMPI_LANES)
                     AMPI_K(store)(to + x * height + e, AMPI_K(load)(above + x * height + e));
         }
-        AMPI_K(window_values)(to, scratch + d->rows, d, v, image, y, &columns, row_above ? d->reused : 0);
+        AMPI_K(window_values)(to, scratch + d->rows, d, v, image, y, &columns,
+            row_above ? d->reused : 0);
         to += columns.count * height;
     }
     AMPI_K(clear)(to, AMPI_K(nr));  /* the last panel reads behind the last window */
 }
 
-/* `count` weights of a channel, by outputs and in these by kernel positions in use, from number `at` on. */
-AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel, size_t at, size_t count) {
-    const size_t height = v->area / v->kernel_w, reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
+/* `count` weights of a channel, by outputs and in these by kernel positions in use, from number
+   `at` on. */
+AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel,
+        size_t at, size_t count) {
+    const size_t height = v->area / v->kernel_w,
+        reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
     size_t from = at / v->area * v->output + channel * v->ld;
     size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
     while (i < count) {
@@ -3801,9 +4307,10 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     }
 }
 
-/* In FP32: elements [at, at + count) of an operand's rows [first, first + rows), `ld` floats from row to row. */
-AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first, size_t rows, size_t at,
-        size_t count, const ampi_pack_room* room) {
+/* In FP32: elements [at, at + count) of an operand's rows [first, first + rows), `ld` floats from
+   row to row. */
+AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first,
+        size_t rows, size_t at, size_t count, const ampi_pack_room* room) {
     size_t r;
     if (v->is_image) {
         AMPI_K(im2col)(dst, ld, v, first, rows, at, count, room);
@@ -3811,16 +4318,19 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
     }
     for (r = first; r < first + rows; r++, dst += ld) {
         if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
-        else AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype), v->dtype, count);
+        else
+            AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype),
+                v->dtype, count);
     }
 }
 
 /* --- packing --- */
 
-/* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are 0. k is rounded up to
-   whole vectors: with any floats as far as the last row has `readable` elements, else with zeros. */
-AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step, amp_dtype t, size_t rows,
-        size_t k, size_t readable) {
+/* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are
+   0. k is rounded up to whole vectors: with any floats as far as the last row has `readable`
+   elements, else with zeros. */
+AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step,
+        amp_dtype t, size_t rows, size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
     size_t p, i;
@@ -3831,7 +4341,8 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
             continue;
         }
         for (i = 0; i < AMPI_LANES; i++)
-            AMPI_K(store)(block[i], i < rows ? AMPI_K(load_any)(from + i * step, t, k - p) : AMPI_K(zero)());
+            AMPI_K(store)(block[i], i < rows ? AMPI_K(load_any)(from + i * step, t, k - p)
+                : AMPI_K(zero)());
         AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
@@ -3842,16 +4353,18 @@ AMPI_INLINE size_t AMPI_K(panel_column)(size_t depth, size_t j) {
 }
 
 /* Row p of micro-panels from n neighbours in memory. */
-AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t depth, size_t p, const void* src, amp_dtype t, size_t n) {
+AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t depth, size_t p, const void* src,
+        amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t);
     for (size_t j = 0; j < n; j += AMPI_LANES)
         AMPI_K(store)(dst + AMPI_K(panel_column)(depth, j) + p * AMPI_K(nr),
             AMPI_K(load_any)((const char*)src + j * size, t, n - j));
 }
 
-/* Columns of B along k, in a matrix or in the planes of a 1x1 convolution, which lie image by image. */
-AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
-        size_t j0, size_t n) {
+/* Columns of B along k, in a matrix or in the planes of a 1x1 convolution, which lie image by
+   image. */
+AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, const ampi_operand* b, size_t depth,
+        size_t k0, size_t k, size_t j0, size_t n) {
     const ampi_im2col* g = &b->image;
     const size_t size = ampi_type_size(b->dtype), step = b->is_image ? g->plane : b->ld;
     size_t j, p, count;
@@ -3862,15 +4375,16 @@ AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, const ampi_operand* b, size
             const size_t pixel = b->is_image ? (k0 + p) % g->pixels : 0;
             const size_t at = b->is_image ? (k0 + p) / g->pixels * g->image + pixel : k0;
             count = b->is_image ? ampi_min_size(g->pixels - pixel, k - p) : k;
-            AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr), ampi_at(b->data, b->dtype, (j0 + j) * step + at),
-                step * size, b->dtype, columns, count, count);
+            AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr),
+                ampi_at(b->data, b->dtype, (j0 + j) * step + at), step * size, b->dtype, columns,
+                count, count);
         }
     }
 }
 
 /* Columns of B along k that are rows of an im2col matrix, in the order of windows. */
-AMPI_KERNEL_FN void AMPI_K(pack_windows)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
-        size_t j0, size_t n, const ampi_pack_room* room) {
+AMPI_KERNEL_FN void AMPI_K(pack_windows)(float* dst, const ampi_operand* b, size_t depth,
+        size_t k0, size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
     const size_t ld = k + 2 * AMPI_PAD;
     size_t j, i;
     for (j = 0; j < n; j += AMPI_LANES) {
@@ -3879,28 +4393,30 @@ AMPI_KERNEL_FN void AMPI_K(pack_windows)(float* dst, const ampi_operand* b, size
             const size_t row = ampi_window_row(&b->image, j0 + j + i);
             AMPI_K(im2col)(room->rows + i * ld, ld, b, row, 1, k0, k, room);
         }
-        AMPI_K(lanes_in)(dst + AMPI_K(panel_column)(depth, j), AMPI_K(nr), room->rows, ld * sizeof(float), AMP_F32,
-            columns, k, k);
+        AMPI_K(lanes_in)(dst + AMPI_K(panel_column)(depth, j), AMPI_K(nr), room->rows,
+            ld * sizeof(float), AMP_F32, columns, k, k);
     }
 }
 
-/* Rows of B that are rows of an im2col matrix, at most 16 together: whole channels, if these have fewer positions. */
-AMPI_KERNEL_FN void AMPI_K(pack_im2col)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k,
-        size_t j0, size_t n, const ampi_pack_room* room) {
+/* Rows of B that are rows of an im2col matrix, at most 16 together: whole channels, if these have
+   fewer positions. */
+AMPI_KERNEL_FN void AMPI_K(pack_im2col)(float* dst, const ampi_operand* b, size_t depth, size_t k0,
+        size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
     const size_t ld = n + 2 * AMPI_PAD, area = b->image.area;
     const size_t together = AMPI_LANES - (area < AMPI_LANES ? AMPI_LANES % area : 0);
     size_t p, i, rows;
     for (p = 0; p < k; p += rows) {
         rows = ampi_min_size(k - p, together - (k0 + p) % ampi_min_size(area, together));
         AMPI_K(im2col)(room->rows, ld, b, k0 + p, rows, j0, n, room);
-        for (i = 0; i < rows; i++) AMPI_K(pack_row)(dst, depth, p + i, room->rows + i * ld, AMP_F32, n);
+        for (i = 0; i < rows; i++)
+            AMPI_K(pack_row)(dst, depth, p + i, room->rows + i * ld, AMP_F32, n);
     }
 }
 
-/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as micro-panels, `depth` rows deep; the last vector is filled with
-   zeros. k is 0 where B may be NULL. */
-AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t depth, size_t k0, size_t k, size_t j0,
-        size_t n, const ampi_pack_room* room) {
+/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as micro-panels, `depth` rows deep; the last
+   vector is filled with zeros. k is 0 where B may be NULL. */
+AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t depth, size_t k0,
+        size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
     const ampi_im2col* g = &b->image;
     const int planes = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
     size_t p;
@@ -3913,13 +4429,14 @@ AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t dep
         AMPI_K(pack_im2col)(dst, b, depth, k0, k, j0, n, room);
     } else {
         for (p = 0; p < k; p++)
-            AMPI_K(pack_row)(dst, depth, p, ampi_at(b->data, b->dtype, (k0 + p) * b->ld + j0), b->dtype, n);
+            AMPI_K(pack_row)(dst, depth, p, ampi_at(b->data, b->dtype, (k0 + p) * b->ld + j0),
+                b->dtype, n);
     }
 }
 
 /* Rows [i0, i0 + m), columns [k0, k0 + u->k) of a transposed A as micro-panels. */
-AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a, size_t i0, size_t m,
-        size_t k0) {
+AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a,
+        size_t i0, size_t m, size_t k0) {
     size_t i, p, rows;
     u->a = to;
     u->row_step = 1;
@@ -3928,14 +4445,16 @@ AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(AMPI_K(micro_args)* u, float* to, cons
         for (i = 0; i < m; i += rows) {
             rows = AMPI_K(tile_rows)(m - i);
             AMPI_K(store)(to + i * (u->k + AMPI_PAD) + p * rows,
-                AMPI_K(load_any)(ampi_at(a->data, a->dtype, (k0 + p) * a->ld + i0 + i), a->dtype, m - i));
+                AMPI_K(load_any)(ampi_at(a->data, a->dtype, (k0 + p) * a->ld + i0 + i), a->dtype,
+                m - i));
         }
 }
 
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they are, if FP32 and along k; else in `to`, as
-   rows that share no cache sets, or as micro-panels. Sets u->a and its steps. */
-AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to, const ampi_operand* a, size_t i0,
-        size_t m, size_t k0, const ampi_pack_room* room) {
+/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they are, if FP32 and along
+   k; else in `to`, as rows that share no cache sets, or as micro-panels. Sets u->a and its
+   steps. */
+AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to,
+        const ampi_operand* a, size_t i0, size_t m, size_t k0, const ampi_pack_room* room) {
     const size_t row = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
     const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
     const int in_place = a->along_k && a->dtype == AMP_F32 && !a->is_image && !a->area;
@@ -3953,7 +4472,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to, c
 }
 
 #ifdef AMPI_PASS_PAIRS
-/* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors of pairs. */
+/* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors
+   of pairs. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
     const size_t pairs = ampi_round_up((k + 1) / 2, AMPI_LANES);
     size_t p, i;
@@ -3964,7 +4484,8 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
                 AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
 }
 
-/* A packed panel of m rows of A as pairs: along k in place, else by pair_rows, then transposed for the matrix unit. */
+/* A packed panel of m rows of A as pairs: along k in place, else by pair_rows, then transposed for
+   the matrix unit. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
     const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
     float* transposed;
@@ -3973,7 +4494,8 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
     if (u->k_step == 1) {
         for (i = 0; i < m; i++, x += u->row_step) {
             memset(x + k, 0, (2 * pairs - k) * sizeof *x);
-            for (p = 0; p < pairs; p += AMPI_LANES) AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
+            for (p = 0; p < pairs; p += AMPI_LANES)
+                AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
         }
         return;
     }
@@ -3986,15 +4508,16 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_ar
     u->row_step = pairs + AMPI_PAD;
     for (i = 0; i < m; i += AMPI_LANES)
         for (p = 0; p < pairs; p += AMPI_LANES)
-            AMPI_K(transpose)(transposed + i * u->row_step + p, u->row_step, x + p * ld + i, ld * sizeof *x, AMP_F32);
+            AMPI_K(transpose)(transposed + i * u->row_step + p, u->row_step, x + p * ld + i,
+                ld * sizeof *x, AMP_F32);
 }
 #endif
 
 /* --- the epilogue --- */
 
 /* n neighbours become alpha * sum + bias, rounded. */
-AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums, size_t n, AMPI_V16 alpha,
-        AMPI_V16 bias) {
+AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums, size_t n,
+        AMPI_V16 alpha, AMPI_V16 bias) {
     const size_t size = ampi_type_size(t);
     for (size_t i = 0; i < n; i += AMPI_LANES) {
         const AMPI_V16 x = AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias);
@@ -4011,10 +4534,10 @@ AMPI_LANES_FN void AMPI_K(scatter)(char* to, amp_dtype t, size_t step, AMPI_V16 
     else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
 }
 
-/* n elements of C, c->columns.next apart, become alpha * sum + beta * C + bias, rounded. `column`: the number of the
-   first one's column, whose bias is taken unless biases are those of rows. */
-AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, size_t column, const float* sums,
-        size_t n, AMPI_V16 bias) {
+/* n elements of C, c->columns.next apart, become alpha * sum + beta * C + bias, rounded. `column`:
+   the number of the first one's column, whose bias is taken unless biases are those of rows. */
+AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, size_t column,
+        const float* sums, size_t n, AMPI_V16 bias) {
     const amp_dtype t = c->dtype;
     const size_t step = c->columns.next, size = ampi_type_size(t);
     float old[AMPI_LANES] = { 0 };
@@ -4027,7 +4550,8 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
             x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
         }
         if (c->bias && !c->bias_per_row)
-            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, column + i), c->bias_dtype, count);
+            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, column + i), c->bias_dtype,
+                count);
         x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
 
         if (step == 1) AMPI_K(store_any)(to, t, x, count);
@@ -4035,10 +4559,10 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
     }
 }
 
-/* The epilogue of rows [i, i + m) of C, in `count` pieces of the columns from j on. sums: of row i, column j; ld floats
-   to the next row. If bias is NULL, -0, the identity of addition, is added. */
-AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t m, size_t j, const ampi_piece* pieces,
-        size_t count, const float* sums, size_t ld) {
+/* The epilogue of rows [i, i + m) of C, in `count` pieces of the columns from j on. sums: of row i,
+   column j; ld floats to the next row. If bias is NULL, -0, the identity of addition, is added. */
+AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t m, size_t j,
+        const ampi_piece* pieces, size_t count, const float* sums, size_t ld) {
     const size_t size = ampi_type_size(c->dtype);
     const int row_bias = c->bias && c->bias_per_row;
     const int plain = c->columns.next == 1 && c->beta == 0.0f && (!c->bias || row_bias);
@@ -4069,7 +4593,8 @@ typedef struct AMPI_K(loops) {
     const float* planes;   /* of planes and windows, whose row k is at planes + at[k] */
     const uint32_t* at;
 
-    size_t nc, ld, depth;  /* columns of a macro-tile; floats from one row of sums to the next; rows of a micro-panel */
+    size_t nc, ld, depth;  /* columns of a macro-tile; floats from one row of sums to the next; rows
+                              of a micro-panel */
     int sums_in_c, sums_wait;
 
     /* The block at hand: its columns, [column, column + n), and its part of k. */
@@ -4078,11 +4603,12 @@ typedef struct AMPI_K(loops) {
     size_t piece_count;
 } AMPI_K(loops);
 
-/* Sets what depends on the operands and the m rows, n columns of the call. Few rows of A do not pay for packing B:
-   stored rows of B are read in place, as many columns as L1 holds sums for; columns of B are packed a panel at a time,
-   for L1. FP32 results without an epilogue are summed in C itself. */
-AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s, const ampi_plan* plan, size_t m,
-        size_t n, float* scratch) {
+/* Sets what depends on the operands and the m rows, n columns of the call. Few rows of A do not pay
+   for packing B: stored rows of B are read in place, as many columns as L1 holds sums for; columns
+   of B are packed a panel at a time, for L1. FP32 results without an epilogue are summed in C
+   itself. */
+AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s,
+        const ampi_plan* plan, size_t m, size_t n, float* scratch) {
     const ampi_epilogue* c = &s->c;
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
     float* end;
@@ -4108,14 +4634,16 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s, 
     q->nc = few ? (size_t)AMPI_K(nr) : plan->nc;
     q->sums = end;
     if (q->b_form == AMPI_B_IN_ROWS) {
-        q->nc = ampi_min_size(AMPI_L1_FLOATS, plan->packed) / m / AMPI_LANES * AMPI_LANES - AMPI_PAD;
+        q->nc = ampi_min_size(AMPI_L1_FLOATS, plan->packed) / m / AMPI_LANES * AMPI_LANES
+            - AMPI_PAD;
         q->sums = q->b_block;
     }
     q->ld = q->nc + AMPI_PAD;
     q->depth = plan->kc + 1;
     q->sums_wait = s->k > plan->kc;
-    q->sums_in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias && c->columns.next == 1
-                   && !s->b.is_image && n % AMPI_LANES == 0 && q->b_form != AMPI_B_IN_ROWS
+    q->sums_in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias
+                   && c->columns.next == 1 && !s->b.is_image && n % AMPI_LANES == 0
+                       && q->b_form != AMPI_B_IN_ROWS
                    && s->form != AMPI_AMX_PAIRS;
     /* Pieces of an image are read in whole vectors, which reach behind the last panel. */
     if (s->b.is_image) {
@@ -4131,7 +4659,8 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_K(loops)* q) {
     if (q->b_form == AMPI_B_IN_WINDOWS)
         AMPI_K(read_windows)(room->padded, &q->plan->windows, b, q->k0, q->k);
     else if (q->b_form == AMPI_B_IN_PLANES)
-        AMPI_K(pad_rows)(room->padded, (uint32_t*)(void*)room->rows, b, q->k0, q->k, q->column, q->n);
+        AMPI_K(pad_rows)(room->padded, (uint32_t*)(void*)room->rows, b, q->k0, q->k, q->column,
+            q->n);
     else if (q->b_form == AMPI_B_PACKED)
         AMPI_K(pack_b)(q->b_block, b, q->depth, q->k0, q->k, q->column, q->n, room);
 #ifdef AMPI_PASS_PAIRS
@@ -4144,9 +4673,10 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_K(loops)* q) {
 #endif
 }
 
-/* Sums of a few rows of A and rows of B as they are stored, read once: `together` at a time, for missing ones the last,
-   into sums in L1. */
-AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows, const AMPI_K(micro_args)* u) {
+/* Sums of a few rows of A and rows of B as they are stored, read once: `together` at a time, for
+   missing ones the last, into sums in L1. */
+AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows,
+        const AMPI_K(micro_args)* u) {
     enum { together = AMPI_K(mr) > 8 ? 8 : 4 };
     const ampi_operand* b = &q->s->b;
     const size_t size = ampi_type_size(b->dtype);
@@ -4158,22 +4688,26 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows, const 
             const char* from = (const char*)b->data + ((q->k0 + p) * b->ld + q->column + j) * size;
             AMPI_V16 x[together];
             AMPI_UNROLL for (r = 0; r < together; r++)
-                x[r] = AMPI_K(load_any)(from + ampi_min_size(r, count - 1) * b->ld * size, b->dtype, q->n - j);
+                x[r] = AMPI_K(load_any)(from + ampi_min_size(r, count - 1) * b->ld * size,
+                    b->dtype, q->n - j);
             for (i = 0; i < rows; i++) {
                 const float* a = u->a + i * u->row_step + p * u->k_step;
                 float* const sums = u->sums + i * u->ld + j;
                 AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
                 AMPI_UNROLL for (r = 0; r < together; r++)
-                    if (r < count) sum = AMPI_K(fma)(exact, AMPI_K(set1)(a[r * u->k_step]), x[r], sum);
+                    if (r < count)
+                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(a[r * u->k_step]), x[r], sum);
                 AMPI_K(store)(sums, sum);
             }
         }
     }
 }
 
-/* Loop 2: sums of `rows` rows from u->sums on, panel by panel of one or two vectors. In padded planes a panel begins at
-   a stored column, so that margins cost little; else columns follow each other. */
-AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_K(loops)* q, size_t rows, const AMPI_K(micro_args)* args) {
+/* Loop 2: sums of `rows` rows from u->sums on, panel by panel of one or two vectors. In padded
+   planes a panel begins at a stored column, so that margins cost little; else columns follow each
+   other. */
+AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_K(loops)* q, size_t rows,
+        const AMPI_K(micro_args)* args) {
     const size_t end = q->column + q->n;
     AMPI_K(micro_args) u = *args;
     ampi_columns columns = q->s->c.columns;
@@ -4195,7 +4729,8 @@ AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_K(loops)* q, size_t rows, cons
     }
 }
 
-/* Loop 3: the block of B at hand with rows [i0, i0 + m) of A, and the epilogue after the last block of k. */
+/* Loop 3: the block of B at hand with rows [i0, i0 + m) of A, and the epilogue after the last block
+   of k. */
 AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t m) {
     const ampi_product* s = q->s;
     const ampi_epilogue* c = &s->c;
@@ -4226,10 +4761,10 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t
     }
 }
 
-/* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch memory. A product with
-   k = 0 has one block too, which stores beta * C + bias. */
-AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0, size_t m, size_t j0,
-        size_t n, float* scratch) {
+/* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch memory.
+   A product with k = 0 has one block too, which stores beta * C + bias. */
+AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0,
+        size_t m, size_t j0, size_t n, float* scratch) {
     AMPI_K(loops) q;
     size_t i, j;
     AMPI_K(loops_init)(&q, s, plan, m, n, scratch);
@@ -4251,9 +4786,10 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan
 
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
 /* Tile configuration of a thread (Intel SDM, LDTILECFG): palette 1, tiles of 16 x 64 bytes. */
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b, size_t i0, size_t m,
-        size_t j0, size_t n, float* scratch) {
-    static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b,
+        size_t i0, size_t m, size_t j0, size_t n, float* scratch) {
+    static const struct { uint8_t palette, start_row,
+        reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
         1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
     _tile_loadconfig(&c);
     AMPI_K(product)(s, b, i0, m, j0, n, scratch);
@@ -4264,8 +4800,8 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 /* --- depthwise convolution --- */
 
 /* The padded image (see ampi_channels): up to 16 planes of an image from element `plane` on. */
-AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v, const ampi_channels* d, size_t plane,
-        size_t channels) {
+AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v,
+        const ampi_channels* d, size_t plane, size_t channels) {
     const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
@@ -4273,17 +4809,22 @@ AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v, c
     for (size_t i = 0; i < d->rows; i++, padded += d->pitch) {
         const int64_t y = (int64_t)i + g->h.low;
         const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
-        if (y < 0 || y >= g->h.size || row.inside == 0) { AMPI_K(clear)(padded, d->pitch); continue; }
+        if (y < 0 || y >= g->h.size || row.inside == 0) {
+            AMPI_K(clear)(padded, d->pitch);
+            continue;
+        }
         AMPI_K(clear)(padded, left);
-        AMPI_K(lanes_in)(padded + left, AMPI_LANES, ampi_at(v->data, v->dtype, from), g->plane * size, v->dtype,
-            channels, row.inside, g->elements - (from + (channels - 1) * g->plane));
+        AMPI_K(lanes_in)(padded + left, AMPI_LANES, ampi_at(v->data, v->dtype, from),
+            g->plane * size, v->dtype, channels, row.inside,
+            g->elements - (from + (channels - 1) * g->plane));
         AMPI_K(clear)(padded + end, d->pitch - end);
     }
 }
-/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane a channel. `count`
-   is a constant where it is called. */
-AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x, const uint32_t* at,
-        const uint32_t* step, size_t k, int first, float* sums) {
+
+/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane
+   a channel. `count` is a constant where it is called. */
+AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x,
+        const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
     AMPI_V16 acc[AMPI_K(mr)];
     const float* from[AMPI_K(mr)];
     size_t p;
@@ -4299,10 +4840,11 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     }
     AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
 }
-/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over its pixels. Registers
-   hold `limit` sums. */
-AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x, const uint32_t* at,
-        const uint32_t* step, size_t k, int first, float* sums) {
+
+/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over
+   its pixels. Registers hold `limit` sums. */
+AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x,
+        const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
     enum { limit = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
     size_t i, n;
     for (i = 0; i < count; i += n, at += n, sums += n * AMPI_LANES) {
@@ -4312,30 +4854,37 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
         else AMPI_K(depthwise_tile)(1, f, x, at, step, k, first, sums);
     }
 }
-/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32 rows of weights, b
-   x; or dw, stored after the last image, where a is dy. */
-AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image, size_t images,
-        float* scratch) {
+
+/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32
+   rows of weights, b x; or dw, stored after the last image, where a is dy. */
+AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image,
+        size_t images, float* scratch) {
     const int dw = s->a.is_image;
     const ampi_im2col *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
     const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;  /* from there on */
     uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
-    float *const w = scratch + d.weights, *const pixels = scratch + d.pixels, *const padded = scratch + d.padded;
-    float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];    /* a last vector may pass a row */
+    float *const w = scratch + d.weights, *const pixels = scratch + d.pixels,
+        *const padded = scratch + d.padded;
+    /* a last vector may pass a row */
+    float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];
     ampi_piece pieces[AMPI_LANES];
     size_t n, y, i;
     ampi_channels_table(g, &d, kernel_at);
     AMPI_K(clear)(block[AMPI_LANES], AMPI_LANES);
-    AMPI_K(clear)(sums + zeros * AMPI_LANES, (ampi_round_up(results, AMPI_LANES) - zeros) * AMPI_LANES);
-    if (!dw) AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area, g->area * sizeof(float),
+    AMPI_K(clear)(sums + zeros * AMPI_LANES,
+        (ampi_round_up(results, AMPI_LANES) - zeros) * AMPI_LANES);
+    if (!dw)
+        AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area,
+            g->area * sizeof(float),
         AMP_F32, channels, g->area, g->area);
     for (n = image; n < image + images; n++) {
         AMPI_K(pad_channels)(padded, &s->b, &d, n * g->image + channel * g->plane, channels);
         if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
-                dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels, dy->pixels);
+                dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
+                dy->pixels);
         for (y = 0; y < g->h.count; y++) {
             const float* x = padded + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
@@ -4344,9 +4893,11 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
         }
         if (dw && n + 1 < image + images) continue;
         for (i = 0; i < results; i += AMPI_LANES) {
-            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0], AMP_F32);
-            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces, ampi_pieces_of(pieces, &s->c.columns,
-                (dw ? 0 : n * g->pixels) + i, ampi_min_size(results - i, AMPI_LANES)), block[0], AMPI_LANES);
+            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0],
+                AMP_F32);
+            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces,
+                ampi_pieces_of(pieces, &s->c.columns, (dw ? 0 : n * g->pixels) + i,
+                ampi_min_size(results - i, AMPI_LANES)), block[0], AMPI_LANES);
         }
     }
 }
@@ -4354,13 +4905,15 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
 /* --- gradients of biases --- */
 
 /* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors. */
-AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows, size_t width) {
+AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld,
+        size_t rows, size_t width) {
     const size_t size = ampi_type_size(t);
     size_t i, j;
     for (j = 0; j < width; j += AMPI_LANES) {
         AMPI_V16 sum = AMPI_K(load)(sums + j);
         for (i = 0; i < rows; i++)
-            sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + (i * ld + j) * size, t, width - j));
+            sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + (i * ld + j) * size, t,
+                width - j));
         AMPI_K(store)(sums + j, sum);
     }
 }
@@ -4368,8 +4921,9 @@ AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t,
 /* --- updates of weights --- */
 
 #if AMPI_PASS_WIDTH > 1
-/* Updates n elements, singly in registers with a magnitude above `low`, the least limit, and behind the last whole one.
-   kind is a constant where it is called. Loops over a register's lanes keep arrays in registers. */
+/* Updates n elements, singly in registers with a magnitude above `low`, the least limit, and behind
+   the last whole one. kind is a constant where it is called. Loops over a register's lanes keep
+   arrays in registers. */
 AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
         const ampi_update* constants, ampi_update_overflow* over) {
     enum { width = AMPI_PASS_WIDTH };
@@ -4378,7 +4932,8 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
     const int hw = 1;
     size_t i, l;
     for (i = 0; i + width <= n; i += width) {
-        float grad[width], first[width], second[width], root[width] = { 0 }, direction[width], moved[width];
+        float grad[width], first[width], second[width], root[width] = { 0 }, direction[width],
+            moved[width];
         AMPI_K(reg) new_w, new_v;
         ampi_weight x;
         AMPI_FETCH(w + i, AMPI_AHEAD_BYTES);
@@ -4404,24 +4959,27 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         }
         if (kind == AMPI_LAMB_DIRECTION) continue;
         new_w = AMPI_K(load_reg)(moved, AMP_F32);
-        if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM && AMPI_K(above_reg)(new_v, finite))) {
+        if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM
+            && AMPI_K(above_reg)(new_v, finite))) {
             ampi_update_singly(kind, w, g, m, v, i, i + width, constants, over);
             continue;
         }
         AMPI_K(store_reg)(w + i, new_w);
-        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
+        if (kind >= AMPI_UPDATE_MOMENTUM)
+            AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
         if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(v + i, new_v);
     }
     if (i < n) ampi_update_singly(kind, w, g, m, v, i, n, constants, over);
 }
 #endif
 /* One optimizer step for n elements, in the code of its kind. */
-AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-        ampi_update_overflow* over) {
+AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n,
+        const ampi_update* u, ampi_update_overflow* over) {
 #if AMPI_PASS_WIDTH > 1
     switch (kind) {
         case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
-        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u, over); break;
+        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u,
+            over); break;
         case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, w, g, m, v, n, u, over); break;
         case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, over); break;
         default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, over); break;
@@ -4433,18 +4991,19 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
 
 /* --- conversions and sums of squares --- */
 
-/* dst = src, or src * *factor, `count` <= 16 elements. With `clean` a NaN becomes 0x7fc00000; else it becomes quiet and
-   keeps its sign and upper payload bits: halves do so by themselves. */
-AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from, const float* factor,
-        int clean, size_t count) {
+/* dst = src, or src * *factor, `count` <= 16 elements. With `clean` a NaN becomes 0x7fc00000; else
+   it becomes quiet and keeps its sign and upper payload bits: halves do so by themselves. */
+AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from,
+        const float* factor, int clean, size_t count) {
     AMPI_V16 x = AMPI_K(load_any)(src, from, count);
     if (factor) x = AMPI_K(mul)(x, AMPI_K(set1)(*factor));
     if (clean || to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, clean ? 0 : 0xffff0000u);
     AMPI_K(store_any)(dst, to, x, count);
 }
+
 /* Converts whole groups of sixteen elements; types and flags are constants where it is called. */
-AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from, size_t n,
-        const float* factor, int clean) {
+AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* src, amp_dtype from,
+        size_t n, const float* factor, int clean) {
     const size_t ahead = n > AMPI_AHEAD_BYTES / 4 ? AMPI_AHEAD_BYTES : 0;
     for (; n >= AMPI_LANES; n -= AMPI_LANES) {
         AMPI_FETCH(clean ? dst : src, ahead);  /* clean: from a tile */
@@ -4453,9 +5012,10 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
         dst += AMPI_LANES * ampi_type_size(to);
     }
 }
+
 /* n elements; factor NULL: 1. Types and flags are constants where speed matters. */
-AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-        const float* factor, int clean) {
+AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from,
+        size_t n, const float* factor, int clean) {
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
@@ -4476,11 +5036,12 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     else AMPI_K(convert_typed)(y, to, x, from, n, factor, clean);
 #undef AMPI_WAY
     if (n == whole) return;
-    AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from), from, factor, clean,
-        n - whole);
+    AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from),
+        from, factor, clean, n - whole);
 }
-/* *sum += n squares, each exact in double, in 32 lanes that are added in a fixed tree; in `tree` even and odd ones of
-   bfloat16 alternate. */
+
+/* *sum += n squares, each exact in double, in 32 lanes that are added in a fixed tree; in `tree`
+   even and odd ones of bfloat16 alternate. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
     enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / 8 };
     const size_t size = ampi_type_size(t);
@@ -4495,16 +5056,19 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
         AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
         if (n - i < lanes) from = (const char*)memcpy(rest, from, (n - i) * size);
         AMPI_UNROLL for (l = 0; l < lanes / width; l++)
-            sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1 : l) * width * size, t, l % 2);
+            sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1
+                : l) * width * size, t, l % 2);
     }
     memcpy(all, sums, sizeof all);
     for (l = 0; l < 16; l++) all[l] += all[l + 16];
     AMPI_UNROLL for (l = 0; l < 16; l++)
-        tree[t == AMP_BF16 ? l / (2 * width) * 2 * width + l % width * 2 + l / width % 2 : l] = all[l];
+        tree[t == AMP_BF16 ? l / (2 * width) * 2 * width + l % width * 2 + l / width % 2 : l] =
+            all[l];
     for (l = 0; l < 8; l++) tree[l] += tree[l + 8];
     for (l = 0; l < 4; l++) tree[l] += tree[l + 4];
     *sum += (tree[0] + tree[2]) + (tree[1] + tree[3]);
 }
+
 /* Adds the sum of n squares to *sum, in the code of its type. */
 AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t, size_t n) {
     if (t == AMP_F16) AMPI_K(squares_typed)(sum, x, AMP_F16, n);
@@ -4513,7 +5077,8 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
 }
 
 /* x[i][p] = tile[p][i] for n elements of up to 16 rows, rounded; every NaN is 0x7fc00000. */
-AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile, size_t rows, size_t n) {
+AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile,
+        size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     float block[AMPI_LANES][AMPI_LANES], last[AMPI_LANES * AMPI_LANES] = { 0 };
     size_t i, l;
@@ -4521,7 +5086,8 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
         if (n - i < AMPI_LANES) tile = (const float*)memcpy(last, tile, (n - i) * sizeof block[0]);
         AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
         for (l = 0; l < rows; l++)
-            AMPI_K(store_any)((char*)x + l * step + i * size, t, AMPI_K(quiet)(AMPI_K(load)(block[l]), 0), n - i);
+            AMPI_K(store_any)((char*)x + l * step + i * size, t,
+                AMPI_K(quiet)(AMPI_K(load)(block[l]), 0), n - i);
     }
 }
 
@@ -4557,6 +5123,7 @@ AMPI_FN const ampi_kernels* ampi_kernels_now(void) {
 #endif
     return &ampi_kernels_base;
 }
+
 /* Called behind a table's kernels: see ampi_clear_upper, which needs AVX. */
 AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_clear_upper(); }
 
@@ -4564,7 +5131,8 @@ AMPI_FN void ampi_kernels_end(void) { if (amp_cpu_isa() != AMP_ISA_SCALAR) ampi_
 AMPI_FN void ampi_f32_to_f64(double* dst, const float* src, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t u = ampi_bits(src[i]);
-        dst[i] = (u & 0x7fffffffu) - 0x800000u < 0x7f000000u ? (double)src[i] : ampi_double(ampi_f32_widen(u));
+        dst[i] = (u & 0x7fffffffu) - 0x800000u < 0x7f000000u ? (double)src[i]
+            : ampi_double(ampi_f32_widen(u));
     }
 }
 
@@ -4574,17 +5142,21 @@ AMPI_FN void ampi_random_fill(uint32_t* bits, uint64_t seed, uint64_t index, siz
 }
 
 /* Doubles to type t, to nearest or, given a random word for each, stochastically. */
-AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n, const uint32_t* random) {
-    const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u, bias = t == AMP_F16 ? 15u : 127u;
+AMPI_FN void ampi_f64_narrow(void* dst, amp_dtype t, const double* src, size_t n,
+        const uint32_t* random) {
+    const uint32_t fraction_bits = t == AMP_F32 ? 23u : t == AMP_F16 ? 10u : 7u,
+        bias = t == AMP_F16 ? 15u : 127u;
     for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = ampi_narrow(ampi_bits64(src[i]), random ? random + i : NULL, fraction_bits, bias);
+        const uint32_t bits = ampi_narrow(ampi_bits64(src[i]), random ? random + i : NULL,
+            fraction_bits, bias);
         if (t == AMP_F32) memcpy((float*)dst + i, &bits, sizeof bits);
         else ((uint16_t*)dst)[i] = (uint16_t)bits;
     }
 }
 
 /* n elements without overlap; the types are equal, or one is FP32. */
-AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
+AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp_dtype from,
+        size_t n) {
     if (n == 0) return;
     if (to == from) memcpy(dst, src, n * ampi_type_size(to));
     else if (from == AMP_F64) ampi_f64_narrow(dst, to, (const double*)src, n, NULL);
@@ -4594,12 +5166,15 @@ AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp
         ampi_kernels_end();
     }
 }
+
 /* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
     ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype_or_f32(t), n);
 }
+
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
-    ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype_or_f32(t), src, AMP_F32, n);
+    ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype_or_f32(t), src,
+        AMP_F32, n);
 }
 
 #define AMPI_F64_BLOCK 256 /* elements in a block of doubles */
@@ -4616,20 +5191,25 @@ typedef struct ampi_convert_job {
     amp_convert_desc desc;
 } ampi_convert_job;
 /* A conversion's operands and settings in one struct; types are those of FP32 where 0 was given. */
-AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-        const amp_convert_desc* desc) {
+AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src,
+        amp_dtype src_dtype, const amp_convert_desc* desc) {
     ampi_convert_job job;
     AMPI_CLEAR(job);
-    job.dst = (char*)dst; job.dst_dtype = ampi_dtype_or_f32(dst_dtype); job.to = ampi_type_size(dst_dtype);
-    job.src = (const char*)src; job.src_dtype = ampi_dtype_or_f32(src_dtype); job.from = ampi_type_size(src_dtype);
+    job.dst = (char*)dst; job.dst_dtype = ampi_dtype_or_f32(dst_dtype);
+    job.to = ampi_type_size(dst_dtype);
+    job.src = (const char*)src; job.src_dtype = ampi_dtype_or_f32(src_dtype);
+    job.from = ampi_type_size(src_dtype);
     if (desc) job.desc = *desc;
     return job;
 }
 
-/* n elements, through FP32 if neither type is. Doubles never become 16 bits here: that rounds twice. */
-AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
+/* n elements, through FP32 if neither type is. Doubles never become 16 bits here: that rounds
+   twice. */
+AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_dtype from,
+        size_t n) {
     float tile[AMPI_CONVERT_TILE];
-    if (to == from || to == AMP_F32 || from == AMP_F32) ampi_convert_directly(dst, to, src, from, n);
+    if (to == from || to == AMP_F32 || from == AMP_F32)
+        ampi_convert_directly(dst, to, src, from, n);
     else for (size_t m, i = 0; i < n; i += m) {
         m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
         ampi_load_f32(tile, src, from, i, m);
@@ -4638,7 +5218,8 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype to, const void* src, amp_
 }
 
 /* n elements from element `first` of the row on, rounded once from double. */
-AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src, size_t first, size_t n) {
+AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, const void* src,
+        size_t first, size_t n) {
     const int random = job->desc.rounding == AMP_ROUND_STOCHASTIC;
     uint32_t bits[AMPI_F64_BLOCK + 4];
     double wide[AMPI_F64_BLOCK];
@@ -4647,8 +5228,10 @@ AMPI_FN void ampi_convert_by_double(const ampi_convert_job* job, void* dst, cons
         m = ampi_min_size(n - i, AMPI_F64_BLOCK);
         ampi_convert_nearest(wide, AMP_F64, (const char*)src + i * job->from, job->src_dtype, m);
         if (random) skip = (size_t)(position & 3u);
-        if (random) ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m, 4));
-        ampi_f64_narrow((char*)dst + i * job->to, job->dst_dtype, wide, m, random ? bits + skip : NULL);
+        if (random)
+            ampi_random_fill(bits, job->desc.seed, position - skip, ampi_round_up(skip + m, 4));
+        ampi_f64_narrow((char*)dst + i * job->to, job->dst_dtype, wide, m, random ? bits + skip
+            : NULL);
     }
 }
 
@@ -4662,13 +5245,15 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
         const uint32_t single = (uint32_t)largest;
         const uint16_t low = (uint16_t)largest;
         if (ampi_beside_inf(x, t) != 0) continue;
-        memcpy(x, size == 2 ? (const void*)&low : size == 4 ? (const void*)&single : (const void*)&largest, size);
+        memcpy(x, size == 2 ? (const void*)&low : size == 4 ? (const void*)&single
+            : (const void*)&largest, size);
         count++;
     }
     return count;
 }
 
-/* One block; returns how many elements were clamped. In place a block fits `copy`, where its source goes first. */
+/* One block; returns how many elements were clamped. In place a block fits `copy`, where its source
+   goes first. */
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     const size_t first = index * job->block, n = ampi_min_size(job->n - first, job->block);
@@ -4683,8 +5268,8 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
 }
 
-/* All blocks; in place one by one, from the end if elements grow: none overwrites what another still reads. Blocks
-   that saturate go one by one too: only this thread's exceptions are masked. */
+/* All blocks; in place one by one, from the end if elements grow: none overwrites what another
+   still reads. Blocks that saturate go one by one too: only this thread's exceptions are masked. */
 AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     const int in_place = job->dst == job->src, alone = in_place || job->desc.saturate;
     const int backwards = in_place && job->to > job->from;
@@ -4700,31 +5285,37 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     return 0;
 }
 
-/* Refuses types, shapes and overlaps that a conversion does not take. n wraps only for inputs that are refused before
-   it is used. */
-AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld, size_t rows,
-        size_t cols) {
+/* Refuses types, shapes and overlaps that a conversion does not take. n wraps only for inputs that
+   are refused before it is used. */
+AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld,
+        size_t rows, size_t cols) {
     const amp_logger* logger = job->desc.logger;
-    const size_t to = job->to, from = job->from, limit = SIZE_MAX / 16, largest = to > from ? to : from;
+    const size_t to = job->to, from = job->from, limit = SIZE_MAX / 16, largest = to > from ? to
+        : from;
     const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
-    AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE, "amp_convert: %s_dtype %d is not a data type",
-        to ? "src" : "dst", (int)(to ? job->src_dtype : job->dst_dtype));
+    AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE,
+        "amp_convert: %s_dtype %d is not a data type", to ? "src" : "dst",
+        (int)(to ? job->src_dtype : job->dst_dtype));
     const int rounding = (int)job->desc.rounding, stochastic = rounding == AMP_ROUND_STOCHASTIC;
     AMPI_REFUSE_CALL(rounding != AMP_ROUND_NEAREST && !stochastic, AMP_ERR_DESC,
         "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)", rounding);
     AMPI_REFUSE_CALL(stochastic && to != 2, AMP_ERR_DESC,
-        "amp_convert: stochastic rounding is to f16 or bf16, not to %s", amp_dtype_name(job->dst_dtype));
+        "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
+        amp_dtype_name(job->dst_dtype));
     if (rows == 0 || cols == 0) return AMP_OK;
-    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > limit / rows), AMP_ERR_ARGUMENT,
-        "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of %llu",
-        (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
-    AMPI_REFUSE_CALL(!d || !s, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
-        d ? "src" : "dst", ampi_shown(n));
+    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > limit / rows),
+        AMP_ERR_ARGUMENT,
+        "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of "
+        "%llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
+    AMPI_REFUSE_CALL(!d || !s, AMP_ERR_ARGUMENT,
+        "amp_convert: %s is NULL but there are %lld elements", d ? "src" : "dst", ampi_shown(n));
     AMPI_REFUSE_CALL(n > (SIZE_MAX >> 1) / largest, AMP_ERR_ARGUMENT,
-        "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n), ampi_shown(largest));
-    AMPI_REFUSE_CALL(d != s && d < s + ((rows - 1) * src_ld + cols) * from && s < d + ((rows - 1) * dst_ld + cols) * to,
-        AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
+        "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n),
+        ampi_shown(largest));
+    AMPI_REFUSE_CALL(d != s && d < s + ((rows - 1) * src_ld + cols) * from
+        && s < d + ((rows - 1) * dst_ld + cols) * to, AMP_ERR_ARGUMENT,
+        "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
         (ampi_ull)(d < s ? s - d : d - s));
     AMPI_REFUSE_CALL(d == s && rows > 1 && dst_ld * to != src_ld * from, AMP_ERR_ARGUMENT,
         "amp_convert_rows: dst and src are the same, but their rows are %llu and %llu bytes apart",
@@ -4733,8 +5324,9 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
 }
 
 /* Checks, joins rows that follow each other, and converts row by row. */
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src, amp_dtype src_dtype,
-        size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc) {
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
+        amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
+        const amp_convert_desc* desc) {
     ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
     const int masked = job.desc.saturate || job.desc.mask_exceptions;
     fenv_t floats;
@@ -4755,11 +5347,14 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
     if (job.desc.saturated) *job.desc.saturated += clamped;
     return AMP_OK;
 }
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-        const amp_convert_desc* desc) {
+
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+        amp_dtype src_dtype, size_t n, const amp_convert_desc* desc) {
     return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, desc);
 }
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n) {
+
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src,
+        amp_dtype src_dtype, size_t n) {
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
 }
 
@@ -4788,6 +5383,7 @@ typedef struct ampi_tensors {
 AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
 
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
+
 /* An array of amp_tensor as a list that passes walk; place: what messages call it. */
 AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count, const char* place) {
     const ampi_tensors t = { list, count, ampi_tensor_at, 0, place };
@@ -4801,14 +5397,17 @@ AMPI_FN uint64_t ampi_mix(uint64_t z) {
     return z ^ z >> 32;
 }
 
-/* Tells lists apart by memory and types: the sum of mix(end) - mix(begin) over tensors. Their order, empty ones and
-   cuts of an array do not matter; the key of two lists is the sum of theirs. */
+/* Tells lists apart by memory and types: the sum of mix(end) - mix(begin) over tensors. Their
+   order, empty ones and cuts of an array do not matter; the key of two lists is the sum of
+   theirs. */
 AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
     uint64_t key = 0;
     for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
-        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype_or_f32(x.dtype) << 61;
-        key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
+        const uint64_t begin = (uint64_t)(uintptr_t)x.data,
+            type = (uint64_t)ampi_dtype_or_f32(x.dtype) << 61;
+        key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype)))
+            - ampi_mix(type ^ begin);
     }
     return key;
 }
@@ -4820,8 +5419,8 @@ AMPI_FN int ampi_tensors_any(const ampi_tensors* t) {
     return 0;
 }
 
-/* Work goes by chunks of AMPI_CHUNK elements of a tensor, in waves of AMPI_WAVE chunks on the stack. A wave's may run
-   in parallel. */
+/* Work goes by chunks of AMPI_CHUNK elements of a tensor, in waves of AMPI_WAVE chunks on the
+   stack. A wave's may run in parallel. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
 #define AMPI_BLOCK 1024 /* elements on the stack, or in a checked block of 16 bits */
@@ -4838,7 +5437,8 @@ typedef struct ampi_chunk {
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
 /* work(context, chunk) for each chunk; then combine, if given, in order. */
-AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
+AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
+        void* context) {
     ampi_chunk wave[AMPI_WAVE];
     size_t offset = 0, elements;
     int64_t n;
@@ -4846,13 +5446,15 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
     while (tensor < t->count) {
         for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
             const size_t left = t->at(t->list, tensor).count - offset;
-            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0, 0, 0, 0 };
+            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0,
+                0, 0, 0 };
             if (left == 0) { tensor++; offset = 0; continue; }
             wave[n++] = chunk;
             offset += chunk.n;
             elements += chunk.n;
         }
-        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context, &wave[i]));
+        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context,
+            &wave[i]));
         if (combine)
             for (int64_t i = 0; i < n; i++) combine(context, &wave[i]);
     }
@@ -4862,7 +5464,8 @@ AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
 }
 
-/* Would x * inverse, both >= 0, rounded to float, then to `to`, be infinite? x is finite. Limits lie half way. */
+/* Would x * inverse, both >= 0, rounded to float, then to `to`, be infinite? x is finite. Limits
+   lie half way. */
 AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     const double product = (double)x * (double)inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
@@ -4882,9 +5485,10 @@ AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float in
     return good;
 }
 
-/* Counts magnitudes above `last` in elements [i, end), finite ones as inf; base: the index of data[0]. */
-AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last, size_t base,
-        ampi_chunk* c) {
+/* Counts magnitudes above `last` in elements [i, end), finite ones as inf; base: the index of
+   data[0]. */
+AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end, uint32_t last,
+        size_t base, ampi_chunk* c) {
     for (; i < end; i++) {
         const uint32_t u = t == AMP_F32 ? ampi_bits_at((const float*)data + i) & 0x7fffffffu
                                         : ((const uint16_t*)data)[i] & 0x7fffu;
@@ -4895,26 +5499,29 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t i, size_t end,
     }
 }
 
-/* Checks n elements, data[0] being number `base`, against `last`, bits of the largest allowed magnitude, and adds their
-   squares to c->sum. No square exceeds a block's sum, which is finite if all elements are: a sum up to `clear` clears
-   the block, or elements are looked at singly. */
-AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
+/* Checks n elements, data[0] being number `base`, against `last`, bits of the largest allowed
+   magnitude, and adds their squares to c->sum. No square exceeds a block's sum, which is finite if
+   all elements are: a sum up to `clear` clears the block, or elements are looked at singly. */
+AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last,
+        ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? n : AMPI_BLOCK;
     const double limit = (double)ampi_widen_bits(last, t);
-    const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1 : ampi_bits64(limit * limit);
+    const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1
+        : ampi_bits64(limit * limit);
     size_t m;
     for (size_t i = 0; i < n; i += m) {
         double sum = 0.0;
         m = ampi_min_size(n - i, block);
         ampi_kernels_now()->add_squares(&sum, ampi_at(data, t, i), t, m);
         ampi_kernels_end();
-        if (ampi_bits64_at(&sum) << 1 > clear << 1) ampi_count_bad(data, t, i, i + m, last, base, c);
+        if (ampi_bits64_at(&sum) << 1 > clear << 1)
+            ampi_count_bad(data, t, i, i + m, last, base, c);
         c->sum += sum;
     }
 }
 
-/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and checks what dst would hold; without
-   `info` it stores that unchecked. */
+/* A pass over lists forms src * inverse, or dst + src * inverse to accumulate, and checks what dst
+   would hold; without `info` it stores that unchecked. */
 typedef struct ampi_list_pass {
     const ampi_tensors *src, *dst; /* dst NULL: the results would be FP32 */
     float inverse;
@@ -4924,16 +5531,18 @@ typedef struct ampi_list_pass {
 } ampi_list_pass;
 
 /* y[i] += a * x[i], one fma each. */
-AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a), y, x, n, a) {
+AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n,
+        float a), y, x, n, a) {
     size_t i = 0;
     for (; n - i >= 16; i += 16)
-        for (int l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
+        for (int l = 0; l < 16; l++)
+            y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
     for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
 }
 
 /* y + x * inverse: checked as it would be stored, or stored. */
-AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y, const amp_tensor* x,
-        ampi_chunk* c) {
+AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor* y,
+        const amp_tensor* x, ampi_chunk* c) {
     const amp_dtype t = ampi_dtype_or_f32(y->dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
@@ -4954,13 +5563,18 @@ AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor*
    a factor. */
 AMPI_FN void ampi_list_pass_chunk(void* context, ampi_chunk* c) {
     const ampi_list_pass* pass = (const ampi_list_pass*)context;
-    const amp_tensor x = pass->src->at(pass->src->list, c->tensor), none = { NULL, AMP_F32, 0, NULL };
+    const amp_tensor x = pass->src->at(pass->src->list, c->tensor),
+        none = { NULL, AMP_F32, 0, NULL };
     const amp_tensor y = pass->dst ? pass->dst->at(pass->dst->list, c->tensor) : none;
     const amp_dtype from = ampi_dtype_or_f32(x.dtype), to = ampi_dtype_or_f32(y.dtype);
     const void* src = ampi_at(x.data, from, c->offset);
     if (pass->accumulate) { ampi_accumulate_chunk(pass, &y, &x, c); return; }
-    if (pass->info) { ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c); return; }
-    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y.data, to, c->offset)), to, src, from, c->n, &pass->inverse, 0);
+    if (pass->info) {
+        ampi_scan(src, from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c);
+        return;
+    }
+    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y.data, to, c->offset)), to, src, from, c->n,
+        &pass->inverse, 0);
     ampi_kernels_end();
 }
 
@@ -4985,9 +5599,10 @@ AMPI_FN void ampi_list_pass_combine(void* context, ampi_chunk* c) {
     pass->sum += c->sum;
 }
 
-/* One pass. With info nothing is stored: info tells what is inf or NaN, or would be in dst, and the results' norm. */
-AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse, int accumulate,
-        amp_overflow_info* info) {
+/* One pass. With info nothing is stored: info tells what is inf or NaN, or would be in dst, and the
+   results' norm. */
+AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+        int accumulate, amp_overflow_info* info) {
     ampi_list_pass pass = { src, dst, inverse, accumulate, info, 0.0 };
     fenv_t floats;
     if (!info) { ampi_each_chunk(src, ampi_list_pass_chunk, NULL, &pass); return; }
@@ -4995,14 +5610,17 @@ AMPI_FN void ampi_unscale(const ampi_tensors* src, const ampi_tensors* dst, floa
     feholdexcept(&floats); /* squares of inf and NaN are formed too */
     ampi_each_chunk(src, ampi_list_pass_chunk, ampi_list_pass_combine, &pass);
     fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum) * (accumulate ? 1.0 : (double)inverse);
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64)
+        : sqrt(pass.sum) * (accumulate ? 1.0 : (double)inverse);
 }
 
 AMPI_COMPILE_QUICKLY
 
-/* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) * 2^max_exponent. */
+/* A type's least normal number is 2^min_exponent, its largest (2 - 2^-fraction) *
+   2^max_exponent. */
 static const struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_ranges[] = {
-    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };  /* by amp_dtype */
+    /* by amp_dtype */
+    { 0, 0, 0 }, { 127, -126, 23 }, { 15, -14, 10 }, { 127, -126, 7 }, { 1023, -1022, 52 } };
 
 /* Bits of |x| as a double, which holds each type exactly. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
@@ -5023,10 +5641,12 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
     if (a == AMPI_INF64) { s->infs++; return; }
     const uint64_t rounded = ampi_magnitude64(
         target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
-        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x)) : (double)(float)x);
+        : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x))
+        : (double)(float)x);
     const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
     float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
-    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;  /* finite and not zero */
+    /* finite and not zero */
+    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
     if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
     if (rounded == 0) s->would_underflow++;
     else if (rounded == AMPI_INF64) s->would_overflow++;
@@ -5036,21 +5656,22 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype t
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
 }
 
-/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) this is at most half of the target's largest number
-   unless f exceeds that number's fraction, 2 - 2^-fraction. */
+/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) this is at most half of the
+   target's largest number unless f exceeds that number's fraction, 2 - 2^-fraction. */
 AMPI_FN void ampi_suggest_scale(amp_stats* s, amp_dtype target) {
     const struct ampi_range* range = &ampi_ranges[target];
     const uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
     const uint64_t largest = ampi_bits64((double)s->largest);
     s->suggested_scale = 0.0f;
     if (s->largest == 0.0f) return;
-    const int e = range->max_exponent - 1 - ampi_exponent(largest) - (((largest >> 29) & 0x007fffffu) > last);
+    const int e = range->max_exponent - 1 - ampi_exponent(largest)
+        - (((largest >> 29) & 0x007fffffu) > last);
     s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
 }
 
 /* Counts elements by exponent in blocks of doubles, while exceptions are masked. */
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target,
-        int add) {
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
+        amp_dtype target, int add) {
     double tile[AMPI_BLOCK];
     fenv_t floats;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
@@ -5062,7 +5683,8 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
         amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
-        for (size_t i = 0; i < k; i++) ampi_stats_add(out, tile[i], ampi_dtype_or_f32(dtype), target);
+        for (size_t i = 0; i < k; i++)
+            ampi_stats_add(out, tile[i], ampi_dtype_or_f32(dtype), target);
     }
     ampi_suggest_scale(out, target);
     fesetenv(&floats);
@@ -5074,10 +5696,14 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
    Words. share: what one thread takes. plan: the blocks of a product, and its scratch memory.
    form: how operands are packed. */
 
-AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
+AMPI_FN float* ampi_align64(void* p) {
+    return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u);
+}
+
 /* Floats of a workspace once aligned. */
 AMPI_FN size_t ampi_room(const amp_exec* exec) {
-    return exec && exec->workspace && exec->workspace_size > 64 ? (exec->workspace_size - 64) / sizeof(float) : 0;
+    return exec && exec->workspace && exec->workspace_size > 64
+        ? (exec->workspace_size - 64) / sizeof(float) : 0;
 }
 
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
@@ -5098,36 +5724,46 @@ AMPI_FN size_t ampi_share(size_t n, size_t shares, size_t share) {
 enum { AMPI_MC = 96, AMPI_SUM_ROWS = 768,
        AMPI_STACK_FLOATS = 14 * 1024 }; /* scratch memory without a workspace */
 
-/* Threads that a product is worth, one below a million multiplications: an element from memory counts as 4. */
+/* Threads that a product is worth, one below a million multiplications: an element from memory
+   counts as 4. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     const double a = (double)m, b = (double)n, c = (double)k;
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
-/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters sum_rows. Blocks of k are about equally
-   deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of B (kc + 1: panels share no cache sets),
-   unless B is read in place; 16 rows; a padded copy or windows, if at most twice that block; sums, with 16 rows behind
-   for the matrix unit, and a vector. */
-AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m, size_t n, int cut) {
-    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32), nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
+
+/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters sum_rows. Blocks
+   of k are about equally deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of
+   B (kc + 1: panels share no cache sets), unless B is read in place; 16 rows; a padded copy or
+   windows, if at most twice that block; sums, with 16 rows behind for the matrix unit, and a
+   vector. */
+AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m,
+        size_t n, int cut) {
+    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32),
+        nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
     const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
     const ampi_operand* b = &s->b;
-    p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)), 2 * AMPI_LANES);
+    p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)),
+        2 * AMPI_LANES);
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
-    p->sum_rows = s->k <= p->kc ? m : ampi_min_size(m, ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
+    p->sum_rows = s->k <= p->kc ? m : ampi_min_size(m,
+        ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
     p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->packed = (p->kc + 1) * p->nc;
     p->padded = 0;
     if (b->image.in_place && b->along_k) {
         p->windows = ampi_windows_of(&b->image, p->kc);
         p->padded = p->windows.floats <= 2 * p->packed ? p->windows.floats : 0;
-    } else if (b->is_image && !b->along_k) p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
+    } else if (b->is_image && !b->along_k)
+        p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->rows + p->padded
-                + ((s->k > p->kc ? p->sum_rows : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
+                + ((s->k > p->kc ? p->sum_rows : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD)
+                    + AMPI_LANES;
 }
-/* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each its stack. The least
-   blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
+
+/* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each
+   its stack. The least blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_plan p;
@@ -5143,8 +5779,10 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
     return p;
 }
+
 /* The least exponent field in an operand but for zeros, which add nothing; 256 if all are zero. */
-AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t rows, size_t length) {
+AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand* v, size_t rows,
+        size_t length) {
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
     if (v->is_image) return g->least_exponent(x, v->image.elements);
@@ -5154,26 +5792,35 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     }
     return least;
 }
-/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B packed along n.
-   vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the factors, all sums of products are
-   multiples of 2^(a + b - 268); of at least 2^-126 none is subnormal. */
+
+/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B
+   packed along n. vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the
+   factors, all sums of products are multiples of 2^(a + b - 268); of at least 2^-126 none is
+   subnormal. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const int matrices = !s->a.is_image && !s->b.is_image && !s->a.area;
-    if (!matrices && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area || s->m <= AMPI_PAIRED_ROWS))
+    if (!matrices && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area
+        || s->m <= AMPI_PAIRED_ROWS))
         return AMPI_FP32;
-    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32) return AMPI_FP32;
+    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32)
+        return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
     if (!AMPI_IN_PAIRS) return AMPI_FP32;
-    const unsigned a = ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k, s->a.along_k ? s->k : s->m);
-    const unsigned b = ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k, s->b.along_k ? s->k : s->n);
+    const unsigned a = ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k,
+        s->a.along_k ? s->k : s->m);
+    const unsigned b = ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k,
+        s->b.along_k ? s->k : s->n);
     return a >= 1 && b >= 1 && a + b >= 142 ? AMPI_PAIRS_OF_BF16 : AMPI_FP32;
 }
+
 /* One share, in p->floats of scratch memory; 16 more align them on the stack. */
-AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share,
-        float* scratch) {
+AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p,
+        size_t share, float* scratch) {
     const size_t from = ampi_share(p->units, p->shares, share) * p->unit;
-    const size_t to = ampi_min_size(ampi_share(p->units, p->shares, share + 1) * p->unit, p->by_rows ? s->m : s->n);
-    void (*product)(const ampi_product*, const ampi_plan*, size_t, size_t, size_t, size_t, float*) = g->product;
+    const size_t to = ampi_min_size(ampi_share(p->units, p->shares, share + 1) * p->unit,
+        p->by_rows ? s->m : s->n);
+    void (*product)(const ampi_product*, const ampi_plan*, size_t, size_t, size_t, size_t,
+        float*) = g->product;
 #if AMPI_AMX
     if (s->form == AMPI_AMX_PAIRS) product = ampi_product_amx_avx512;
 #endif
@@ -5181,11 +5828,14 @@ AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const 
     else product(s, p, 0, s->m, from, to - from, scratch);
     ampi_kernels_end();
 }
+
 /* Runs one share with scratch memory on the stack. */
-AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p, size_t share) {
+AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s,
+        const ampi_plan* p, size_t share) {
     float scratch[AMPI_STACK_FLOATS + 16];
     ampi_share_run(g, s, p, share, ampi_align64(scratch));
 }
+
 /* Computes a checked product, in the workspace if its blocks fit there. */
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
@@ -5204,28 +5854,33 @@ AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
 
 /* Refuses a matrix whose type is not computed on, whose rows are longer than ld, that memory could
    not hold, or that is NULL. */
-AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
+AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call,
+        const ampi_argument* p) {
     const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
-    AMPI_REFUSE_CALL(!ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or "
+    AMPI_REFUSE_CALL(!ampi_is_compute_dtype(p->dtype), AMP_ERR_DTYPE,
+        "%s: %s has type %s (%d); it must be f32, f16 or "
         "bf16", call, p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
-    AMPI_REFUSE_CALL(p->ld < p->cols, AMP_ERR_ARGUMENT, "%s: ld%s is %lld, but a row of %s has %lld elements", call,
-        p->name, ld, p->name, cols);
-    AMPI_REFUSE_CALL(!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8, AMP_ERR_ARGUMENT,
-        "%s: %s is too large: %lld rows of %lld elements", call, p->name, rows, ld);
-    AMPI_REFUSE_CALL(!p->data, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements", call, p->name, rows,
-        cols);
+    AMPI_REFUSE_CALL(p->ld < p->cols, AMP_ERR_ARGUMENT,
+        "%s: ld%s is %lld, but a row of %s has %lld elements", call, p->name, ld, p->name, cols);
+    AMPI_REFUSE_CALL(!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8,
+        AMP_ERR_ARGUMENT, "%s: %s is too large: %lld rows of %lld elements", call, p->name, rows,
+        ld);
+    AMPI_REFUSE_CALL(!p->data, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements",
+        call, p->name, rows, cols);
     return AMP_OK;
 }
+
 /* Refuses operands that are not valid one by one, then results that lie over other operands. */
-AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
-        size_t count) {
+AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call,
+        const ampi_argument* list, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (!(list[i].use & AMPI_UNUSED) && (list[i].data || !(list[i].use & AMPI_NULL)))
             AMPI_TRY(ampi_check_matrix(logger, call, &list[i]));
     return ampi_check_apart(logger, call, list, count);
 }
+
 #define AMPI_CHECK_MATRICES(logger, call, list) \
     ampi_check_matrices(logger, call, list, AMPI_LENGTH(list))
 
@@ -5238,8 +5893,10 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, i
     v.along_k = along_k;
     return v;
 }
+
 /* A product into a plain matrix C, still without operands. */
-AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
+AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c,
+        amp_dtype c_dtype, size_t ldc) {
     AMPI_CLEAR(*s);
     s->m = m; s->n = n; s->k = k;
     s->c.data = c; s->c.dtype = ampi_dtype_or_f32(c_dtype);
@@ -5253,45 +5910,55 @@ AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
     const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
     return p.shares * p.floats;
 }
+
 /* Bytes for full speed, see the interface; 0 if a size overflows. */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_product s;
     size_t elements;
-    if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
-        || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
+    if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements)
+        || !ampi_mul_size(n, k, &elements) || m > SIZE_MAX / 8 || n > SIZE_MAX / 8
+        || k > SIZE_MAX / 8) return 0;
     ampi_product_init(&s, m, n, k, NULL, AMP_F32, n);
     return ampi_gemm_floats(&s) * sizeof(float) + 128; /* for alignment */
 }
 
-/* Matrix i of a series, an operand's in a batch. A stride is the elements from one to the next; 0: all are one. */
+/* Matrix i of a series, an operand's in a batch. A stride is the elements from one to the next; 0:
+   all are one. */
 AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
     ampi_argument x = *first;
     x.data = ampi_at(x.data, x.dtype, i * stride);
     return x;
 }
+
 /* Elements from the first to the last of a matrix. */
 AMPI_FN size_t ampi_matrix_reach(const ampi_argument* p) {
     return p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
 }
+
 /* The bytes from a batch's first to its last matrix, count >= 1. */
 AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_t count) {
-    const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach : 0;
+    const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach
+        : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
 }
+
 /* Do matrices of two batches share a byte? */
-AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q, size_t q_stride,
-        size_t count) {
-    const ampi_array a = ampi_series_span(p, p_stride, count), b = ampi_series_span(q, q_stride, count);
+AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q,
+        size_t q_stride, size_t count) {
+    const ampi_array a = ampi_series_span(p, p_stride, count),
+        b = ampi_series_span(q, q_stride, count);
     const size_t p_count = p_stride ? count : 1, q_count = q_stride ? count : 1;
     size_t i, k;
     if (a.from >= b.to || b.from >= a.to) return 0;
     for (i = 0; i < p_count; i++)
         for (k = 0; k < q_count; k++) {
-            const ampi_argument x = ampi_series_at(p, p_stride, i), y = ampi_series_at(q, q_stride, k);
+            const ampi_argument x = ampi_series_at(p, p_stride, i),
+                y = ampi_series_at(q, q_stride, k);
             if (ampi_arguments_meet(&x, &y)) return 1;
         }
     return 0;
 }
+
 /* Do matrices of a batch share a byte? Only distances matter: the first one stands for all. */
 AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
     const size_t reach = ampi_matrix_reach(p);
@@ -5303,19 +5970,22 @@ AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size
 }
 
 /* Refuses a stride with which a batch has more elements than memory holds. */
-AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name, size_t batch,
-        size_t stride) {
+AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name,
+        size_t batch, size_t stride) {
     size_t reach;
-    AMPI_REFUSE_CALL(batch > 1 && (!ampi_mul_size(batch, stride, &reach) || reach > SIZE_MAX / 16), AMP_ERR_ARGUMENT,
-        "%s: %s is too large: a batch of %lld, %lld elements apart", call, name, ampi_shown(batch), ampi_shown(stride));
+    AMPI_REFUSE_CALL(batch > 1 && (!ampi_mul_size(batch, stride, &reach) || reach > SIZE_MAX / 16),
+        AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
+        ampi_shown(batch), ampi_shown(stride));
     return AMP_OK;
 }
+
 /* A batch's checks beside those of its first product; list: a, b, c. */
-AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call, const ampi_argument* list,
-        const amp_gemm_shape* s) {
+AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call,
+        const ampi_argument* list, const amp_gemm_shape* s) {
     const ampi_argument *a = &list[0], *b = &list[1], *c = &list[2];
     const size_t strides[] = { s->a_stride, s->b_stride, s->c_stride };
-    for (int i = 0; i < 3; i++) AMPI_TRY(ampi_check_stride(logger, call, list[i].name, s->batch, strides[i]));
+    for (int i = 0; i < 3; i++)
+        AMPI_TRY(ampi_check_stride(logger, call, list[i].name, s->batch, strides[i]));
     if (s->batch == 1 || s->m == 0 || s->n == 0) return AMP_OK;
     AMPI_REFUSE_CALL(ampi_series_meets_itself(c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
         "%s: c_stride is %lld, matrices of c overlap", call, ampi_shown(s->c_stride));
@@ -5326,9 +5996,10 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
 }
 
 /* Checks amp_gemm's arguments: gives the batch's first product, and the shape with its defaults. */
-AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger, const char* call,
-        const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-        float beta, void* c, amp_dtype c_dtype) {
+AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger,
+        const char* call, const amp_gemm_shape* shape, float alpha, const void* a,
+        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c,
+        amp_dtype c_dtype) {
     AMPI_CLEAR(*s);
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
     *s = *shape;
@@ -5337,27 +6008,32 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     if (s->ldb == 0) s->ldb = tb ? s->k : s->n;
     if (s->ldc == 0) s->ldc = s->n;
     if (s->batch == 0) s->batch = 1;
-    AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS), AMP_ERR_ARGUMENT,
-        "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call, (int)s->trans_a, (int)s->trans_b);
-    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? s->k : s->m, ta ? s->m : s->k, s->lda },
-                                   { "b", b, b_dtype, AMPI_IN, tb ? s->n : s->k, tb ? s->k : s->n, s->ldb },
+    AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS),
+        AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
+        (int)s->trans_a, (int)s->trans_b);
+    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? s->k : s->m, ta ? s->m : s->k,
+                                   s->lda }, { "b", b, b_dtype, AMPI_IN, tb ? s->n : s->k,
+                                       tb ? s->k : s->n, s->ldb },
                                    { "c", c, c_dtype, AMPI_OUT, s->m, s->n, s->ldc } };
     AMPI_TRY(AMPI_CHECK_MATRICES(logger, call, list));
     AMPI_TRY(ampi_check_batched(logger, call, list, s));
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
-    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f; /* -1 * +0, added to beta * C, changes nothing */
+    /* -1 * +0, added to beta * C, changes nothing */
+    p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;
     p->c.beta = beta;
     p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
     p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
     return AMP_OK;
 }
 
-/* Threads take whole products if these suffice for equal shares, or if one (`work` multiplications) is too
-   short to be shared. */
-AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s, const amp_exec* exec) {
+/* Threads take whole products if these suffice for equal shares, or if one (`work` multiplications)
+   is too short to be shared. */
+AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s,
+        const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
-    const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch) : 1;
+    const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch)
+        : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
                       for (int64_t i = 0; i < (int64_t)shares; i++) {
@@ -5379,12 +6055,13 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
 }
 
 /* Checks a product or a batch of them, then computes it. */
-AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-        amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
+        const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+        const amp_exec* exec) {
     amp_gemm_shape full;
     ampi_product first;
-    AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a, a_dtype, b, b_dtype,
-        beta, c, c_dtype));
+    AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a,
+        a_dtype, b, b_dtype, beta, c, c_dtype));
     if (full.m == 0 || full.n == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
@@ -5393,11 +6070,17 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
 }
 
 /* Does a call add to dx, and to the parameters' gradients? Below 0: to the latter only. */
-AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
-AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
+AMPI_FN int ampi_adds_input(int accumulate) {
+    return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0;
+}
+
+AMPI_FN int ampi_adds_params(int accumulate) {
+    return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0;
+}
 
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
-AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n, int accumulate) {
+AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n,
+        int accumulate) {
     float old[256];
     if (accumulate) ampi_load_f32(old, dst, t, offset, n);
     for (size_t i = 0; i < n; i++) sum[i] = ampi_clean_nan(accumulate ? old[i] + sum[i] : sum[i]);
@@ -5408,26 +6091,32 @@ typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
 #define AMPI_NO_REF { NULL, AMP_F32 }
 /* A call's tensors. Backward y is dy, and a NULL gradient is not wanted. */
 typedef struct ampi_layer_refs { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer_refs;
+
 /* Rows and columns of x, w, b and y. */
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
 
 /* size: rows, columns. */
-#define AMPI_LAYER_ARG(name, t, use, size) { name, (t).data, (t).dtype, use, (size)[0], (size)[1], (size)[1] }
+#define AMPI_LAYER_ARG(name, t, use, size) \
+    { name, (t).data, (t).dtype, use, (size)[0], (size)[1], (size)[1] }
 /* Backward, dw alone needs x, and dx w. */
-AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call, const ampi_layer_refs* t,
-        const ampi_layer_sizes* z, int backward) {
+AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call,
+        const ampi_layer_refs* t, const ampi_layer_sizes* z, int backward) {
     const int dx = t->dx.data ? 0 : AMPI_UNUSED, dw = t->dw.data ? 0 : AMPI_UNUSED;
     const ampi_argument forward[] = {
         AMPI_LAYER_ARG("x", t->x, AMPI_IN, z->x), AMPI_LAYER_ARG("w", t->w, AMPI_IN, z->w),
         AMPI_LAYER_ARG("b", t->b, AMPI_NULL, z->b), AMPI_LAYER_ARG("y", t->y, AMPI_OUT, z->y) };
     const ampi_argument gradients[] = {
         AMPI_LAYER_ARG("dy", t->y, AMPI_IN, z->y), AMPI_LAYER_ARG("x", t->x, AMPI_IN | dw, z->x),
-        AMPI_LAYER_ARG("dw", t->dw, AMPI_OUT | dw, z->w), AMPI_LAYER_ARG("w", t->w, AMPI_IN | dx, z->w),
-        AMPI_LAYER_ARG("dx", t->dx, AMPI_OUT | dx, z->x), AMPI_LAYER_ARG("db", t->db, AMPI_OUT | AMPI_NULL, z->b) };
-    return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger, call, forward);
+        AMPI_LAYER_ARG("dw", t->dw, AMPI_OUT | dw, z->w),
+            AMPI_LAYER_ARG("w", t->w, AMPI_IN | dx, z->w),
+        AMPI_LAYER_ARG("dx", t->dx, AMPI_OUT | dx, z->x),
+            AMPI_LAYER_ARG("db", t->db, AMPI_OUT | AMPI_NULL, z->b) };
+    return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger,
+        call, forward);
 }
 
-/* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a first-level cache holds. */
+/* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a
+   first-level cache holds. */
 AMPI_FN void ampi_linear_db_chunk(const ampi_layer_refs* t, size_t n, size_t out, size_t o) {
     const amp_dtype type = ampi_dtype_or_f32(t->y.dtype);
     float sums[256];
@@ -5437,31 +6126,38 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer_refs* t, size_t n, size_t out
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
             ampi_min_size(n - row, 64), width);
     ampi_kernels_end();
-    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, width, ampi_adds_params(t->accumulate));
+    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, width,
+        ampi_adds_params(t->accumulate));
 }
 
 /* Refuses operands of a dense layer that are not valid. */
-AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer_refs* t, size_t n, size_t in, size_t out,
-        int backward) {
+AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer_refs* t, size_t n,
+        size_t in, size_t out, int backward) {
     const ampi_layer_sizes z = { { n, in }, { out, in }, { 1, out }, { n, out } };
     return ampi_check_layer(logger, backward ? "linear backward" : "linear", t, &z, backward);
 }
+
 /* y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
-AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
+        size_t out) {
     ampi_product_init(s, n, out, in, ampi_mutable(t->y.data), t->y.dtype, out);
     s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
     s->a = ampi_matrix(t->x.data, t->x.dtype, in, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 1);
 }
+
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
-AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
+        size_t out) {
     ampi_product_init(s, n, in, out, ampi_mutable(t->dx.data), t->dx.dtype, in);
     s->c.beta = ampi_adds_input(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 1);
     s->b = ampi_matrix(t->w.data, t->w.dtype, in, 0);
 }
+
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
-AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in, size_t out) {
+AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
+        size_t out) {
     ampi_product_init(s, out, in, n, ampi_mutable(t->dw.data), t->dw.dtype, in);
     s->c.beta = ampi_adds_params(t->accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(t->y.data, t->y.dtype, out, 0);
@@ -5469,10 +6165,11 @@ AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer_refs* t, size_t n,
 }
 
 /* Checks the operands, then computes one product. */
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
-        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
-                           AMPI_NO_REF, 0 };
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
+        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+        size_t in, size_t out, const amp_exec* exec) {
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
+                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
     AMPI_COMPUTE_OP;
@@ -5482,18 +6179,20 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
 }
 
 /* Checks the operands, then computes the wanted ones of two products and a sum of columns. */
-AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-        const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
-        amp_dtype db_dtype, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
-                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
+AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
+        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n,
+        size_t in, size_t out, const amp_exec* exec) {
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
+                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
     AMPI_COMPUTE_OP;
     if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (db) AMPI_PARALLEL_FOR(out > 256 && n * out >= AMPI_PARALLEL_MIN,
-        for (int64_t o = 0; o < (int64_t)out; o += 256) ampi_linear_db_chunk(&t, n, out, (size_t)o));
+        for (int64_t o = 0; o < (int64_t)out; o += 256)
+            ampi_linear_db_chunk(&t, n, out, (size_t)o));
     AMPI_DONE_OP;
 }
 
@@ -5513,7 +6212,8 @@ typedef struct ampi_conv2d_sizes {
 
 /* The output's side; 0 if the kernel is too large, -1 if the padded side is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
-    const int64_t padded = (int64_t)size + 2 * (int64_t)pad, room = padded - (int64_t)dilation * (kernel - 1) - 1;
+    const int64_t padded = (int64_t)size + 2 * (int64_t)pad,
+        room = padded - (int64_t)dilation * (kernel - 1) - 1;
     return padded > 0x7fffffff ? -1 : room < 0 ? 0 : (int)(room / stride) + 1;
 }
 
@@ -5526,9 +6226,11 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
 }
 
 /* A shape is 14 ints as in `names`; the first 7 have no default. */
-AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
-    static const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
-                                         "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
+        const amp_logger* logger) {
+    static const char* const names[] = { "n", "channels", "height", "width", "out_channels",
+                                         "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h",
+                                             "pad_w", "dilation_h", "dilation_w",
                                          "groups" };
     amp_conv2d_shape* s = &c->s;
     int values[14], i;
@@ -5536,27 +6238,31 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape
     *s = *shape;
     memcpy(values, s, sizeof values);
     for (i = 0; i < 14; i++)
-        AMPI_REFUSE_CALL(values[i] < (i < 7), AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i],
-            values[i], i < 7);
+        AMPI_REFUSE_CALL(values[i] < (i < 7), AMP_ERR_DESC,
+            "conv2d: %s is %d, it must be at least %d", names[i], values[i], i < 7);
     s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
     s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
-    AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0, AMP_ERR_SHAPE,
-        "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups, s->channels, s->out_channels);
+    AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0,
+        AMP_ERR_SHAPE, "conv2d: %d groups do not divide %d channels and %d out_channels",
+        s->groups, s->channels, s->out_channels);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
     AMPI_REFUSE_CALL(c->out_h < 0 || c->out_w < 0, AMP_ERR_SHAPE,
-        "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1", s->height, s->width, s->pad_h, s->pad_w);
+        "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1", s->height, s->width,
+        s->pad_h, s->pad_w);
     AMPI_REFUSE_CALL(c->out_h == 0 || c->out_w == 0, AMP_ERR_SHAPE,
-        "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input padded by %dx%d", s->kernel_h,
-        s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width, s->pad_h, s->pad_w);
+        "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input padded by %dx%d",
+        s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width, s->pad_h,
+        s->pad_w);
     c->cg = (size_t)(s->channels / s->groups);
     c->og = (size_t)(s->out_channels / s->groups);
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
     c->w_count = ampi_count4(s->out_channels, s->channels / s->groups, s->kernel_h, s->kernel_w);
     c->y_count = ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
     AMPI_REFUSE_CALL(c->x_count == 0 || c->w_count == 0 || c->y_count == 0, AMP_ERR_SHAPE,
-        "conv2d: %s has more elements than memory can hold", c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
+        "conv2d: %s has more elements than memory can hold", c->x_count == 0 ? "x"
+        : c->w_count == 0 ? "w" : "y");
     c->area = (size_t)s->kernel_h * (size_t)s->kernel_w;
     c->in_pixels = (size_t)s->height * (size_t)s->width;
     c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
@@ -5564,7 +6270,8 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape
 }
 
 /* The output's sides of a checked shape. */
-AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
+        const amp_exec* exec) {
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_conv2d_init(&c, s, ampi_exec_logger(exec)));
     if (out_h) *out_h = c.out_h;
@@ -5583,6 +6290,7 @@ AMPI_FN void ampi_operand_advance(ampi_operand* v, size_t elements) {
     v->data = ampi_at(v->data, v->dtype, elements);
     if (v->is_image) v->image.elements -= elements;
 }
+
 /* The product of one group of a convolution. */
 AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
     ampi_product s = v->s;
@@ -5594,8 +6302,8 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
 }
 
 /* x or dy as an operand. Plain planes are one long row. */
-AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t, int is_dy, int along_k, ampi_side h,
-        ampi_side w) {
+AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t, int is_dy,
+        int along_k, ampi_side h, ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
     ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
     ampi_im2col* g = &v.image;
@@ -5611,6 +6319,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t
     g->h = h; g->w = w;
     return v;
 }
+
 /* x as the operand of y and dw: its im2col matrix has y's pixels as columns. */
 AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, const ampi_ref* x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
@@ -5619,18 +6328,20 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, const ampi_ref* x,
         ampi_side_of(h, (size_t)s->kernel_h, -s->pad_h, s->dilation_h, s->stride_h, s->height),
         ampi_side_of(w, (size_t)s->kernel_w, -s->pad_w, s->dilation_w, s->stride_w, s->width));
 }
+
 /* A product of the first group whose result is `out`, added to if `add`. */
-AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_ref* out, int add, size_t m,
-        size_t n, size_t k) {
+AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes* c,
+        const ampi_ref* out, int add, size_t m, size_t n, size_t k) {
     AMPI_CLEAR(*v);
     ampi_product_init(&v->s, m, n, k, ampi_mutable(out->data), out->dtype, 0);
     v->s.c.beta = add ? 1.0f : 0.0f;
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
-/* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the im2col matrix of x. A row
-   of C is an output's planes in turn, each one part. */
-AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
+/* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the
+   im2col matrix of x. A row of C is an output's planes in turn, each one part. */
+AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
+        const ampi_layer_refs* t) {
     const size_t k = c->cg * c->area;
     ampi_columns* y = &v->s.c.columns;
     ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
@@ -5647,11 +6358,13 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c, cons
     v->bias_group = c->og;
 }
 
-/* Pixels phase, phase + stride, ... of one side of the input meet `count` kernel positions: first, first + next, ...
-   Pixel phase + stride * i meets output i + offset at the first, and `step` outputs on at each next one. */
+/* Pixels phase, phase + stride, ... of one side of the input meet `count` kernel positions: first,
+   first + next, ... Pixel phase + stride * i meets output i + offset at the first, and `step`
+   outputs on at each next one. */
 typedef struct ampi_phase { size_t count, pixels; int first, next, offset, step; } ampi_phase;
-/* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next. Euclid's algorithm
-   keeps k * step = a and `back` * step = b modulo n. */
+
+/* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next.
+   Euclid's algorithm keeps k * step = a and `back` * step = b modulo n. */
 AMPI_FN int64_t ampi_solve_modulo(int64_t step, int64_t target, int64_t n, int64_t* period) {
     int64_t a = step % n, b = n, k = 1, back = 0;
     while (a > 0) {
@@ -5663,8 +6376,10 @@ AMPI_FN int64_t ampi_solve_modulo(int64_t step, int64_t target, int64_t n, int64
     if (target % b != 0) return -1;
     return (back % *period + *period) % *period * (target / b % *period) % *period;
 }
+
 /* Output o and kernel position j meet at padded pixel o * stride + j * dilation. */
-AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int dilation, int stride) {
+AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int dilation,
+        int stride) {
     const int64_t pixel = (int64_t)phase + pad;
     int64_t period, first = ampi_solve_modulo(dilation, pixel, stride, &period);
     ampi_phase p;
@@ -5680,34 +6395,44 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
     p.step = -(int)((int64_t)p.next * dilation / stride);
     return p;
 }
-/* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of w[o][c][kh][kw] * dy. */
-AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t, int h, int w) {
-    const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h, c->s.stride_h);
-    const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w, c->s.stride_w);
-    const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w, width = (size_t)c->s.width;
+
+/* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of
+   w[o][c][kh][kw] * dy. */
+AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
+        const ampi_layer_refs* t, int h, int w) {
+    const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h,
+        c->s.stride_h);
+    const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w,
+        c->s.stride_w);
+    const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w,
+        width = (size_t)c->s.width;
     const size_t pixels = ph.pixels * pw.pixels;
     ampi_columns* dx = &v->s.c.columns;
     ampi_operand* a = &v->s.a;
-    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg, (size_t)c->s.n * pixels, c->og * area);
-    *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype, (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype,
-        c->area, 1);
+    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg,
+        (size_t)c->s.n * pixels, c->og * area);
+    *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype,
+        (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype, c->area, 1);
     a->area = area; a->kernel_w = pw.count;
     a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
     a->output = c->cg * c->area;
-    v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1, c->out_h),
-        ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
+    v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1,
+        c->out_h), ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
     v->s.c.data = ampi_mutable(ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w));
     v->s.c.ld = c->in_pixels;
     dx->next = (size_t)c->s.stride_w;
     dx->size = dx->used = pixels;
-    dx->width = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels; /* rows join */
+    /* rows join */
+    dx->width = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels;
     dx->next_row = (size_t)c->s.stride_h * width;
     dx->next_block = (size_t)c->s.channels * c->in_pixels;
-    v->a_group = c->og * c->cg * c->area; v->b_group = c->og * c->out_pixels; v->c_group = c->cg * c->in_pixels;
+    v->a_group = c->og * c->cg * c->area; v->b_group = c->og * c->out_pixels;
+    v->c_group = c->cg * c->in_pixels;
 }
 
 /* dw[o][c][kh][kw] = sum over (n, oh, ow) of dy * x. A is dy, B the im2col matrix of x. */
-AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
+AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c,
+        const ampi_layer_refs* t) {
     const size_t weights = c->cg * c->area;
     ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
         (size_t)c->s.n * c->out_pixels);
@@ -5715,15 +6440,18 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c, con
         ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
     v->s.b = ampi_image_x(c, &t->x, 1);
     v->s.c.ld = weights;
-    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * weights;
+    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels;
+    v->c_group = c->og * weights;
 }
 
-/* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such rows already. */
+/* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such
+   rows already. */
 AMPI_FN size_t ampi_widened_floats(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->is_image || (a->dtype == AMP_F32 && a->area == 0)) return 0;
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
+
 /* Makes these rows the new A. */
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
@@ -5740,14 +6468,18 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
     v->a_group = rows;
 }
-/* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or one. */
+
+/* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or
+   one. */
 AMPI_FN size_t ampi_window_channels(const ampi_im2col* g) {
-    const size_t limit = ampi_kernels_now()->nc / g->area, unit = limit < AMPI_LANES ? 1 : AMPI_LANES;
+    const size_t limit = ampi_kernels_now()->nc / g->area, unit = limit < AMPI_LANES ? 1
+        : AMPI_LANES;
     const size_t parts = ampi_div_up(g->channels, ampi_max_size(limit / unit * unit, 1));
     return ampi_min_size(g->channels, ampi_round_up(ampi_div_up(g->channels, parts), unit));
 }
-/* The weight gradient of `channels` channels from `first` on, in the order of windows, read in place or packed: C's
-   images are kernel columns, their rows kernel rows. */
+
+/* The weight gradient of `channels` channels from `first` on, in the order of windows, read in
+   place or packed: C's images are kernel columns, their rows kernel rows. */
 AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels) {
     ampi_im2col* g = &v->s.b.image;
     ampi_columns* c = &v->s.c.columns;
@@ -5761,13 +6493,16 @@ AMPI_FN void ampi_set_windows(ampi_convolution* v, size_t first, size_t channels
     v->s.n = channels * g->area;
     g->in_place = g->area > 1 && (g->w.next == 1 || g->w.kernel == 1);
 }
-/* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads in place. Sums of
-   places that are no pixel are not stored; where these cost more than packing (16 rows of A), columns stay pixels. */
+
+/* Columns of y, or of a phase of dx, become places of padded planes, which the micro-kernel reads
+   in place. Sums of places that are no pixel are not stored; where these cost more than packing (16
+   rows of A), columns stay pixels. */
 AMPI_FN void ampi_set_planes(ampi_convolution* v) {
     ampi_im2col* g = &v->s.b.image;
     ampi_columns* c = &v->s.c.columns;
     const uint64_t size = (uint64_t)g->h.padded * g->w.padded;
-    if (v->s.k == 0 || (double)(size - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels) return;
+    if (v->s.k == 0 || (double)(size - g->pixels) * (double)v->s.m > 16.0 * (double)g->pixels)
+        return;
     g->in_place = 1;
     if (size == g->pixels) return;
     c->width = g->w.count;
@@ -5777,20 +6512,24 @@ AMPI_FN void ampi_set_planes(ampi_convolution* v) {
     g->pixels = c->size = (size_t)size;
     v->s.n = v->images * c->size;
 }
-/* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks` in all) of one
-   image, or of all images if A is an image (weight gradient). Threads take them in `shares`, 0 for other
-   convolutions, each with `floats` of scratch memory. */
+
+/* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks`
+   in all) of one image, or of all images if A is an image (weight gradient). Threads take them in
+   `shares`, 0 for other convolutions, each with `floats` of scratch memory. */
 typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
+
 /* How a depthwise convolution is shared out; no shares for another convolution. */
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
     ampi_depthwise d = { 0, 0, 0, 0 };
-    if (!v->s.b.is_image || v->s.b.image.channels != 1 || v->s.m != 1 || v->groups == 1 || v->s.k == 0) return d;
+    if (!v->s.b.is_image || v->s.b.image.channels != 1 || v->s.m != 1 || v->groups == 1
+        || v->s.k == 0) return d;
     d.blocks = ampi_div_up(v->groups, AMPI_LANES);
     d.tasks = d.blocks * (v->s.a.is_image ? 1 : v->images);
     d.shares = ampi_min_size(ampi_gemm_threads(1, v->s.n * v->groups, v->s.k), d.tasks);
     d.floats = ampi_channels_of(&v->s.b.image).floats;
     return d;
 }
+
 /* Runs all tasks; returns 0 for another convolution, or if the workspace is too small. */
 AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
@@ -5813,12 +6552,15 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     });
     return 1;
 }
-/* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is room. */
+
+/* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is
+   room. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
     const size_t weights = ampi_widened_floats(v);
     ampi_convolution wide = *v;
     amp_exec rest;
-    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k ? ampi_window_channels(&v->s.b.image) : all;
+    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k
+        ? ampi_window_channels(&v->s.b.image) : all;
     size_t group, first;
     if (ampi_depthwise_run(v, exec)) return;
     AMPI_CLEAR(rest);
@@ -5828,19 +6570,23 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
         rest.workspace = ampi_align64(exec->workspace) + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
-    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32) ampi_set_planes(&wide);
+    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32)
+        ampi_set_planes(&wide);
     for (first = 0; first < all; first += channels)
         for (group = 0; group < v->groups; group++) {
             ampi_convolution part = wide;
             ampi_product s;
-            if (v->s.b.along_k) ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
+            if (v->s.b.along_k)
+                ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
             s = ampi_group_of(&part, group);
             ampi_gemm_run(&s, &rest);
         }
 }
 
-/* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx begins as zeros. */
-AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_refs* t, const amp_exec* exec) {
+/* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx
+   begins as zeros. */
+AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_refs* t,
+        const amp_exec* exec) {
     int h, w, zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
         for (h = 0; h < c->s.stride_h && h < c->s.height; h++)
@@ -5854,8 +6600,9 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_ref
             memset(ampi_mutable(t->dx.data), 0, c->x_count * ampi_type_size(t->dx.dtype));
     }
 }
-/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then a tree
-   adds the 16 sums, first 0+8, 1+9, ... */
+
+/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after
+   image; then a tree adds the 16 sums, first 0+8, 1+9, ... */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t o) {
     const amp_dtype type = ampi_dtype_or_f32(t->y.dtype);
     float sums[16];
@@ -5865,16 +6612,18 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t
         for (i = 0; i < c->out_pixels; i += whole) {
             const size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + i;
             whole = ampi_max_size((c->out_pixels - i) / 16 * 16, 16);
-            ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, at), type, 16, whole / 16,
-                ampi_min_size(c->out_pixels - i, 16));
+            ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, at), type, 16,
+                whole / 16, ampi_min_size(c->out_pixels - i, 16));
         }
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
-    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, 1, ampi_adds_params(t->accumulate));
+    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, 1,
+        ampi_adds_params(t->accumulate));
 }
 
-/* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place takes, by all shares. */
+/* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place
+   takes, by all shares. */
 AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     const ampi_depthwise d = ampi_depthwise_of(v);
     ampi_convolution in_place = *v;
@@ -5884,8 +6633,10 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_widened_floats(v) + floats;
 }
+
 /* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
+
 /* Bytes for the largest of y, each phase of dx, and dw; 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer_refs none;
@@ -5904,23 +6655,25 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
     ampi_conv2d_dw(&v, &c, &none);
-    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256; /* for alignment */
+    /* for alignment */
+    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256;
 }
 
 /* Refuses a shape or operands of a convolution that are not valid. */
-AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape, const amp_logger* logger,
-        const ampi_layer_refs* t, int backward) {
+AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
+        const amp_logger* logger, const ampi_layer_refs* t, int backward) {
     AMPI_TRY(ampi_conv2d_init(c, shape, logger));
-    const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count }, { 1, (size_t)c->s.out_channels },
-                                 { 1, c->y_count } };
+    const ampi_layer_sizes z = { { 1, c->x_count }, { 1, c->w_count },
+                                 { 1, (size_t)c->s.out_channels }, { 1, c->y_count } };
     return ampi_check_layer(logger, backward ? "conv2d backward" : "conv2d", t, &z, backward);
 }
 
 /* Checks the operands, then computes y. */
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype, const void* w,
-        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
-                           AMPI_NO_REF, 0 };
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+        void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
+                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
@@ -5931,11 +6684,12 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
 }
 
 /* Checks the operands, then computes those of dx, dw and db that are wanted. */
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-        void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
-                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
+        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+        int accumulate, const amp_exec* exec) {
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
+                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
@@ -5954,36 +6708,47 @@ AMPI_COMPILE_WELL
 
 /* >>impl-math  exp, log, tanh and the like, the same bits everywhere. */
 
-/* Polynomials over ampi_fma for AMPI_KERNEL bodies, without branches: cases are chosen on bits. Coefficients are
-   minimax fits (Remez, relative error), rounded one by one, the rest fitted anew. Errors: the largest over every third
-   float against libm's doubles, in units of the last place. */
+/* Polynomials over ampi_fma for AMPI_KERNEL bodies, without branches: cases are chosen on bits.
+   Coefficients are minimax fits (Remez, relative error), rounded one by one, the rest fitted anew.
+   Errors: the largest over every third float against libm's doubles, in units of the last place. */
 
-/* mask: all ones if the condition is 1, else all zeros. select: a where the mask is ones, b elsewhere. */
+/* mask: all ones if the condition is 1, else all zeros. select: a where the mask is ones, b
+   elsewhere. */
 AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
 AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & mask);
 }
+
 AMPI_HD AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
     return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
 }
-AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask(ampi_magnitude(x) > 0x7f800000u); }
+
+AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) {
+    return ampi_mask(ampi_magnitude(x) > 0x7f800000u);
+}
+
 AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_magnitude(x)); }
 AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float(ampi_magnitude(x) | (ampi_bits(sign) & 0x80000000u));
 }
+
 /* The smaller of |x| and upper; of a NaN upper. */
 AMPI_HD AMPI_INLINE float ampi_least_magnitude(float x, float upper) {
     const uint32_t a = ampi_magnitude(x), b = ampi_bits(upper);
     return ampi_float(a < b ? a : b);
 }
+
 /* x, of magnitude `upper` at most; a NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float upper) {
-    const uint32_t above = ampi_magnitude(x) - (ampi_bits(upper) + 1u);  /* wraps for less; NaNs lie behind infinity */
-    return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(upper)), ampi_copysign(upper, x), x);
+    /* wraps for less; NaNs lie behind infinity */
+    const uint32_t above = ampi_magnitude(x) - (ampi_bits(upper) + 1u);
+    return ampi_select(ampi_mask(above < 0x7f800000u - ampi_bits(upper)), ampi_copysign(upper, x),
+        x);
 }
 
-/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
-   (bits 0x4b400000) leaves n in the sum's low bits. ln2 has two parts; x - n*first is exact under fma. */
+/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding
+   1.5 * 2^23 (bits 0x4b400000) leaves n in the sum's low bits. ln2 has two parts; x - n*first is
+   exact under fma. */
 AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
     uint32_t i = ampi_bits(shifted) - 0x4b400000u;
@@ -5991,6 +6756,7 @@ AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     n = (float)(int32_t)i;
     return ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x));
 }
+
 /* exp(r) - 1 for |r| <= ln2/2. */
 AMPI_HD AMPI_INLINE float ampi_expm1(int hw, float r) {
     float p = ampi_fma(hw, 0.00138367142f, r, 0.00836914033f);
@@ -5999,13 +6765,15 @@ AMPI_HD AMPI_INLINE float ampi_expm1(int hw, float r) {
     p = ampi_fma(hw, p, r, 0.49999994f);
     return ampi_fma(hw, r * r, p, r);
 }
+
 /* exp(x) where that is a normal number. */
 AMPI_HD AMPI_INLINE float ampi_exp_inside(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return y * scale;
 }
-/* exp(x) for x <= 88. Subnormal results, slow on some processors, are 0. The product by a power of two is exact, so a
-   compiler may make one fma of 1 + exp(x). Error: 1.02. */
+
+/* exp(x) for x <= 88. Subnormal results, slow on some processors, are 0. The product by a power of
+   two is exact, so a compiler may make one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     const uint32_t least = 0xc2aeac4fu;  /* the bits of -87.3365402; below it, down to -inf */
     const uint32_t below = ampi_bits(x) - (least + 1u);
@@ -6014,8 +6782,10 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1), 1 from 20 on. Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_f32_tanh(int hw, float x) {
-    const float a = ampi_least_magnitude(x, 20.0f), large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
-    const uint32_t from = ampi_magnitude(x) - 0x3f200000u;  /* up to infinity; a NaN takes the polynomial */
+    const float a = ampi_least_magnitude(x, 20.0f),
+        large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
+    /* up to infinity; a NaN takes the polynomial */
+    const uint32_t from = ampi_magnitude(x) - 0x3f200000u;
     float z = x * x, p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
     p = ampi_fma(hw, p, z, -0.0537365153f);
     p = ampi_fma(hw, p, z, 0.133314058f);
@@ -6024,14 +6794,15 @@ AMPI_HD AMPI_INLINE float ampi_f32_tanh(int hw, float x) {
     return ampi_copysign(ampi_select(ampi_mask(from <= 0x7f800000u - 0x3f200000u), large, p), x);
 }
 
-/* 1 / (1 + exp(-x)), without overflow and accurate in both tails: 1/(1+e) or e/(1+e), e = exp(-|x|). Error: 2.41. */
+/* 1 / (1 + exp(-x)), without overflow and accurate in both tails: 1/(1+e) or e/(1+e), e =
+   exp(-|x|). Error: 2.41. */
 AMPI_HD AMPI_INLINE float ampi_f32_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
 
-/* log(1 + f) for f in [sqrt(1/2)-1, 1]: 2 atanh(s) = 2s + s^3 P(s^2) with s = f / (2 + f). As 2s = f - s*f, f enters
-   exactly and only a correction is rounded. Error: 1.08. */
+/* log(1 + f) for f in [sqrt(1/2)-1, 1]: 2 atanh(s) = 2s + s^3 P(s^2) with s = f / (2 + f). As 2s =
+   f - s*f, f enters exactly and only a correction is rounded. Error: 1.08. */
 AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     float s = f / (2.0f + f), z = s * s, p;
     p = ampi_fma(hw, 0.280067801f, z, 0.280030251f);
@@ -6040,8 +6811,8 @@ AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
 }
 
-/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. special: of 0, inf, less
-   than 0 and NaN. Error: 0.98. */
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first.
+   special: of 0, inf, less than 0 and NaN. Error: 0.98. */
 AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), tiny = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(tiny, ampi_bits(x * 33554432.0f), u);
@@ -6055,10 +6826,10 @@ AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
 }
 
 /* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
-   The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd and Laframboise
-   1981 for erfc). With this shift eight powers are enough, w is exact, and little cancels. a^2 has two
-   parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal float there, is 0. Errors: 3.6, density
-   1.2. */
+   The tail Phi(-a), a >= 0, is exp(-a^2/2) * P(w), w = t - 7/64, t = 1/(a + 109/32) (after Shepherd
+   and Laframboise 1981 for erfc). With this shift eight powers are enough, w is exact, and little
+   cancels. a^2 has two parts, and t is corrected for its rounding. Beyond 12.9 the tail, no normal
+   float there, is 0. Errors: 3.6, density 1.2. */
 AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_least_magnitude(x, 12.9f), t = 1.0f / (a + 3.40625f);
     float w = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -3.40625f, t, 1.0f)), t - 0.109375f);
@@ -6078,8 +6849,8 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
 
-/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at most, goes to a
-   polynomial of cosine or sine. Error: 1.57. */
+/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at
+   most, goes to a polynomial of cosine or sine. Error: 1.57. */
 AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
     float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
@@ -6094,9 +6865,11 @@ AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     return ((q + 1) & 2) ? -c : c;
 }
 
-/* Box-Muller: sqrt(-2 log(u1)) * cos(2 pi u2), u1 in (0,1], so the largest deviate is sqrt(48 ln2) = 5.77. */
+/* Box-Muller: sqrt(-2 log(u1)) * cos(2 pi u2), u1 in (0,1], so the largest deviate is sqrt(48 ln2)
+   = 5.77. */
 AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
-    float u1 = 1.0f - amp_random_uniform(seed, 2 * index), u2 = amp_random_uniform(seed, 2 * index + 1);
+    float u1 = 1.0f - amp_random_uniform(seed, 2 * index),
+        u2 = amp_random_uniform(seed, 2 * index + 1);
     return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
 }
 
@@ -6106,9 +6879,10 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
    zeros fill tiles up. Sums have AMPI_LANES double accumulators, which one fixed tree adds up;
    element i of a row goes to accumulator i % AMPI_LANES. */
 
-/* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results over operands. */
-AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
-        size_t count) {
+/* Refuses NULL if there are elements, types not computed on, sizes beyond any memory, and results
+   over operands. */
+AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
+        const ampi_argument* list, size_t count) {
     AMPI_REFUSE_OP(n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
         "%s: an operand has more elements than memory can hold, or a negative size", op);
     for (size_t i = 0; i < count; i++)
@@ -6116,14 +6890,19 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
             AMPI_TRY(ampi_check_matrix(ampi_exec_logger(exec), op, &list[i]));
     return n > 0 ? ampi_check_apart(ampi_exec_logger(exec), op, list, count) : AMP_OK;
 }
+
 #define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(op, n, list) AMPI_TRY(ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
-/* How far ahead, in bytes, loops over rows of n floats prefetch: 0 for short rows, which processors prefetch
-   themselves. */
-AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0; }
-/* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of lanes; `to` may be in it.
-   gcc is told that no lane reads what another writes. Others vectorise the detour through an array. */
+/* How far ahead, in bytes, loops over rows of n floats prefetch: 0 for short rows, which processors
+   prefetch themselves. */
+AMPI_INLINE size_t ampi_ahead(size_t n) {
+    return n > AMPI_AHEAD_BYTES / sizeof(float) ? AMPI_AHEAD_BYTES : 0;
+}
+
+/* to[i] = value, an expression of i and its lane ampi_l, for i from 0 to n in whole groups of
+   lanes; `to` may be in it. gcc is told that no lane reads what another writes. Others vectorise
+   the detour through an array. */
 #if AMPI_GNU && !defined(__clang__)
   #define AMPI_LOOP(to, n, value) \
     do { \
@@ -6137,7 +6916,8 @@ AMPI_INLINE size_t ampi_ahead(size_t n) { return n > AMPI_AHEAD_BYTES / sizeof(f
             } \
         } \
     } while (0)
-  #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")  /* before a loop over AMPI_LANES sums in double */
+  /* before a loop over AMPI_LANES sums in double */
+  #define AMPI_IN_REGISTERS _Pragma("GCC unroll 4")
 #else
   #define AMPI_LOOP(to, n, value) \
     do { \
@@ -6159,6 +6939,7 @@ AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
         ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u };
     return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);
 }
+
 AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
 
 /* a * b, or SIZE_MAX on overflow, which ampi_check_operands refuses. */
@@ -6169,18 +6950,26 @@ AMPI_FN size_t ampi_area(size_t a, size_t b) {
 
 /* n rounded up to whole groups of lanes; elements of a tile that begins at `start`. */
 AMPI_INLINE size_t ampi_padded(size_t n) { return ampi_round_up(n, AMPI_LANES); }
-AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
+AMPI_FN size_t ampi_tile_size(size_t n, size_t start) {
+    return ampi_min_size(n - start, AMPI_TILE);
+}
 
-/* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS; or part of a longer one, from
-   column `start` on. Kernels read and write whole groups of lanes: a tile has room for one behind the last row, and the
-   next row overwrites a row's surplus. */
+/* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS; or part of a
+   longer one, from column `start` on. Kernels read and write whole groups of lanes: a tile has room
+   for one behind the last row, and the next row overwrites a row's surplus. */
 enum { AMPI_ROWS = 64, AMPI_PART = 2048, AMPI_ROWS_TILE = AMPI_PART + AMPI_LANES };
-AMPI_FN size_t ampi_rows_of_tile(size_t d) { return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1; }
-AMPI_FN size_t ampi_part_size(size_t d, size_t start) { return ampi_min_size(d - start, AMPI_PART); }
+AMPI_FN size_t ampi_rows_of_tile(size_t d) {
+    return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1;
+}
 
-/* Places in a call's list: what it reads, its result (dx of a gradient), what it reads besides, then those of norms. */
-enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD, AMPI_ARG_DGAMMA,
-       AMPI_ARG_DBETA,
+AMPI_FN size_t ampi_part_size(size_t d, size_t start) {
+    return ampi_min_size(d - start, AMPI_PART);
+}
+
+/* Places in a call's list: what it reads, its result (dx of a gradient), what it reads besides,
+   then those of norms. */
+enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD,
+       AMPI_ARG_DGAMMA, AMPI_ARG_DBETA,
        AMPI_ARG_BETA = 2 };  /* of norms' forward calls, which have no dy */
 
 /* May kernels run on an operand itself: floats in rows of whole groups of lanes? */
@@ -6188,28 +6977,34 @@ AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
     return ampi_dtype_or_f32(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
 }
 
-/* Elements [i, i + n), rows of d, as floats to read: in place if a group of lanes may be read behind them, or
-   widened into `tile`. all: elements of the operand, or 0 if a result is written over it. */
-AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d, size_t all, float* tile) {
-    if (n == 0 || ampi_direct(v, d) || (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + AMPI_LANES <= all))
+/* Elements [i, i + n), rows of d, as floats to read: in place if a group of lanes may be read
+   behind them, or widened into `tile`. all: elements of the operand, or 0 if a result is written
+   over it. */
+AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, size_t d,
+        size_t all, float* tile) {
+    if (n == 0 || ampi_direct(v, d) || (ampi_dtype_or_f32(v->dtype) == AMP_F32
+        && i + n + AMPI_LANES <= all))
         return (const float*)v->data + i;
     ampi_load_f32(tile, v->data, v->dtype, i, n);
     memset(tile + n, 0, (d < n ? (size_t)AMPI_LANES : ampi_padded(n) - n) * sizeof *tile);
     return tile;
 }
+
 AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float* tile) {
     return ampi_view_rows(v, i, n, n, 0, tile);
 }
+
 /* Where elements of a result are formed for ampi_store: in place or in `tile`. */
 AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
     return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
 }
-/* Stores elements [i, i + n) of a result, if any, from v, which may lie there. Every NaN becomes 0x7fc00000, rounded to
-   the type, as processors differ in NaNs. */
+
+/* Stores elements [i, i + n) of a result, if any, from v, which may lie there. Every NaN becomes
+   0x7fc00000, rounded to the type, as processors differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
     if (!y->data) return;
-    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)), ampi_dtype_or_f32(y->dtype), v, AMP_F32, n,
-        NULL, 1);
+    ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)),
+        ampi_dtype_or_f32(y->dtype), v, AMP_F32, n, NULL, 1);
     ampi_kernels_end();
 }
 
@@ -6238,6 +7033,7 @@ enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
     return ampi_share(count, AMPI_PARTS, (size_t)part);
 }
+
 /* Stores the total of all parts of a sum, divided by n. */
 AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
     double total = 0.0;
@@ -6250,14 +7046,16 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, siz
    Words. window: the pixels of one output. task: what windows do with pixels. quads: windows of
    2x2 side by side, which need no transposing. */
 
-/* A checked shape with its defaults: sides of x, of y (o), kernel (k), stride (s) and padding (p). */
+/* A checked shape with its defaults: sides of x, of y (o), kernel (k), stride (s) and padding
+   (p). */
 typedef struct ampi_pool_plan {
     int max, h, w, oh, ow, kh, kw, sh, sw, ph, pw, exclude_pad;
     size_t planes;
 } ampi_pool_plan;
 
 /* Checks a pooling shape, fills in its defaults, and finds the sides of the output. */
-AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* logger) {
+AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p,
+        const amp_logger* logger) {
     int64_t oh, ow;
     AMPI_CLEAR(*p);
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
@@ -6265,12 +7063,14 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
         "pool2d: kind %d is neither maximum nor average", (int)s->kind);
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
         || (int64_t)s->height * s->width > INT32_MAX, AMP_ERR_SHAPE,
-        "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels, s->height, s->width);
-    AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0, AMP_ERR_DESC,
-        "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h, s->kernel_w,
-        s->stride_h, s->stride_w);
-    AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2,
-        AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
+        "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels,
+        s->height, s->width);
+    AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0,
+        AMP_ERR_DESC, "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0",
+        s->kernel_h, s->kernel_w, s->stride_h, s->stride_w);
+    AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2
+        || s->pad_w > s->kernel_w / 2, AMP_ERR_DESC,
+        "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
         s->kernel_h, s->kernel_w);
     p->max = s->kind == AMP_POOL_MAX;
     p->h = s->height; p->w = s->width;
@@ -6279,13 +7079,14 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     p->ph = s->pad_h; p->pw = s->pad_w;
     p->exclude_pad = s->exclude_pad != 0;
     p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
-    AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
-        "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n, s->channels, s->height, s->width);
+    AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16,
+        AMP_ERR_ARGUMENT, "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n,
+        s->channels, s->height, s->width);
     oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
     ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
     AMPI_REFUSE_CALL(oh < 0 || ow < 0, AMP_ERR_SHAPE,
-        "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw, p->h, p->w,
-        p->ph, p->pw);
+        "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw,
+        p->h, p->w, p->ph, p->pw);
     AMPI_REFUSE_CALL(oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX, AMP_ERR_SHAPE,
         "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
@@ -6295,7 +7096,8 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w,
+        const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     if (out_h) *out_h = p.oh;
@@ -6305,6 +7107,7 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
 
 /* Pixels [first, last) of a plane's row (or column) that window `o` covers, without padding. */
 typedef struct ampi_span { int first, last; } ampi_span;
+
 /* The pixels of one side that window o covers, cut at the plane's ends. */
 AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
     int64_t start = (int64_t)o * stride - pad;
@@ -6313,14 +7116,17 @@ AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, in
     s.last = (int)(start + kernel < size ? start + kernel : size);
     return s;
 }
+
 /* The windows o in [0, out) that cover any of the pixels [first, last). */
 AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
-    const int64_t before = (int64_t)first + pad - kernel, end = ((int64_t)last - 1 + pad) / stride + 1;
+    const int64_t before = (int64_t)first + pad - kernel, end = ((int64_t)last - 1 + pad) / stride
+        + 1;
     ampi_span s;
     s.first = before < 0 ? 0 : (int)(before / stride + 1 < out ? before / stride + 1 : out);
     s.last = (int)(end < out ? end : out);
     return s;
 }
+
 /* Pixels that an average divides by. */
 AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
@@ -6329,19 +7135,21 @@ AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int o
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* An integer that orders numbers as a maximum does: -0 equals 0, NaNs are the largest, all equal. Subtracting 0x800000
-   wraps negative NaNs to large keys. Keys are above 0x80808080, which memset can write. */
+/* An integer that orders numbers as a maximum does: -0 equals 0, NaNs are the largest, all equal.
+   Subtracting 0x800000 wraps negative NaNs to large keys. Keys are above 0x80808080, which memset
+   can write. */
 AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
     const uint32_t u = ampi_bits(x), sign = 0u - (u >> 31), nan = 0x7f000001u;
     const int32_t key = (int32_t)(((u & 0x7fffffffu) ^ sign) - sign - 0x800000u);
     return (key < (int32_t)nan ? key : (int32_t)nan) + 0x808081;
 }
 
-/* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends inside a vector.
-   Orders of sums. An average of a small plane adds its window row by row. Of another plane the columns of a window are
-   summed first, from the top. A gradient adds the windows that hold a pixel in their order. In planes that are not
-   small the windows of a row are summed first, from last to first, AMPI_POOL_BLOCK at a time. Counting begins at the
-   first window on each AMPI_POOL_BAND columns. */
+/* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends
+   inside a vector. Orders of sums. An average of a small plane adds its window row by row. Of
+   another plane the columns of a window are summed first, from the top. A gradient adds the windows
+   that hold a pixel in their order. In planes that are not small the windows of a row are summed
+   first, from last to first, AMPI_POOL_BLOCK at a time. Counting begins at the first window on each
+   AMPI_POOL_BAND columns. */
 enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wider */
        AMPI_POOL_PIXELS = 384,  /* its pixels, at most: 3 rows for windows of 3x3 */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
@@ -6357,9 +7165,12 @@ AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
 /* Rows [r0, r1), columns [c0, c1) of planes. */
 typedef struct ampi_rect { int r0, r1, c0, c1; } ampi_rect;
 AMPI_INLINE size_t ampi_rect_width(const ampi_rect* d) { return (size_t)(d->c1 - d->c0); }
-AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) { return (size_t)(d->r1 - d->r0) * ampi_rect_width(d); }
+AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) {
+    return (size_t)(d->r1 - d->r0) * ampi_rect_width(d);
+}
 
-/* Windows sum pixels, take maxima, search for their places, or give gradients to all pixels or to maxima. */
+/* Windows sum pixels, take maxima, search for their places, or give gradients to all pixels or to
+   maxima. */
 typedef enum ampi_pool_task {
     AMPI_POOL_TAKE_SUM, AMPI_POOL_TAKE_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
@@ -6368,26 +7179,32 @@ typedef struct ampi_pool_tile {
     const ampi_pool_plan* p;
     const ampi_argument* list;
     size_t plane;                    /* the one in lane 0 */
-    int columns;                     /* are columns of a window, or windows of a row, summed first? */
+    int columns;                     /* are columns of a window, or windows of a row, summed
+                                        first? */
     ampi_rect y;                     /* the windows that are here */
     float *windows, *pixels, *sums;  /* y or dy; x; a row of sums of columns or of windows */
     int32_t* best;                   /* each window's greatest key */
     uint32_t* at;                    /* its kernel position, row * width of the plane + column */
 } ampi_pool_tile;
 
-/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result there. */
+/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result
+   there. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
     const amp_dtype t = ampi_dtype_or_f32(q->list[arg].dtype);
     const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
     const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
     const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
-    const size_t part = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
-    char* x = (char*)(uintptr_t)q->list[arg].data + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
+    const size_t part = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane,
+        AMPI_LANES);
+    char* x = (char*)(uintptr_t)q->list[arg].data
+        + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
     for (size_t i = 0; i < all; i += part) {
         char* row = x + i / width * w * size;
-        if (arg == AMPI_ARG_Y) k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
-        else k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, part, part);
+        if (arg == AMPI_ARG_Y)
+            k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
+        else
+            k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, part, part);
     }
     ampi_kernels_end();
 }
@@ -6397,18 +7214,20 @@ AMPI_INLINE float ampi_pool_larger(float x, float y) {
     const int nan = (int32_t)ampi_magnitude(x) > 0x7f800000;
     return ((x > y) | nan) ? x : y;
 }
-/* A task for windows [i, end) and pixel j, which kernel position `place` of the first one meets, and others `step`
-   apart; all in lanes. A maximum is the first largest, or a NaN. */
-AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y, int32_t* AMPI_RESTRICT best,
-        uint32_t* AMPI_RESTRICT at, float* AMPI_RESTRICT x, size_t i, size_t end, size_t j, size_t step,
-        uint32_t place) {
+
+/* A task for windows [i, end) and pixel j, which kernel position `place` of the first one meets,
+   and others `step` apart; all in lanes. A maximum is the first largest, or a NaN. */
+AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
+        int32_t* AMPI_RESTRICT best, uint32_t* AMPI_RESTRICT at, float* AMPI_RESTRICT x, size_t i,
+        size_t end, size_t j, size_t step, uint32_t place) {
     size_t l;
     for (; i < end; i += AMPI_LANES, j += step)
         AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
             float* const p = &x[j + l];
             if (task == AMPI_POOL_TAKE_SUM) y[i + l] += *p;
             else if (task == AMPI_POOL_GIVE) *p += y[i + l];
-            else if (task == AMPI_POOL_GIVE_MAX) *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
+            else if (task == AMPI_POOL_GIVE_MAX)
+                *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
             else if (task == AMPI_POOL_TAKE_MAX) {
                 y[i + l] = ampi_pool_larger(*p, y[i + l]);
             } else {
@@ -6418,16 +7237,19 @@ AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
             }
         }
 }
+
 /* to[i] += x[i], n elements in whole groups of lanes. */
 AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) to[i + l] += x[i + l];
 }
-/* A task for a row of windows, from number `row` in q->windows on, and `rows` rows of pixels x in columns
-   [d->c0, d->c1). place: of kernel position 0 in the first row, as rows * width + columns. */
-AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row, const ampi_rect* d,
-        float* x, int rows, uint32_t place) {
+
+/* A task for a row of windows, from number `row` in q->windows on, and `rows` rows of pixels x in
+   columns [d->c0, d->c1). place: of kernel position 0 in the first row, as rows * width +
+   columns. */
+AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row,
+        const ampi_rect* d, float* x, int rows, uint32_t place) {
     const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
     const int64_t first = q->y.c0 * sw - q->p->pw - d->c0, last = first + (n - 1) * sw;
     const int64_t c0 = last < 0 ? -last : 0, c1 = width - first < kw ? width - first : kw;
@@ -6441,6 +7263,7 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
                 u.first * AMPI_LANES, (size_t)sw * AMPI_LANES, place + (uint32_t)k);
         }
 }
+
 /* Adds `rows` rows of pixels up in q->sums, column by column. */
 AMPI_INLINE void ampi_pool_add_rows(const ampi_pool_tile* q, const float* x, int rows, size_t ld) {
     for (int r = 0; r < rows; r++) ampi_pool_add(q->sums, x + (size_t)r * ld, ld);
@@ -6451,18 +7274,21 @@ AMPI_INLINE void ampi_pool_spread(const ampi_pool_tile* q, float* x, int rows, s
     for (int r = 0; r < rows; r++) ampi_pool_add(x + (size_t)r * ld, q->sums, ld);
 }
 
-/* A task for row `oh` of the windows and its pixels in the rectangle d, of which it meets rows [r0, r1). Where columns
-   are summed first (q->columns), windows meet one row instead, q->sums. Averages add all their rows up there before
-   windows sum it; gradients are given to it, then to each row. */
-AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh, const ampi_rect* d, float* pixels),
-        task, q, oh, d, pixels) {
+/* A task for row `oh` of the windows and its pixels in the rectangle d, of which it meets rows [r0,
+   r1). Where columns are summed first (q->columns), windows meet one row instead, q->sums. Averages
+   add all their rows up there before windows sum it; gradients are given to it, then to each
+   row. */
+AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh,
+        const ampi_rect* d, float* pixels), task, q, oh, d, pixels) {
     const ampi_pool_plan* p = q->p;
     const ampi_span span = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     const int r0 = ampi_max_int(span.first, d->r0), r1 = ampi_min_int(span.last, d->r1);
-    const size_t ld = ampi_rect_width(d) * AMPI_LANES, row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
+    const size_t ld = ampi_rect_width(d) * AMPI_LANES,
+        row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
     const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)p->w;
     float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->sums : x;
-    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_TAKE_SUM, gives = q->columns && task == AMPI_POOL_GIVE;
+    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_TAKE_SUM, gives = q->columns
+        && task == AMPI_POOL_GIVE;
     (void)hw;
     if (rows <= 0) return;
     if (gives || (sums && r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
@@ -6494,7 +7320,8 @@ AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
         }
 }
 
-/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for q->sums. */
+/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for
+   q->sums. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     const ampi_pool_plan* p = q->p;
     const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
@@ -6514,27 +7341,33 @@ AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
     for (t = 0; t < (int64_t)down * across; t++) {
         const int r = (int)(q->columns ? t % down : t / across) * rows + r0;
         const int c = (int)(q->columns ? t / down : t % across) * columns + c0;
-        const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c, ampi_min_int(c1 - c, columns) + c };
+        const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c,
+            ampi_min_int(c1 - c, columns) + c };
         ampi_pool_move(q, AMPI_ARG_X, &d, q->pixels);
         for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
     }
 }
-/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most `limit` windows. */
+
+/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most
+   `limit` windows. */
 AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int limit) {
     const ampi_pool_plan* p = q->p;
     const int width = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last
         - ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first;
     const int fit = (AMPI_POOL_PIXELS / width - p->kh) / p->sh + 1;
-    return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, limit / (q->y.c1 - q->y.c0)), end - q->y.r0));
+    return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, limit / (q->y.c1 - q->y.c0)),
+        end - q->y.r0));
 }
 
 /* Pools 16 planes from `plane` on, in rectangles of windows whose pixels fit a tile. */
-AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list,
+        size_t plane) {
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
+        sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
-    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, sums, NULL,
-                         NULL };
+    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 },
+                         windows, pixels, sums, NULL, NULL };
     for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
         q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
         for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
@@ -6546,18 +7379,20 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     }
 }
 
-/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is `limit`
-   windows of a row, counted from `base`, or several whole rows. */
+/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is
+   `limit` windows of a row, counted from `base`, or several whole rows. */
 AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
-    const int limit = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK, band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
+    const int limit = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK,
+        band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
     const ampi_span o = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
     const int base = ampi_window_range(p->ow, p->sw, p->pw, p->kw, band, d->c1).first;
     int oh;
     for (; q->y.r0 < end; q->y.r0 = q->y.r1)
         for (q->y.c0 = o.first, q->y.r1 = q->y.r0 + 1; q->y.c0 < o.last; q->y.c0 = q->y.c1) {
             q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / limit + 1) * limit);
-            if (q->y.c0 == o.first && q->y.c1 == o.last) q->y.r1 = ampi_pool_rows_end(q, end, limit);
+            if (q->y.c0 == o.first && q->y.c1 == o.last)
+                q->y.r1 = ampi_pool_rows_end(q, end, limit);
             if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH);
             ampi_pool_move(q, AMPI_ARG_DY, &q->y, q->windows);
             if (!p->max) ampi_pool_divide(q);
@@ -6565,8 +7400,9 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
                 ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
         }
 }
-/* A tile of the gradient moves down over columns [d.c0, d.c1). `done` rows are stored, rows that further windows see
-   `stay`; windows taller than a tile give to each tile anew. */
+
+/* A tile of the gradient moves down over columns [d.c0, d.c1). `done` rows are stored, rows that
+   further windows see `stay`; windows taller than a tile give to each tile anew. */
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
@@ -6580,43 +7416,52 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
         memset(sums + (size_t)stay * width, 0, (size_t)(d.r1 - d.r0 - stay) * width * sizeof *sums);
         if (taller) q->y.r0 = span.first;
         end = q->y.r0;
-        while (end < span.last && (taller || ampi_window(end, p->sh, p->ph, p->kh, p->h).last <= d.r1)) end++;
+        while (end < span.last && (taller || ampi_window(end, p->sh, p->ph, p->kh,
+            p->h).last <= d.r1)) end++;
         ampi_pool_give_rows(q, end, &d, sums);
         done = d.r1 - d.r0;
-        if (end < p->oh) done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
+        if (end < p->oh)
+            done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
         stay = d.r1 - d.r0 - done;
         d.r1 = d.r0 + done;
         ampi_pool_move(q, AMPI_ARG_Y, &d, sums);
         memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
     }
 }
-/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as q.sums. */
-AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)], sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+
+/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as
+   q.sums. */
+AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list,
+        size_t plane) {
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
+        sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
     const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, fit));
-    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 }, windows, pixels, pixels,
-                         best, at };
+    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 },
+                         windows, pixels, pixels, best, at };
     ampi_rect d = { 0, 0, 0, 0 };
     for (; d.c0 < p->w; d.c0 = d.c1) {
-        d.c1 = ampi_min_int(ampi_min_int(p->w - d.c0, columns), AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
+        d.c1 = ampi_min_int(ampi_min_int(p->w - d.c0, columns),
+            AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
         ampi_pool_backward_columns(&q, d, sums);
     }
 }
 
-/* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes are neighbours in a
-   row of `ow` windows. Surplus lanes read what is behind; the next row overwrites what they write. */
+/* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes
+   are neighbours in a row of `ow` windows. Surplus lanes read what is behind; the next row
+   overwrites what they write. */
 AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
-    return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0 && p->h % 2 == 0
-        && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;  /* a row fits a tile */
+    return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
+        && p->h % 2 == 0 && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;  /* a row fits a tile */
 }
-/* Averages (SUM), maxima, or their places of `rows` rows of windows. columns == 1: each window's columns are summed first.
-   Masks keep surplus lanes from overflowing. */
-AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at,
-        const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
+
+/* Averages (SUM), maxima, or their places of `rows` rows of windows. columns == 1: each window's
+   columns are summed first. Masks keep surplus lanes from overflowing. */
+AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y,
+        uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
     size_t i, l;
     for (; rows > 0; rows--, x += 4 * ow, y += ow, at += ow)
         for (i = 0; i < ow; i += AMPI_LANES) {
@@ -6626,7 +7471,8 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
                 const float *const above = x + 2 * (i + l), *const below = above + 2 * ow;
                 const float a = ampi_and(above[0], keep), b = ampi_and(above[1], keep);
                 const float c = ampi_and(below[0], keep), d = ampi_and(below[1], keep);
-                if (task == AMPI_POOL_TAKE_SUM && columns) y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
+                if (task == AMPI_POOL_TAKE_SUM && columns)
+                    y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
                 else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
                 else if (task == AMPI_POOL_TAKE_MAX)
                     y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
@@ -6642,9 +7488,10 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
             }
         }
 }
+
 /* First the upper pixels of a row of windows, then the lower ones; `at` is 2 * row + column. */
-AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, const uint32_t* AMPI_RESTRICT at,
-        const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
+AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
+        const uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
     const int max = task == AMPI_POOL_GIVE_MAX;
     size_t i, l;
     uint32_t place;
@@ -6654,42 +7501,52 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx, c
                 for (l = 0; l < AMPI_LANES; l++) {
                     const float g = max ? dy[i + l] : dy[i + l] / 4.0f;
                     dx[2 * (i + l)] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place)) : g);
-                    dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place + 1)) : g);
+                    dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g,
+                        ampi_mask(at[i + l] == place + 1)) : g);
                 }
 }
+
 /* A task of ampi_quads_take or ampi_quads_give with task and columns as constants. */
-AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at, const float* from, size_t ow,
-        size_t rows), task, columns, to, at, from, ow, rows) {
+AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at,
+        const float* from, size_t ow, size_t rows), task, columns, to, at, from, ow, rows) {
     (void)hw;
     if (task == AMPI_POOL_TAKE_MAX) ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, to, at, from, ow, rows);
     else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_GIVE_MAX) ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_GIVE_MAX)
+        ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, ow, rows);
     else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, ow, rows);
     else if (columns) ampi_quads_take(AMPI_POOL_TAKE_SUM, 1, to, at, from, ow, rows);
     else ampi_quads_take(AMPI_POOL_TAKE_SUM, 0, to, at, from, ow, rows);
 }
+
 /* Elements [i, i + n) of `all` as floats; two groups of lanes can be read behind them. */
-AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all, float* tile) {
-    if (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all) return (const float*)v->data + i;
+AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all,
+        float* tile) {
+    if (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all)
+        return (const float*)v->data + i;
     ampi_load_f32(tile, v->data, v->dtype, i, n);
     memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
     return tile;
 }
+
 /* Pools 16 planes of 2x2 windows side by side, forward or backward, as many whole rows at a time
    as a tile holds. */
-AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list, size_t plane, int backward) {
+AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list,
+        size_t plane, int backward) {
     AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
     uint32_t at[AMPI_PART / 4 + AMPI_LANES];
     const ampi_pool_task task = backward ? (p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE)
                                          : (p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
     const ampi_argument* y = &list[AMPI_ARG_Y];
-    const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows, size = backward ? 4 : 1;
+    const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows,
+        size = backward ? 4 : 1;
     const size_t end = ampi_min_size(all, (plane + AMPI_LANES) * windows);
     for (size_t n, i = plane * windows; i < end; i += n) {
         float* const to = ampi_open(y, i * size, ow, result);  /* in place without surplus lanes */
         const float* x = NULL;
         n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
-        if (p->max || !backward) x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, 4 * all, tile);
+        if (p->max || !backward)
+            x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, 4 * all, tile);
         if (p->max && backward) ampi_pool_quads(AMPI_POOL_SEARCH, 0, to, at, x, ow, n / ow);
         if (backward) x = ampi_quads_view(&list[AMPI_ARG_DY], i, n, all, tile);
         ampi_pool_quads(task, !ampi_pool_is_small(p), to, at, x, ow, n / ow);
@@ -6709,11 +7566,12 @@ AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, i
 }
 
 /* Checks shape and operands, then pools plane by plane. */
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-        const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt,
+        void* y, amp_dtype yt, const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
-    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
+        y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
     AMPI_CHECK("pool2d", n, list);
     AMPI_COMPUTE_OP;
@@ -6722,13 +7580,15 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
 }
 
 /* Checks shape and operands, then gives dy to dx plane by plane. */
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt, const void* x,
-        amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt,
+        const void* x, amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
-    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w), y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
+        y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
-                                   AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
+                                   AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n),
+                                       AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
     AMPI_CHECK("pool2d backward", n, list);
     AMPI_COMPUTE_OP;
     if (dx) ampi_pool_all(&p, list, 1);
@@ -6747,42 +7607,54 @@ AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
     const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
     return ampi_float(ampi_bits(dy) & pass);
 }
+
 AMPI_HD AMPI_INLINE float ampi_f32_relu(float x) { return ampi_relu_back(x, x); }
 AMPI_HD AMPI_INLINE float ampi_f32_gelu(int hw, float x) {
     float density;
     return x * ampi_normal_cdf(hw, x, &density);
 }
+
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
     return x * ampi_f32_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
-/* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a NaN. */
+
+/* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a
+   NaN. */
 AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
-    x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));  /* infinity * 0 would be a NaN */
+    /* infinity * 0 would be a NaN */
+    x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));
     return ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
+
 /* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument, s the
    logistic function of 2z. */
 AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
-    float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);  /* the smaller of s and 1-s: s*(1-s) is accurate */
+    /* the smaller of s and 1-s: s*(1-s) is accurate */
+    float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
+
 /* x: a logit. */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_f32_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
+
 /* Terms and slopes of losses that are means over elements. */
 typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
-/* Operations on elements a and b: an activation; its gradient, where a is dy and b is `saved`; a loss, where b is the
-   target; and others. p: a factor. */
+
+/* Operations on elements a and b: an activation; its gradient, where a is dy and b is `saved`; a
+   loss, where b is the target; and others. p: a factor. */
 enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY };
 
-/* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a loop. */
-AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b, float p, size_t n), op, y, a, b, p, n) {
+/* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a
+   loop. */
+AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b, float p,
+        size_t n), op, y, a, b, p, n) {
 #define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
         AMPI_CASE(AMP_RELU, ampi_f32_relu(a[i]));
@@ -6808,7 +7680,8 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
 #undef AMPI_CASE
 }
 
-/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of its type. */
+/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of
+   its type. */
 AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
     AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
     float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
@@ -6817,6 +7690,7 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
     ampi_elementwise(op, y, x, dy, p, ampi_padded(n));
     ampi_store(&list[AMPI_ARG_Y], i, y, n);
 }
+
 /* An element-wise operator over n elements, in tiles that threads share. */
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     if (!list[AMPI_ARG_Y].data) return;
@@ -6824,14 +7698,18 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
-/* y = f(x) or dx = dy * f'. Of many values of 16 bits, what is slow to compute comes from a table in the workspace. */
-AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n, const amp_exec* exec) {
+/* y = f(x) or dx = dy * f'. Of many values of 16 bits, what is slow to compute comes from a table
+   in the workspace. */
+AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
+        const amp_exec* exec) {
     enum { values = 65536 };
-    const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
+    const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU
+        && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     int64_t i;
     if (!slow || op == AMPI_SLOPE + (int)AMP_RELU || ampi_type_size(x->dtype) != 2 || n < 4 * values
-        || !list[AMPI_ARG_Y].data || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
+        || !list[AMPI_ARG_Y].data || !exec || !exec->workspace
+        || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
         ampi_elements(op, 0.0f, list, n);
         return;
     }
@@ -6852,7 +7730,9 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n, co
         size_t l;
         for (l = 0; l < count; l++) v[l] = table[bits[l]];
         for (; l < ampi_padded(count); l++) v[l] = 0.0f;
-        if (back) ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v, 0.0f, l);
+        if (back)
+            ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v,
+                0.0f, l);
         ampi_store(&list[AMPI_ARG_Y], at, v, count);
     });
 }
@@ -6865,9 +7745,10 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 }
 
 /* Checks the operands, then applies the function in tiles. */
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-        size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y,
+        amp_dtype yt, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n),
+        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation", n, list);
     AMPI_COMPUTE_OP;
@@ -6876,8 +7757,8 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 }
 
 /* Checks the operands, then multiplies dy by the slope in tiles. */
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt, const void* saved,
-        amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt,
+        const void* saved, amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
         AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
         AMPI_ARG(saved, st, AMPI_IN, n) };
@@ -6888,8 +7769,8 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     AMPI_DONE_OP;
 }
 
-/* Stores elements [i, i + n) of a result, at most AMPI_ROWS_TILE, from v; if `add`, v is overwritten with the sum of
-   both first. */
+/* Stores elements [i, i + n) of a result, at most AMPI_ROWS_TILE, from v; if `add`, v is
+   overwritten with the sum of both first. */
 AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
     AMPI_ALIGNED float old[AMPI_ROWS_TILE];
     if (add) ampi_elementwise(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
@@ -6899,17 +7780,18 @@ AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t
 /* --- dropout, sum, concat --- */
 
 /* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
-AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n), y, x, bits, p,
-        scale, n) {
+AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale,
+        size_t n), y, x, bits, p, scale, n) {
     (void)hw;
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
         & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
 }
 
 /* Checks, then drops tile by tile; four random words come from one position of Philox. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
-        uint64_t seed, uint64_t offset, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
+        size_t n, float p, uint64_t seed, uint64_t offset, const amp_exec* exec) {
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n),
+        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
     AMPI_CHECK("dropout", n, list);
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
@@ -6917,20 +7799,23 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4];
-        const size_t start = (size_t)i, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
+        const size_t start = (size_t)i, count = ampi_tile_size(n, start),
+            skip = (size_t)((offset + start) & 3u);
         float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
-        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 4));
-        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
-            ampi_padded(count));
+        ampi_random_fill(bits, seed, offset + start - skip,
+            ampi_round_up(skip + ampi_padded(count), 4));
+        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p,
+            1.0f / (1.0f - p), ampi_padded(count));
         ampi_store(&list[AMPI_ARG_Y], start, v, count);
     });
     AMPI_DONE_OP;
 }
 
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y, amp_dtype yt,
-        size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt,
+        void* y, amp_dtype yt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n), AMPI_ARG(b, bt, AMPI_SAME, n) };
+        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n),
+            AMPI_ARG(b, bt, AMPI_SAME, n) };
     AMPI_CHECK("add", n, list);
     AMPI_COMPUTE_OP;
     ampi_elements(AMPI_ADD, 0.0f, list, n);
@@ -6938,34 +7823,38 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, a
 }
 
 /* Refuses columns [column, column + d) that lie outside of d_total. */
-AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
-    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
-        op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
+AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d,
+        size_t d_total, size_t column) {
+    AMPI_REFUSE_OP(d > d_total || column > d_total - d, AMP_ERR_SHAPE,
+        "%s: columns %lld..%lld+%lld do not fit in %lld", op, ampi_shown(column),
+        ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
     return AMP_OK;
 }
 
 /* Checks, then copies row by row. */
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt, size_t d_total,
-        size_t column, size_t rows, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt,
+        size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d), AMPI_ARG(y, yt, AMPI_OUT | none, n) };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d),
+        AMPI_ARG(y, yt, AMPI_OUT | none, n) };
     AMPI_CHECK("concat", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt, ampi_at(x, xt, (size_t)i * d), xt,
-            d));
+        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt,
+            ampi_at(x, xt, (size_t)i * d), xt, d));
     AMPI_DONE_OP;
 }
 
 /* Checks, then copies row by row, or adds in tiles. */
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column, void* x,
-        amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column,
+        void* x, amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n), AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
+    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n),
+        AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
     AMPI_CHECK("concat backward", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
@@ -6974,7 +7863,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         AMPI_ALIGNED float tile[AMPI_TILE];
         size_t i, count;
-        if (!accumulate) amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
+        if (!accumulate)
+            amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
         for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
             ampi_load_f32(tile, y, yt, from + i, count);
             memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
@@ -6989,8 +7879,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_tot
    a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
    one pass. */
 
-/* An operand as floats, a part at a time: in place, or in the tile until another part is asked for. missing: each
-   element of a NULL operand. all: see ampi_view_rows. */
+/* An operand as floats, a part at a time: in place, or in the tile until another part is asked for.
+   missing: each element of a NULL operand. all: see ampi_view_rows. */
 typedef struct ampi_reader {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     const ampi_argument* v;
@@ -7006,6 +7896,7 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
     r->all = r->v->data == list[AMPI_ARG_Y].data ? 0 : r->v->cols;
     r->floats = NULL;
 }
+
 /* Declares reader r of f's operand at `arg`. */
 #define AMPI_OPEN_READER(r, arg) ampi_reader r; ampi_reader_open(&r, f->list, arg)
 /* Elements [at, at + n), rows of d. */
@@ -7025,8 +7916,10 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
      EXP          y = exp(x - mean)
      DIVIDE       y = (x * scale - base) * factor
      SOFTMAX_DX   y = x * (dy - mean) */
-typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE, AMPI_SOFTMAX_DX } ampi_row_op;
-/* Its numbers: arrays for rows, or if `by_column` for columns; base and factor hold for all rows. */
+typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE,
+        AMPI_SOFTMAX_DX } ampi_row_op;
+/* Its numbers: arrays for rows, or if `by_column` for columns; base and factor hold for all
+   rows. */
 typedef struct ampi_row_args {
     const float *mean, *scale, *a, *b, *gamma, *beta;
     int statistics_by_column, params_by_column;
@@ -7040,21 +7933,25 @@ AMPI_INLINE ampi_row_args ampi_no_row_args(void) {
     return q;
 }
 
-/* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its first column. */
-typedef struct ampi_row_lanes { float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
+/* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its
+   first column. */
+typedef struct ampi_row_lanes {
+        float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
 /* An operand of a row as lanes: its elements if it has one for each column, else one value in
    all lanes. */
-AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row, float missing) {
+AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row,
+        float missing) {
     const float same = v && !by_column ? v[row] : missing;
     q->step = v && by_column;
     q->first = q->step ? v : q->same;
     for (size_t l = 0; l < AMPI_LANES; l++) q->same[l] = same;
 }
+
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
 /* NORM_DX if dy, else NORM. A missing beta is -0, as adding +0 would change -0. */
-AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const float* dy, const float* x, size_t row,
-        size_t n) {
+AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const float* dy,
+        const float* x, size_t row, size_t n) {
     const int by_column = q->statistics_by_column;
     ampi_row_lanes mean, scale, a, b, gamma, beta;
     ampi_row_lanes_of(&mean, q->mean, by_column, row, 0.0f);
@@ -7065,15 +7962,19 @@ AMPI_INLINE void ampi_norm_row(int hw, const ampi_row_args* q, float* y, const f
     ampi_row_lanes_of(&beta, q->beta, q->params_by_column, row, -0.0f);
     if (dy) AMPI_LOOP(y, n, ampi_fma(hw, AMPI_LANE_OF(mean) - x[i], AMPI_LANE_OF(b),
             ampi_fma(hw, dy[i], AMPI_LANE_OF(gamma), -AMPI_LANE_OF(a))) * AMPI_LANE_OF(scale));
-    else AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale), AMPI_LANE_OF(gamma),
+    else
+        AMPI_LOOP(y, n, ampi_fma(hw, (x[i] - AMPI_LANE_OF(mean)) * AMPI_LANE_OF(scale),
+            AMPI_LANE_OF(gamma),
         AMPI_LANE_OF(beta)));
 }
+
 /* A row operator over `rows` rows of n floats, which lie one behind another; op is a constant
    where it is called. */
-AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
-        const float* x, size_t rows, size_t n) {
+AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* q, float* y,
+        const float* dy, const float* x, size_t rows, size_t n) {
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
-        const float mean = op >= AMPI_EXP ? q->mean[r] : 0.0f, scale = op == AMPI_DIVIDE ? q->scale[r] : 1.0f;
+        const float mean = op >= AMPI_EXP ? q->mean[r] : 0.0f, scale = op == AMPI_DIVIDE
+            ? q->scale[r] : 1.0f;
         const float base = q->base, factor = q->factor, *g = dy ? dy + r * n : NULL;
         if (op <= AMPI_NORM_DX) ampi_norm_row(hw, q, y, op == AMPI_NORM ? NULL : g, x, r, n);
         else if (op == AMPI_EXP) AMPI_LOOP(y, n, ampi_exp(hw, x[i] - mean));
@@ -7081,9 +7982,10 @@ AMPI_INLINE void ampi_rows_each_as(int hw, ampi_row_op op, const ampi_row_args* 
         else AMPI_LOOP(y, n, x[i] * (g[i] - mean));
     }
 }
+
 /* ampi_rows_each_as with each operator as a constant. */
-AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy, const float* x,
-        size_t rows, size_t n), op, q, y, dy, x, rows, n) {
+AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, const float* dy,
+        const float* x, size_t rows, size_t n), op, q, y, dy, x, rows, n) {
 #define AMPI_CASE(number) case number: ampi_rows_each_as(hw, number, q, y, dy, x, rows, n); break
     switch (op) {
         AMPI_CASE(AMPI_NORM);
@@ -7109,12 +8011,14 @@ typedef struct ampi_row_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_row_sums;
 
-/* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows; center: a mean in
-   double. */
+/* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows;
+   center: a mean in double. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
+
 /* What one element adds to the sums of a kind of terms: sum takes t.sum, dot takes the product
    of t.g and t.d. */
-AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale, double center) {
+AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale,
+        double center) {
     ampi_term t;
     t.d = terms >= AMPI_DOT ? x - mean : terms == AMPI_DISTANCES ? (float)((double)x - center) : x;
     if (terms == AMPI_DOT) t.d *= scale;
@@ -7122,19 +8026,26 @@ AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mea
     t.sum = terms == AMPI_DOT ? y : terms == AMPI_SQUARES_LESS ? t.d : x;
     return t;
 }
+
 /* Sixteen elements; in: a mask of those that count, NULL for all. */
-AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-        const float* gamma, float mean, float scale, double center, const uint32_t* in) {
+AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* dot, const float* y,
+        const float* x, const float* gamma, float mean, float scale, double center,
+        const uint32_t* in) {
     AMPI_IN_REGISTERS for (size_t l = 0; l < AMPI_LANES; l++) {
-        const ampi_term t = ampi_term_of(terms, gamma ? y[l] * gamma[l] : y[l], x[l], mean, scale, center);
+        const ampi_term t = ampi_term_of(terms, gamma ? y[l] * gamma[l] : y[l], x[l], mean, scale,
+            center);
         const float d = in ? ampi_and(t.d, in[l]) : t.d;
-        if (terms == AMPI_SUM || terms >= AMPI_DOT) sum[l] += (double)(in ? ampi_and(t.sum, in[l]) : t.sum);
-        if (terms != AMPI_SUM) dot[l] = ampi_add_product(hw, in ? ampi_and(t.g, in[l]) : t.g, d, dot[l]);
+        if (terms == AMPI_SUM || terms >= AMPI_DOT)
+            sum[l] += (double)(in ? ampi_and(t.sum, in[l]) : t.sum);
+        if (terms != AMPI_SUM)
+            dot[l] = ampi_add_product(hw, in ? ampi_and(t.g, in[l]) : t.g, d, dot[l]);
     }
 }
-AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y, const float* x,
-        const ampi_row_args* q, size_t rows, size_t n, int more) {
-    static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays slowly */
+
+AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y,
+        const float* x, const ampi_row_args* q, size_t rows, size_t n, int more) {
+    static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays
+                                                        slowly */
     const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes gamma;
@@ -7153,8 +8064,11 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
             if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);
             if (terms == AMPI_PRODUCTS || terms == AMPI_DOT) AMPI_FETCH(y + i, ahead);
-            if (n - i >= AMPI_LANES) ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, NULL);
-            else ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, ampi_lanes_in(n - i));
+            if (n - i >= AMPI_LANES)
+                ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, NULL);
+            else
+                ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center,
+                    ampi_lanes_in(n - i));
         }
         if (sums) s->sum[r] = ampi_lane_total(sum);
         if (dots) s->dot[r] = ampi_lane_total(dot);
@@ -7163,10 +8077,14 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
         if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
     }
 }
-/* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its own loop. */
-AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_row_sums* s, const float* y, const float* x, const ampi_row_args* q,
-        size_t rows, size_t n, int more), terms, s, y, x, q, rows, n, more) {
-#define AMPI_CASE(number) case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
+
+/* Sums of rows of n elements; `more`: one row goes on from s. y may be x. With hw each kind has its
+   own loop. */
+AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_row_sums* s, const float* y, const float* x,
+        const ampi_row_args* q, size_t rows, size_t n, int more), terms, s, y, x, q, rows, n,
+        more) {
+#define AMPI_CASE(number) \
+    case number: ampi_sum_rows_as(hw, number, s, y, x, q, rows, n, more); break
     switch (hw ? (int)terms : -1) {
         AMPI_CASE(AMPI_SUM);
         AMPI_CASE(AMPI_PRODUCTS);
@@ -7179,9 +8097,11 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_row_sums* s, const float* y, 
 #undef AMPI_CASE
 }
 
-/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole groups of lanes. */
-AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum, double* AMPI_RESTRICT dot,
-        const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, const ampi_row_args* q, size_t rows, size_t n) {
+/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole
+   groups of lanes. */
+AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum,
+        double* AMPI_RESTRICT dot, const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
+        const ampi_row_args* q, size_t rows, size_t n) {
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes mean, scale;
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
@@ -7192,19 +8112,23 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
             if (terms == AMPI_DOT) AMPI_FETCH(y + ampi_i, ahead);
             AMPI_IN_REGISTERS for (size_t ampi_l = 0; ampi_l < AMPI_LANES; ampi_l++) {
                 const size_t i = ampi_i + ampi_l;
-                const ampi_term t = ampi_term_of(terms, y[i], x[i], AMPI_LANE_OF(mean), AMPI_LANE_OF(scale), 0.0);
+                const ampi_term t = ampi_term_of(terms, y[i], x[i], AMPI_LANE_OF(mean),
+                    AMPI_LANE_OF(scale), 0.0);
                 sum[i] += (double)t.sum;
                 dot[i] = ampi_add_product(hw, t.g, t.d, dot[i]);
             }
         }
     }
 }
+
 /* ampi_sum_columns_as with each kind of terms as a constant, where an fma is cheap. */
-AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y, const float* x,
-        const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q, rows, n) {
+AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const float* y,
+        const float* x, const ampi_row_args* q, size_t rows, size_t n), terms, sum, dot, y, x, q,
+        rows, n) {
     if (!hw) ampi_sum_columns_as(hw, terms, sum, dot, y, x, q, rows, n);
     else if (terms == AMPI_DOT) ampi_sum_columns_as(hw, AMPI_DOT, sum, dot, y, x, q, rows, n);
-    else if (terms == AMPI_SQUARES) ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
+    else if (terms == AMPI_SQUARES)
+        ampi_sum_columns_as(hw, AMPI_SQUARES, sum, dot, y, x, q, rows, n);
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 
@@ -7238,25 +8162,26 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
 }
 
 /* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
-AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_row_sums* s, ampi_reader* y, ampi_reader* x, size_t at, size_t rows,
-        size_t d) {
+AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_row_sums* s, ampi_reader* y, ampi_reader* x,
+        size_t at, size_t rows, size_t d) {
     for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
-        ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n), ampi_read(x, at + i, rows * n, n), NULL, rows, n,
-            i > 0);
+        ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n),
+            ampi_read(x, at + i, rows * n, n), NULL, rows, n, i > 0);
 }
 
 /* A result, if any, from n <= AMPI_TILE sums. */
-AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n, int add) {
+AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n,
+        int add) {
     float v[AMPI_TILE];
     if (!y->data) return;
     for (size_t l = 0; l < ampi_padded(n); l++) v[l] = l < n ? (float)sums[l] : 0.0f;
     ampi_store_added(y, i, v, n, add);
 }
 
-/* Writes dx if q->a is set, else y, of rows of d elements from element `at` on; adds to what is there if `add`. gamma and beta are
-   of columns, or NULL. */
-AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma, ampi_reader* beta,
-        const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
+/* Writes dx if q->a is set, else y, of rows of d elements from element `at` on; adds to what is
+   there if `add`. gamma and beta are of columns, or NULL. */
+AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma,
+        ampi_reader* beta, const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
         const float* v = ampi_read(x, at, rows * n, n);
@@ -7271,10 +8196,11 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
 
 /* --- batch norm --- */
 
-/* Channels are summed and normed in groups: as many as fit a tile, at most AMPI_BN_WIDE. A channel of several pixels is
-   summed by lanes, a tile at a time: as many of its planes as fit, or a part of one. A plane of 128 pixels or more, in
-   whole groups of lanes, is a tile: its pixels stay on their lanes, and it is read in place. Channels of one pixel are
-   columns, summed image after image. */
+/* Channels are summed and normed in groups: as many as fit a tile, at most AMPI_BN_WIDE. A channel
+   of several pixels is summed by lanes, a tile at a time: as many of its planes as fit, or a part
+   of one. A plane of 128 pixels or more, in whole groups of lanes, is a tile: its pixels stay on
+   their lanes, and it is read in place. Channels of one pixel are columns, summed image after
+   image. */
 enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
@@ -7285,7 +8211,9 @@ typedef struct ampi_bn_plan {
 } ampi_bn_plan;
 
 /* Frozen statistics are constants: both passes are those of evaluation. */
-AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
+AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) {
+    return training && s && !s->frozen;
+}
 
 /* Checks the shape of a batch norm, and finds how channels are grouped. */
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
@@ -7325,11 +8253,13 @@ typedef struct ampi_bn_group {
     double sum[AMPI_BN_WIDE], dot[AMPI_BN_WIDE];
 } ampi_bn_group;
 /* The group's elements of the operand at `arg`, one a channel; `missing` of a NULL one. */
-AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing, float* lanes) {
+AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing,
+        float* lanes) {
     const ampi_argument* v = &f->list[arg];
     for (size_t l = 0; l < g->width; l++) lanes[l] = missing;
     if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
 }
+
 /* The channels of group number `group`, with their gamma. */
 AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
     AMPI_CLEAR(*g);
@@ -7347,6 +8277,7 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
     x->floats = NULL;
     return x->tile;
 }
+
 /* Sums of a group's channels, whose means are g->mean: of x, or of dy and x. */
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
@@ -7361,7 +8292,8 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     if (p->spatial == 1) {
         for (i = 0; i < p->n; i++) {
             const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
-            const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width, g->width) : v;
+            const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width,
+                g->width) : v;
             ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
         }
     }
@@ -7383,11 +8315,13 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
     }
 }
 
-/* A pivot near each channel's mean: the mean of its first pixels (at most 16) in x's type, so differences from it are
-   exact floats unless much larger than x. It is 0 if that mean is no number or a difference might be infinite. */
+/* A pivot near each channel's mean: the mean of its first pixels (at most 16) in x's type, so
+   differences from it are exact floats unless much larger than x. It is 0 if that mean is no number
+   or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
-    const amp_dtype low = ampi_dtype_or_f32(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;  /* compilers see that it fits */
+    /* compilers see that it fits */
+    const amp_dtype low = ampi_dtype_or_f32(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;
     const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     uint16_t rounded[AMPI_BN_WIDE];
     float v[AMPI_LANES];
@@ -7407,29 +8341,35 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     }
     for (c = 0; c < g->width; c++) if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
 }
-/* Means to g->sum, and the sum of squared distances from them to g->dot, in one pass over a channel's M values: squares
-   = q - M (mean - pivot)^2, where q sums (x - pivot)^2. Little cancels: the pivot is the mean of m values, so (mean -
-   pivot)^2 is at most M/m times the variance. The mean comes from the sum of x, or of x - pivot for types of 16 bits.
-   No compiler may contract a quotient. */
+
+/* Means to g->sum, and the sum of squared distances from them to g->dot, in one pass over a
+   channel's M values: squares = q - M (mean - pivot)^2, where q sums (x - pivot)^2. Little cancels:
+   the pivot is the mean of m values, so (mean - pivot)^2 is at most M/m times the variance. The
+   mean comes from the sum of x, or of x - pivot for types of 16 bits. No compiler may contract a
+   quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
     const int wide = ampi_dtype_or_f32(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     ampi_bn_pivot(f, g);
     ampi_bn_sums(f, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS);
     for (size_t c = 0; c < g->width; c++) {
-        const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at : first;
+        const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at
+            : first;
         g->sum[c] = wide ? first : at + first;
         g->dot[c] -= off * off / (1.0 / values);
-        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;  /* below 0, no NaN */
+        /* below 0, no NaN */
+        if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;
     }
 }
 
-/* (1 - momentum) * old + momentum * value for both statistics of a channel. Where one were not finite, both stay, and
-   held[c], if held is given, becomes 1. */
-AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, size_t c, float momentum,
-        float batch_mean, float batch_var) {
+/* (1 - momentum) * old + momentum * value for both statistics of a channel. Where one were not
+   finite, both stay, and held[c], if held is given, becomes 1. */
+AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, size_t c,
+        float momentum, float batch_mean, float batch_var) {
     const float old = 1.0f - momentum;
-    const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
-    const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
+    const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c])
+        : 0.0f;
+    const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c])
+        : 0.0f;
     if (!ampi_has_finite_bits(&next_mean) || !ampi_has_finite_bits(&next_var)) {
         if (held) held[c] = 1;
         return;
@@ -7438,7 +8378,8 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, s
     if (var) var[c] = next_var;
 }
 
-/* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which training updates. */
+/* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which
+   training updates. */
 AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     const double values = f->training ? (double)f->p.n * (double)f->p.spatial : 1.0;
     size_t c;
@@ -7453,10 +8394,11 @@ AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
     if (f->training && f->p.momentum != 0.0f) {
         for (c = 0; c < g->width; c++)
-            ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum, g->mean[c],
-                (float)(g->dot[c] / (values - 1.0)));
+            ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum,
+                g->mean[c], (float)(g->dot[c] / (values - 1.0)));
     }
 }
+
 /* y of a group from x, or with q->a dx from dy and x. arg: where x stands, or dy if frozen. */
 AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
     const ampi_bn_plan* p = &f->p;
@@ -7469,6 +8411,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
             columns ? g->width : p->spatial, f->add);
 }
+
 /* The forward pass of one group of channels: statistics, then the result. */
 AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
     ampi_bn_group g;
@@ -7484,29 +8427,35 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
 }
 
 /* Checks shape and operands, then runs group by group. */
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype xt,
-        const void* gamma, const void* beta, amp_dtype pt, float* running_mean, float* running_var, float* save_mean,
-        float* save_invstd, void* y, amp_dtype yt, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+        const void* x, amp_dtype xt, const void* gamma, const void* beta, amp_dtype pt,
+        float* running_mean, float* running_var, float* save_mean, float* save_invstd, void* y,
+        amp_dtype yt, const amp_exec* exec) {
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
+    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT
+        : AMPI_OUT | AMPI_NULL;
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, n), AMPI_ARG(beta, pt, AMPI_NULL, p.channels),
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, n),
+            AMPI_ARG(beta, pt, AMPI_NULL, p.channels),
         AMPI_ARG(gamma, pt, AMPI_NULL, p.channels), AMPI_ARG(save_mean, AMP_F32, saved, p.channels),
-        AMPI_ARG(save_invstd, AMP_F32, saved, p.channels), AMPI_ARG(running_mean, AMP_F32, running, p.channels),
+        AMPI_ARG(save_invstd, AMP_F32, saved, p.channels),
+            AMPI_ARG(running_mean, AMP_F32, running, p.channels),
         AMPI_ARG(running_var, AMP_F32, running, p.channels) };
     const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
     AMPI_CHECK("batch norm", n, list);
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f,
+        (size_t)i));
     AMPI_DONE_OP;
 }
 
 /* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
      dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
-   Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics are constants. */
+   Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics
+   are constants. */
 AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     const double values = (double)f->p.n * (double)f->p.spatial;
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
@@ -7533,23 +8482,26 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
 }
 
 /* Checks shape and operands, then runs group by group. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dyt, const void* x,
-        amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx,
-        amp_dtype dxt, void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+        amp_dtype dyt, const void* x, amp_dtype xt, const void* gamma, amp_dtype pt,
+        const float* save_mean, const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma,
+        void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const ampi_argument list[] = {
         AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
         AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(gamma, pt, AMPI_NULL, p.channels),
-        AMPI_ARG(save_mean, AMP_F32, AMPI_IN, p.channels), AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, p.channels),
+        AMPI_ARG(save_mean, AMP_F32, AMPI_IN, p.channels),
+            AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, p.channels),
         AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, p.channels),
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, p.channels) };
     const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
                         ampi_adds_params(accumulate) };
     AMPI_CHECK("batch norm backward", n, list);
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+    AMPI_PARALLEL_OVER(n,
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
     AMPI_DONE_OP;
 }
 
@@ -7580,12 +8532,13 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma, const void* beta,
-        amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t rows, size_t d,
-        const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma,
+        const void* beta, amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y,
+        amp_dtype yt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all), AMPI_ARG(beta, pt, AMPI_NULL, d),
+        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all),
+            AMPI_ARG(beta, pt, AMPI_NULL, d),
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
         AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
     ampi_rows f = ampi_rows_of(list, rows, d);
@@ -7600,11 +8553,11 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const voi
     AMPI_DONE_OP;
 }
 
-/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to dbeta. with_dx, if
-   these are all: dx, too, which is (dy * gamma - a - (x - mean) * b) * invstd, see batch norm. Fewer columns need d >
-   AMPI_TILE, as a tile holds one row then. */
-AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start, size_t width,
-        double* sums, int with_dx) {
+/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to
+   dbeta. with_dx, if these are all: dx, too, which is (dy * gamma - a - (x - mean) * b) * invstd,
+   see batch norm. Fewer columns need d > AMPI_TILE, as a tile holds one row then. */
+AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start,
+        size_t width, double* sums, int with_dx) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     float a[AMPI_ROWS], b[AMPI_ROWS];
@@ -7624,7 +8577,9 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
             const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
-            if (sums) ampi_sum_columns(AMPI_DOT, sums + ampi_padded(width) + i, sums + i, g, v, &q, rows, n);
+            if (sums)
+                ampi_sum_columns(AMPI_DOT, sums + ampi_padded(width) + i, sums + i, g, v, &q, rows,
+                    n);
             if (with_dx) q.gamma = ampi_read(&gamma, start + i, n, n);
             if (with_dx) ampi_sum_rows(AMPI_DOT, &s, g, v, &q, rows, n, i > 0);
         }
@@ -7633,30 +8588,37 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
                 a[r] = (float)(s.sum[r] / (double)f->d);
                 b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
             }
-            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, f->add);
+            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows,
+                f->d, f->add);
         }
     }
 }
+
 AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
 }
 
-/* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These are few, as adding
-   their sums is not shared. */
+/* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These
+   are few, as adding their sums is not shared. */
 AMPI_FN size_t ampi_ln_part_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
 AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
-    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_part_rows(rows)));
+    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(),
+        ampi_div_up(rows, ampi_ln_part_rows(rows)));
 }
+
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
 enum { AMPI_LN_WIDE = 16384 };
+
 /* Bytes in which the sums of dgamma and dbeta of several parts of rows fit; 0 where they fit the
    stack. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
     if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
     return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
-/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take parts in order. The sums, and places
-   of parts, lie in `room`, or here for a tile at most. Parts are added in order, so places bound those under way. */
+
+/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take parts in order.
+   The sums, and places of parts, lie in `room`, or here for a tile at most. Parts are added in
+   order, so places bound those under way. */
 AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
     const size_t width = 2 * ampi_padded(n), at_once = ampi_ln_parts_at_once(f->rows, f->d);
@@ -7664,33 +8626,40 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
     double* sums = room ? room : own;
     size_t k, m;
     memset(sums, 0, width * sizeof *sums);
-    AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)f->rows; i += rows),
+    AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN,
+        for (int64_t i = 0; i < (int64_t)f->rows; i += rows),
         AMPI_ALIGNED double own_part[2 * AMPI_TILE];
         double* part = room ? room + (1 + (size_t)(i / rows) % at_once) * width : own_part;
         memset(part, 0, width * sizeof *part);
-        ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n, part, with_dx),
+        ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n,
+            part, with_dx),
         for (size_t l = 0; l < width; l++) sums[l] += part[l]);
     for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
         ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m, f->add_params);
-        ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m, f->add_params);
+        ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m,
+            f->add_params);
     }
 }
 
 /* Checks the operands, then computes dx by rows, dgamma and dbeta by columns. */
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x, amp_dtype xt,
-        const void* gamma, amp_dtype pt, const float* save_mean, const float* save_invstd, void* dx, amp_dtype dxt,
-        void* dgamma, void* dbeta, amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x,
+        amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean,
+        const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
+        amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all),
+        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all),
+            AMPI_ARG(dy, dyt, AMPI_IN, all),
         AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
-        AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, d),
+        AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL,
+            d),
         AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
     ampi_rows f = ampi_rows_of(list, rows, d);
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);  /* whose sums there is room for */
+    /* whose sums there is room for */
+    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);
     const int sums = dgamma || dbeta, with_dx = dx && columns == d;
     f.add = ampi_adds_input(accumulate);
     f.add_params = ampi_adds_params(accumulate);
@@ -7709,7 +8678,9 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const 
 /* --- softmax --- */
 
 AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
-/* The largest of max[r] and the elements of row r. NaNs are passed over, and come back through exp. */
+
+/* The largest of max[r] and the elements of row r. NaNs are passed over, and come back through
+   exp. */
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
     size_t r, i, l;
     (void)hw;
@@ -7720,7 +8691,8 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
             const uint32_t* in = ampi_lanes_in(n - i);
             AMPI_FETCH(x + i, ampi_ahead(n));
             for (l = 0; l < AMPI_LANES; l++)
-                m[l] = ampi_larger(ampi_float(ampi_select_bits(in[l], ampi_bits(x[i + l]), 0xff800000u)), m[l]);
+                m[l] = ampi_larger(ampi_float(ampi_select_bits(in[l], ampi_bits(x[i + l]),
+                    0xff800000u)), m[l]);
         }
         for (l = 0; l < 8; l++) m[l] = ampi_larger(m[l + 8], m[l]);
         for (l = 0; l < 4; l++) m[l] = ampi_larger(m[l + 4], m[l]);
@@ -7730,8 +8702,8 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 }
 
 /* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
-AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max, ampi_row_sums* s,
-        float* e) {
+AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max,
+        ampi_row_sums* s, float* e) {
     ampi_row_args q = ampi_no_row_args();
     size_t i, n;
     q.mean = max;
@@ -7743,7 +8715,9 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
 }
-/* Softmax, or with labels the gradient of its cross-entropy: a class's target is `base`, a label's `target`. */
+
+/* Softmax, or with labels the gradient of its cross-entropy: a class's target is `base`, a label's
+   `target`. */
 AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
@@ -7766,7 +8740,8 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
         if (f->labels) {
             for (r = 0; r < rows; r++) {
                 const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
-                if (label < n) y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
+                if (label < n)
+                    y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
             }
         }
         ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
@@ -7774,10 +8749,11 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t rows, size_t d,
-        const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
+        size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
+    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all),
+        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
     ampi_rows f = ampi_rows_of(list, rows, d);
     f.factor = 1.0f;
     AMPI_CHECK("softmax", all, list);
@@ -7801,18 +8777,19 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->d + i;
         float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
-        ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, ampi_read(&dy, at, rows * n, n), ampi_read(&y, at, rows * n, n), rows,
-            n);
+        ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, ampi_read(&dy, at, rows * n, n),
+            ampi_read(&y, at, rows * n, n), rows, n);
         ampi_store(&f->list[AMPI_ARG_Y], at, dx, rows * n);
     }
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
-        amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt,
+        void* dx, amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all), AMPI_ARG(dy, dyt, AMPI_IN, all) };
+        AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all),
+            AMPI_ARG(dy, dyt, AMPI_IN, all) };
     const ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_CHECK("softmax backward", all, list);
     AMPI_COMPUTE_OP;
@@ -7832,13 +8809,14 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
 /* Refuses a mean of no elements, and a weight of a loss that is not finite. */
 AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n, float weight) {
     AMPI_REFUSE_OP(n == 0, AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
-    AMPI_REFUSE_OP(!ampi_has_finite_bits(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+    AMPI_REFUSE_OP(!ampi_has_finite_bits(&weight), AMP_ERR_ARGUMENT, "%s: weight %g is not finite",
+        op, (double)weight);
     return AMP_OK;
 }
 
 /* Refuses sizes, a smoothing or labels of a cross-entropy that are out of range. */
-AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
-        size_t classes) {
+AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing,
+        size_t n, size_t classes) {
     AMPI_REFUSE_OP(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
         ampi_shown(classes));
@@ -7852,8 +8830,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; then max[] is mean(z).
-   rows <= AMPI_ROWS. Of rows over AMPI_PART x holds only the last part. */
+/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; then
+   max[] is mean(z). rows <= AMPI_ROWS. Of rows over AMPI_PART x holds only the last part. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
@@ -7876,8 +8854,10 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
     ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
 }
+
 /* Parts [first, last): the sums of their rows' losses. */
-AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first, int64_t last) {
+AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first,
+        int64_t last) {
     const size_t end = ampi_part_start(f->rows, last), step = ampi_rows_of_tile(f->d);
     size_t row, count, r;
     float loss[AMPI_ROWS];
@@ -7893,11 +8873,14 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
 }
 
 /* Checks, then sums the rows' losses in AMPI_PARTS parts. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt, const int32_t* labels,
-        float smoothing, float* loss, size_t n, size_t classes, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt,
+        const int32_t* labels, float smoothing, float* loss, size_t n, size_t classes,
+        const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
-    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;  /* parts a call sums: a tile may span these */
+    const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all),
+        AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
+    /* parts a call sums: a tile may span these */
+    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
     double parts[AMPI_PARTS];
     ampi_rows f = ampi_rows_of(list, n, classes);
     f.labels = labels;
@@ -7912,9 +8895,9 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
 }
 
 /* Checks, then writes the gradient of each row. */
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt, const int32_t* labels,
-        float smoothing, const float* loss_scale, float weight, void* dlogits, amp_dtype dxt, size_t n, size_t classes,
-        const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt,
+        const int32_t* labels, float smoothing, const float* loss_scale, float weight,
+        void* dlogits, amp_dtype dxt, size_t n, size_t classes, const amp_exec* exec) {
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = {
         AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
@@ -7931,10 +8914,11 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
 }
 
 /* The mean of an element-wise loss, summed in AMPI_PARTS parts of whole tiles. */
-AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-        amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+        const void* target, amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1), AMPI_ARG(target, tt, AMPI_IN, n) };
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1),
+            AMPI_ARG(target, tt, AMPI_IN, n) };
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     AMPI_CHECK(op, n, list);
@@ -7949,7 +8933,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_elementwise((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
                 ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
-            ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1, count, i > first);
+            ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1,
+                count, i > first);
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
@@ -7958,10 +8943,12 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 }
 
 /* The gradient of an element-wise loss. */
-AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-        amp_dtype tt, const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+        const void* target, amp_dtype tt, const float* loss_scale, float weight, void* dx,
+        amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n), AMPI_ARG(target, tt, AMPI_IN, n) };
+        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n),
+            AMPI_ARG(target, tt, AMPI_IN, n) };
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     AMPI_COMPUTE_OP;
@@ -7971,13 +8958,17 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
 }
 
 #define AMPI_LOSS(name, kind, words) \
-    AMP_DEF amp_result name##_forward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, float* loss, \
+    AMP_DEF amp_result name##_forward(const void* x, amp_dtype xt, const void* target, \
+        amp_dtype tt, float* loss, \
             size_t n, const amp_exec* exec) { \
         return ampi_loss_forward(kind, words, x, xt, target, tt, loss, n, exec); \
     } \
-    AMP_DEF amp_result name##_backward(const void* x, amp_dtype xt, const void* target, amp_dtype tt, \
-            const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) { \
-        return ampi_loss_backward(kind##_SLOPE, words " backward", x, xt, target, tt, loss_scale, weight, dx, dxt, n, \
+    AMP_DEF amp_result name##_backward(const void* x, amp_dtype xt, const void* target, \
+        amp_dtype tt, \
+            const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, \
+            const amp_exec* exec) { \
+        return ampi_loss_backward(kind##_SLOPE, words " backward", x, xt, target, tt, loss_scale, \
+            weight, dx, dxt, n, \
             exec); \
     }
 AMPI_LOSS(amp_mse, AMPI_MSE, "mse")
@@ -8002,19 +8993,24 @@ typedef struct ampi_op_row {
 #define AMPI_OP_CAST ((amp_op)AMP_OP_COUNT)
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (unsigned)op < AMP_OP_COUNT; }
+
 /* The row of an operator's list that describes op. */
 AMPI_FN const ampi_op_row* ampi_op_row_of(amp_op op) {
     static const ampi_op_row rows[] = {
 #define AMPI_X(name, text, o1, o2, kind, reads, shares) \
-        { text, AMP_RULE_##o1, AMP_RULE_##o2, AMPI_KIND_##kind, AMPI_READS_##reads, AMPI_SHARES_##shares },
+        { text, AMP_RULE_##o1, AMP_RULE_##o2, AMPI_KIND_##kind, AMPI_READS_##reads, \
+            AMPI_SHARES_##shares },
         AMP_OP_LIST(AMPI_X)
 #undef AMPI_X
-        { "?", AMP_RULE_FOLLOW, AMP_RULE_FOLLOW, AMPI_KIND_PLAIN, AMPI_READS_NONE, AMPI_SHARES_NONE }  /* cast */
+        { "?", AMP_RULE_FOLLOW, AMP_RULE_FOLLOW, AMPI_KIND_PLAIN, AMPI_READS_NONE,
+            AMPI_SHARES_NONE }  /* cast */
     };
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
+
 /* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_LOSS; }
+
 /* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_DATA; }
 
@@ -8051,26 +9047,31 @@ static const struct {
    list's. */
 AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
     static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
-#define AMPI_X(name, level, op, rule) { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
+#define AMPI_X(name, level, op, rule) \
+    { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
         AMP_STYLE_RULES(AMPI_X)
 #undef AMPI_X
     };
     for (size_t i = 0; i < AMPI_LENGTH(rules); i++)
-        if (rules[i].style == style && rules[i].level == level && rules[i].op == op) return rules[i].rule;
+        if (rules[i].style == style && rules[i].level == level && rules[i].op == op)
+            return rules[i].rule;
     if (ampi_op_is_data(op)) return AMP_RULE_FOLLOW;
     if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
     if (level == AMP_O3) return AMP_RULE_LOW;
     return level == AMP_O1 ? ampi_op_row_of(op)->o1 : ampi_op_row_of(op)->o2;
 }
 
-#define AMPI_REFUSE_POLICY(condition, ...) AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
+#define AMPI_REFUSE_POLICY(condition, ...) \
+    AMPI_REFUSE_CALL(condition, AMP_ERR_POLICY, "policy: " __VA_ARGS__)
 
 /* Refuses a level or a style that does not exist. */
-AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style, const amp_logger* logger) {
+AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style,
+        const amp_logger* logger) {
     AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
     AMPI_REFUSE_POLICY((unsigned)style >= AMP_STYLE_COUNT, "style %d does not exist", (int)style);
     return AMP_OK;
 }
+
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
 /* As in Apex, O0 and O1 keep the model in FP32 and leave no choice of batch norm or masters. */
@@ -8079,27 +9080,30 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const char* level = amp_level_name(d->level);
     const int white = d->white_count, black = d->black_count;
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
-    AMPI_REFUSE_POLICY(d->low_dtype && ampi_type_size(d->low_dtype) != 2, "low_dtype must be f16 or bf16, not %s",
-        amp_dtype_name(d->low_dtype));
+    AMPI_REFUSE_POLICY(d->low_dtype && ampi_type_size(d->low_dtype) != 2,
+        "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
     AMPI_REFUSE_POLICY(!(ampi_styles[d->style].levels >> d->level & 1u), "the style %s has no %s",
         amp_style_name(d->style), level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0,
         "keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
     AMPI_REFUSE_POLICY(d->level <= AMP_O1 && d->master_weights != 0,
         "master_weights needs O2 or O3; the weights of %s are FP32 already", level);
-    AMPI_REFUSE_POLICY(!ampi_is_switch(d->keep_batchnorm_fp32) || !ampi_is_switch(d->master_weights),
+    AMPI_REFUSE_POLICY(!ampi_is_switch(d->keep_batchnorm_fp32)
+        || !ampi_is_switch(d->master_weights),
         "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
         d->keep_batchnorm_fp32, d->master_weights);
     AMPI_REFUSE_POLICY(white < 0 || black < 0 || (white && !d->white) || (black && !d->black),
         "a list has a count but no entries, or a count below 0");
-    AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black), "O0 runs everything in FP32, it takes no lists");
-    AMPI_REFUSE_POLICY(white && black, "give a white or a black list, not both; for more take amp_policy_set_rule");
+    AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black),
+        "O0 runs everything in FP32, it takes no lists");
+    AMPI_REFUSE_POLICY(white && black,
+        "give a white or a black list, not both; for more take amp_policy_set_rule");
     for (int i = 0; i < white + black; i++) {
         const amp_op op = white ? d->white[i] : d->black[i];
         AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
             "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
-        AMPI_REFUSE_POLICY(white && ampi_op_is_loss(op), "%s on the white list: a loss is FP32 at every level",
-            amp_op_name(op));
+        AMPI_REFUSE_POLICY(white && ampi_op_is_loss(op),
+            "%s on the white list: a loss is FP32 at every level", amp_op_name(op));
     }
     return AMP_OK;
 }
@@ -8126,12 +9130,15 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.master_weights = d.level != AMP_O3 || ampi_styles[d.style].o3_masters;
     if (d.master_weights) out.master_weights = d.master_weights == 1;
     for (int i = 0; i < AMP_OP_COUNT; i++)
-        ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i), AMP_REASON_LEVEL);
+        ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i),
+            AMP_REASON_LEVEL);
     if (d.keep_batchnorm_fp32 != 0)
-        ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
-            AMP_REASON_KEEP_BN);
-    for (int i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
-    for (int i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
+        ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32
+            : AMP_RULE_LOW, AMP_REASON_KEEP_BN);
+    for (int i = 0; i < d.white_count; i++)
+        ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
+    for (int i = 0; i < d.black_count; i++)
+        ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
     *p = out;
     return AMP_OK;
 }
@@ -8146,17 +9153,20 @@ AMPI_FN int ampi_rule_fits(amp_op op, amp_rule rule) {
 /* A policy that the user may have edited. */
 AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
     AMPI_TRY(ampi_policy_check_choice(p->level, p->style, logger));
-    AMPI_REFUSE_POLICY(ampi_type_size(p->low_dtype) != 2, "low_dtype must be f16 or bf16; start from amp_policy_init");
+    AMPI_REFUSE_POLICY(ampi_type_size(p->low_dtype) != 2,
+        "low_dtype must be f16 or bf16; start from amp_policy_init");
     for (int i = 0; i < AMP_OP_COUNT; i++)
-        AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]), "%s cannot have the rule %s (%d)",
-            amp_op_name((amp_op)i), amp_rule_name(p->rules[i]), (int)p->rules[i]);
+        AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]),
+            "%s cannot have the rule %s (%d)", amp_op_name((amp_op)i), amp_rule_name(p->rules[i]),
+            (int)p->rules[i]);
     return AMP_OK;
 }
 
 /* Sets one operator's rule, if it may have it. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
     if (!p) return AMP_ERR_ARGUMENT;
-    if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || !ampi_rule_fits(op, rule)) return AMP_ERR_POLICY;
+    if (!ampi_op_is_valid(op) || ampi_op_is_data(op) || !ampi_rule_fits(op, rule))
+        return AMP_ERR_POLICY;
     ampi_policy_put(p, op, rule, AMP_REASON_RULE);
     return AMP_OK;
 }
@@ -8171,9 +9181,11 @@ AMPI_FN int ampi_policy_list(const amp_policy* p, amp_rule rule, amp_op* out, in
     }
     return count;
 }
+
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity) {
     return ampi_policy_list(p, AMP_RULE_LOW, out, capacity);
 }
+
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity) {
     return ampi_policy_list(p, AMP_RULE_FP32, out, capacity);
 }
@@ -8217,10 +9229,14 @@ AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, 
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
-static const struct ampi_scaler_row { int kind, late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
-#define AMPI_X(name, text, kind, init, interval, late, start, backoff, min, max, guard, h, refill, at, skips) \
-    { AMPI_SCALE_##kind, late, init, { 2, (double)backoff, 0, min, max, interval, start, h, AMP_GUARD_##guard, \
-      AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
+static const struct ampi_scaler_row { int kind,
+        late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
+#define AMPI_X(name, text, kind, init, interval, late, start, \
+        backoff, min, max, guard, h, refill, at, skips) \
+    { AMPI_SCALE_##kind, late, init, { 2, (double)backoff, 0, min, max, interval, start, h, \
+        AMP_GUARD_##guard, \
+      AMP_REFILL_##refill, AMP_LIMIT_##at, skips, 0, interval == 0, 20, \
+          AMPI_SCALE_##kind >= AMPI_SCALE_DOUBLE } },
     AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
 };
@@ -8252,7 +9268,9 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 #undef AMPI_X
 };
 
-AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) { return (float)r->backoff == (float)(1.0 / r->growth); }
+AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) {
+    return (float)r->backoff == (float)(1.0 / r->growth);
+}
 
 /* A scaler of the desc's preset, with each field that the desc sets in place of the preset's. */
 AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
@@ -8276,7 +9294,8 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
     r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
-    if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f && x->state.scale > r->max)
+    if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f
+        && x->state.scale > r->max)
         x->state.scale = r->max;
     r->ignore_overflow = d->ignore_overflow != 0;
 }
@@ -8287,9 +9306,11 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_sc
     const amp_scaler_rule* r = &x->rule;
     const float init = x->state.scale;
     const char* preset = amp_scaler_preset_name(d->preset);
-    AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor) ||
-        !ampi_is_zero64(&d->backoff_factor) || d->hysteresis != 0 || d->refill || !ampi_is_zero64(&d->tolerance)),
-        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor, hysteresis, refill or "
+    AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0
+        || !ampi_is_zero64(&d->growth_factor) || !ampi_is_zero64(&d->backoff_factor)
+        || d->hysteresis != 0 || d->refill || !ampi_is_zero64(&d->tolerance)),
+        "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor, "
+        "hysteresis, refill or "
         "tolerance", preset);
     AMPI_REFUSE_DESC(!ampi_is_zero64(&d->tolerance) && r->refill != AMP_REFILL_REDUCTION,
         "scaler: tolerance needs the refill AMP_REFILL_REDUCTION, which the preset fairseq has");
@@ -8297,15 +9318,17 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_sc
         "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
         "scaler: ignore_overflow is for static presets, not for %s", preset);
-    AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale), "scaler: init_scale 0: the preset %s has no default, give one",
-        preset);
+    AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale),
+        "scaler: init_scale 0: the preset %s has no default, give one", preset);
     for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++)
         AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale), "scaler: init_scale %g must be greater than 2^-128",
-        (double)init);
-    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r), "scaler: backoff_factor %g must be "
-        "1/growth_factor = %g for the preset oneflow", r->backoff, 1.0 / r->growth);
-    AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g", (double)r->min, (double)init);
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale),
+        "scaler: init_scale %g must be greater than 2^-128", (double)init);
+    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r),
+        "scaler: backoff_factor %g must be " "1/growth_factor = %g for the preset oneflow",
+        r->backoff, 1.0 / r->growth);
+    AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g",
+        (double)r->min, (double)init);
     AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g",
         (double)r->max, (double)init);
     return AMP_OK;
@@ -8325,8 +9348,8 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     if (desc) d = *desc;
     const amp_logger* logger = d.logger;
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
-    AMPI_REFUSE_DESC((unsigned)d.preset >= AMP_SCALER_PRESET_COUNT, "scaler: preset %d is not an amp_scaler_preset",
-        (int)d.preset);
+    AMPI_REFUSE_DESC((unsigned)d.preset >= AMP_SCALER_PRESET_COUNT,
+        "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
     ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
     if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
@@ -8347,6 +9370,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return r->is_double ? x->exact_scale : (double)x->scale;
 }
+
 /* Sets the scale, in FP32 and, for rules whose state is a double, in double. */
 AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* r, amp_scaler_state* x, double scale) {
     x->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
@@ -8359,7 +9383,8 @@ AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler
     const int too_much = r->max > 0.0f && grown > (double)r->max;
     x->applied++;
     x->consecutive_skips = 0;
-    if (r->refill == AMP_REFILL_CLEAN || r->refill == AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
+    if (r->refill == AMP_REFILL_CLEAN || r->refill == AMP_REFILL_EVERY_H)
+        x->hysteresis_left = r->hysteresis;
     if (x->tracker < INT32_MAX) x->tracker++;
     if (r->interval == 0 || x->tracker < r->interval) return;
     if (too_much || grown < AMPI_FLT_OVERFLOW || r->guard == AMP_GUARD_NONE)
@@ -8368,14 +9393,16 @@ AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* r, amp_scaler
     if (r->refill != AMP_REFILL_REDUCTION) x->hysteresis_left = r->hysteresis;
 }
 
-/* 1 = an overflow just counted leaves the scale alone: hysteresis is left, or the share of overflows is tolerated. */
+/* 1 = an overflow just counted leaves the scale alone: hysteresis is left, or the share of
+   overflows is tolerated. */
 AMPI_HD AMPI_FN int ampi_scaler_tolerates(const amp_scaler_rule* r, const amp_scaler_state* x) {
     const double overflows = (double)r->hysteresis - x->hysteresis_left;
-    return x->hysteresis_left > 0 || (r->tolerance > 0.0 && overflows / x->since_rescale < r->tolerance);
+    return x->hysteresis_left > 0 || (r->tolerance > 0.0
+        && overflows / x->since_rescale < r->tolerance);
 }
 
-/* A window with an overflow: counts it, and backs the scale off unless it is tolerated. Returns the limits that it
-   meets, as amp_scaler_advance does. */
+/* A window with an overflow: counts it, and backs the scale off unless it is tolerated. Returns the
+   limits that it meets, as amp_scaler_advance does. */
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scaler_state* x) {
     const double scale = ampi_scaler_exact(r, x), min = (double)r->min;
     const double reduced = r->backoff > 0.0 ? scale * r->backoff : scale / r->growth;
@@ -8408,7 +9435,8 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_stat
     else if (x->consecutive_unsound < INT32_MAX) x->consecutive_unsound++;
     if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= 4;
     /* A double above all floats spoils just the next window, whose overflow brings it back. */
-    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW && ampi_bits64(x->exact_scale) < AMPI_INF64;
+    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW
+        && ampi_bits64(x->exact_scale) < AMPI_INF64;
     if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;
     x->found_inf = x->unsound = 0;
     return hit;
@@ -8425,8 +9453,8 @@ AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
 /* Refuses a call inside of a window. */
 AMPI_FN amp_result ampi_scaler_between(const amp_scaler* s, const char* place) {
     AMPI_TRY(ampi_scaler_ready(s));
-    AMPI_REFUSE_WITH(&s->logger, s->scaled || s->recorded, AMP_ERR_STATE, "%s: not between scale_loss and update",
-        place);
+    AMPI_REFUSE_WITH(&s->logger, s->scaled || s->recorded, AMP_ERR_STATE,
+        "%s: not between scale_loss and update", place);
     return AMP_OK;
 }
 
@@ -8454,18 +9482,20 @@ AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t)
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
         const ampi_array x = ampi_tensor_span(t, i, 0);
         for (int k = 0; k < s->span_count && x.from < x.to; k++)
-            if (x.from < s->spans[k][1] && x.to > s->spans[k][0]) set |= (uint64_t)1 << s->span_list[k];
+            if (x.from < s->spans[k][1] && x.to > s->spans[k][0])
+                set |= (uint64_t)1 << s->span_list[k];
     }
     return set;
 }
 
-/* Adds memory of a list: to its last span where they touch, or where the table has at most one span left for each list;
-   the span then covers the gap, too. */
+/* Adds memory of a list: to its last span where they touch, or where the table has at most one span
+   left for each list; the span then covers the gap, too. */
 AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) {
     const int full = s->span_count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
     int at = s->span_count - 1;
     if (x->from == x->to) return;
-    if (at < 0 || s->span_list[at] != list || (!full && (x->from > s->spans[at][1] || x->to < s->spans[at][0]))) {
+    if (at < 0 || s->span_list[at] != list || (!full
+        && (x->from > s->spans[at][1] || x->to < s->spans[at][0]))) {
         at = s->span_count++;
         s->span_list[at] = (uint8_t)list;
         s->spans[at][0] = x->from;
@@ -8475,10 +9505,12 @@ AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) 
     if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
 }
 
-/* Remembers what was done to a list, but no check when the table is full: the step checks again. Stepping a
-   list that was unscaled in several parts marks each of them as stepped. An unscale voids earlier checks of others. */
+/* Remembers what was done to a list, but no check when the table is full: the step checks again.
+   Stepping a list that was unscaled in several parts marks each of them as stepped. An unscale
+   voids earlier checks of others. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
-    const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
+    const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0
+        : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
@@ -8503,48 +9535,60 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
 /* Refuses a list whose count, tensors or types are not valid. */
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger) {
     const char* place = t->place;
-    AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
-    AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place,
+    AMPI_REFUSE_CALL(t->count < 0, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place,
         t->count);
+    AMPI_REFUSE_CALL(t->count > 0 && !t->list, AMP_ERR_ARGUMENT,
+        "%s: the list is NULL, its count is %d", place, t->count);
     for (int i = 0; i < t->count; i++) {
         const amp_tensor x = t->at(t->list, i);
         const char* name = ampi_name_or_none(x.name);
         AMPI_REFUSE_CALL(!ampi_is_compute_dtype(x.dtype), AMP_ERR_DTYPE,
-            "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name, (int)x.dtype);
-        AMPI_REFUSE_CALL(x.count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lld elements",
-            place, i, name, ampi_shown(x.count));
-        AMPI_REFUSE_CALL(x.count > 0 && !x.data, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lld",
-            place, i, name, ampi_shown(x.count));
+            "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name,
+            (int)x.dtype);
+        AMPI_REFUSE_CALL(x.count > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+            "%s: tensor %d (%s): no memory holds %lld elements", place, i, name,
+            ampi_shown(x.count));
+        AMPI_REFUSE_CALL(x.count > 0 && !x.data, AMP_ERR_ARGUMENT,
+            "%s: tensor %d (%s): data is NULL, count is %lld", place, i, name, ampi_shown(x.count));
     }
     return AMP_OK;
 }
 
 /* Tensor id of dst, which is written, or behind these of src, which is read. */
 typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
+
 /* Where array `id` of two lists lies: those of dst first, which are written. */
 AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const ampi_two_lists* two = (const ampi_two_lists*)lists;
     const int count = two->dst->count, i = (int)id;
     return i < count ? ampi_tensor_span(two->dst, i, 1) : ampi_tensor_span(two->src, i - count, 0);
 }
-/* A tensor of dst that shares memory would be unscaled twice. src: NULL, or a list of equal length. */
-AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
+
+/* A tensor of dst that shares memory would be unscaled twice. src: NULL, or a list of equal
+   length. */
+AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst,
+        const ampi_tensors* src) {
     const size_t count = (size_t)dst->count;
     const ampi_two_lists lists = { dst, src };
     size_t a, b;
-    if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b)) return AMP_OK;
-    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place,
-        (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
-        (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
+    if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b))
+        return AMP_OK;
+    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
+        "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place, (int)(a % count),
+        !src ? "" : a < count ? " of dst" : " of src", (int)(b % count), !src ? "" : b < count
+        ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if none.
+/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if
+   none.
    The whole list was, if the keys of the unscaled lists that share its memory add up to its key. */
-AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what, int* unscaled) {
+AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what,
+        int* unscaled) {
     uint64_t sum = 0;
     uint32_t done = 0;
     if (!s) return AMP_ERR_ARGUMENT;
-    AMPI_REFUSE_WITH(&s->logger, !s->scaled, AMP_ERR_STATE, "%s: no loss was scaled since the last update", t->place);
+    AMPI_REFUSE_WITH(&s->logger, !s->scaled, AMP_ERR_STATE,
+        "%s: no loss was scaled since the last update", t->place);
     AMPI_TRY(ampi_tensors_validate(t, &s->logger));
     const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
@@ -8554,27 +9598,33 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
     }
     *unscaled = (done & AMPI_UNSCALED) != 0;
     const char* wrong = NULL;
-    if (what != AMPI_CHECKED && done & AMPI_STEPPED) wrong = "were stepped already; call amp_scaler_update first";
+    if (what != AMPI_CHECKED && done & AMPI_STEPPED)
+        wrong = "were stepped already; call amp_scaler_update first";
     else if (what == AMPI_UNSCALED && *unscaled) wrong = "were unscaled already in this window";
-    else if (*unscaled && sum != key) wrong = "were unscaled in this window, but not all, or together with others";
-    else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS && !ampi_scaler_entry(s, key))
-        wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one list";
+    else if (*unscaled && sum != key)
+        wrong = "were unscaled in this window, but not all, or together with others";
+    else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS
+        && !ampi_scaler_entry(s, key))
+        wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one "
+            "list";
     AMPI_REFUSE_WITH(&s->logger, wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
 
 /* Enters src as checked and dst as stepped in this window, if neither contradicts what was done
    in it. */
-AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
+AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst,
+        const ampi_tensors* src) {
     int src_unscaled, dst_unscaled;
     AMPI_TRY(ampi_scaler_enter(s, src, AMPI_CHECKED, &src_unscaled));
     AMPI_TRY(ampi_scaler_enter(s, dst, AMPI_STEPPED, &dst_unscaled));
-    AMPI_REFUSE_WITH(&s->logger, src_unscaled, AMP_ERR_STATE, "%s: src was unscaled already in this window",
-        src->place);
+    AMPI_REFUSE_WITH(&s->logger, src_unscaled, AMP_ERR_STATE,
+        "%s: src was unscaled already in this window", src->place);
     for (int i = 0; i < src->count; i++) {
         const size_t from = src->at(src->list, i).count, to = dst->at(dst->list, i).count;
-        AMPI_REFUSE_WITH(&s->logger, from != to, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lld elements, src has %lld",
-            src->place, i, ampi_shown(to), ampi_shown(from));
+        AMPI_REFUSE_WITH(&s->logger, from != to, AMP_ERR_ARGUMENT,
+            "%s: tensor %d: dst has %lld elements, src has %lld", src->place, i, ampi_shown(to),
+            ampi_shown(from));
     }
     return ampi_tensors_apart(s, dst, src);
 }
@@ -8596,7 +9646,8 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)  /* later ones have one cause */
-            ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be "
+            ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
+                "%s: the loss scale %g has no finite inverse; this step will be "
                 "skipped", place, (double)s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
@@ -8627,9 +9678,10 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     return loss * s->state.scale_in_use;
 }
 
-/* Checks src times `inverse`, and moves or adds the product to dst if not NULL; info may be NULL. */
-AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, const ampi_tensors* dst, float inverse,
-        int accumulate, amp_overflow_info* info) {
+/* Checks src times `inverse`, and moves or adds the product to dst if not NULL; info may be
+   NULL. */
+AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src,
+        const ampi_tensors* dst, float inverse, int accumulate, amp_overflow_info* info) {
     amp_overflow_info found;
     ampi_unscale(src, dst, inverse, accumulate, &found);
     if (ampi_tensors_any(src)) {
@@ -8642,23 +9694,31 @@ AMPI_FN amp_result ampi_scaler_pass(amp_scaler* s, const ampi_tensors* src, cons
 }
 
 /* Checks a list, or unscales it in place, and records that. */
-AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what, amp_overflow_info* info) {
+AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32_t what,
+        amp_overflow_info* info) {
     int unscaled;
     AMPI_TRY(ampi_scaler_enter(s, t, what, &unscaled));
-    return ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL, unscaled ? 1.0f : s->state.inverse, 0, info);
+    return ampi_scaler_pass(s, t, what == AMPI_UNSCALED ? t : NULL,
+        unscaled ? 1.0f : s->state.inverse, 0, info);
 }
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
+        amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_check");
     return ampi_scaler_look(s, &t, AMPI_CHECKED, info);
 }
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
+        amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_unscale");
     return ampi_scaler_look(s, &t, AMPI_UNSCALED, info);
 }
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
-        int accumulate, amp_overflow_info* info) {
+
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
+        const amp_tensor* src, int count, int accumulate, amp_overflow_info* info) {
     const char* place = "amp_scaler_unscale_into";
-    const ampi_tensors to = ampi_tensors_of(dst, count, place), from = ampi_tensors_of(src, count, place);
+    const ampi_tensors to = ampi_tensors_of(dst, count, place),
+        from = ampi_tensors_of(src, count, place);
     AMPI_TRY(ampi_scaler_enter_into(s, &to, &from));
     return ampi_scaler_pass(s, &from, &to, s->state.inverse, accumulate, info);
 }
@@ -8671,7 +9731,8 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
 
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     if (s && !s->recorded)
-        ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_may_step: nothing was checked, unscaled or stepped");
+        ampi_fail(&s->logger, AMP_ERR_STATE,
+            "amp_scaler_may_step: nothing was checked, unscaled or stepped");
     return s && s->recorded && !s->state.found_inf;
 }
 
@@ -8683,24 +9744,28 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
             : s->rule.at_min != AMP_LIMIT_CLAMP))
         what = hit & 8 ? "the scale is of no use any more"
-            : s->rule.at_min == AMP_LIMIT_KEEP ? "an overflow that would bring the scale to its floor"
+            : s->rule.at_min == AMP_LIMIT_KEEP
+                ? "an overflow that would bring the scale to its floor"
             : "an overflow although the scale is at its floor";
     else if (hit & 2) what = "more overflows in a row than max_skips";
-    AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
+    AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW,
+        "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
         (int)s->state.consecutive_skips);
-    AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
+    AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW,
+        "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
         "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
         (int)s->rule.max_unsound);
     AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),  /* on_limit may have set it */
-        AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale and "
+        AMP_ERR_OVERFLOW,
+        "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale and "
         "max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
-    AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or "
-        "stepped since the last update");
+    AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE,
+        "amp_scaler_update: nothing was checked, unscaled or " "stepped since the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -8717,9 +9782,9 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 }
 
 /* --- save and load --- */
-/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all before. A table has the
-   other fields of rule and state: a row is neighbours of one size. Version 2 has no count at 52; version 1 has no
-   doubles either, and at 96 what later ones have at 120. */
+/* Bytes 0..3 "AMPS", 4..7 version, 8..15 growth and backoff as floats, 124..127 CRC-32 of all
+   before. A table has the other fields of rule and state: a row is neighbours of one size. Version
+   2 has no count at 52; version 1 has no doubles either, and at 96 what later ones have at 120. */
 #define AMPI_SCALER_VERSION 3u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
@@ -8738,21 +9803,25 @@ static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
     for (int i = 0; i < 4; i++) p[i] = (unsigned char)(u >> 8 * i & 0xffu);
 }
+
 /* A number of `size` bytes, the lowest first. */
 AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
     uint64_t u = 0;
     while (size > 0) u = u << 8 | p[--size];
     return u;
 }
+
 AMPI_FN uint32_t ampi_get32(const unsigned char* p) { return (uint32_t)ampi_get(p, 4); }
 
-/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with CRC `crc` (0 = none) and n more. */
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with CRC `crc` (0 = none) and n
+   more. */
 AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
     const unsigned char* p = (const unsigned char*)bytes;
     uint32_t table[256];
     for (uint32_t i = 0; i < 256; i++) {
         table[i] = i;
-        for (int k = 0; k < 8; k++) table[i] = (table[i] >> 1) ^ (0xEDB88320u & (0u - (table[i] & 1u)));
+        for (int k = 0; k < 8; k++)
+            table[i] = (table[i] >> 1) ^ (0xEDB88320u & (0u - (table[i] & 1u)));
     }
     for (crc = ~crc; n > 0; n--) crc = crc >> 8 ^ table[(crc ^ *p++) & 0xffu];
     return ~crc;
@@ -8763,14 +9832,16 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
     const uint16_t one = 1;
     if (*(const unsigned char*)&one == 1) return;
     for (size_t i = 0; i < bytes; i += element)
-        for (size_t k = 0; k < element / 2; k++) ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
+        for (size_t k = 0; k < element / 2; k++)
+            ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
 /* Copies the table's fields to the bytes, or from them. */
 AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
     for (size_t i = 0; i < AMPI_LENGTH(ampi_saved_fields); i++) {
         const size_t size = ampi_saved_fields[i].size, n = size * ampi_saved_fields[i].count;
-        unsigned char *p = bytes + ampi_saved_fields[i].at, *field = (unsigned char*)x + ampi_saved_fields[i].field;
+        unsigned char *p = bytes + ampi_saved_fields[i].at,
+            *field = (unsigned char*)x + ampi_saved_fields[i].field;
         memcpy(load ? field : p, load ? p : field, n);
         ampi_swap_endian(load ? field : p, n, size);
     }
@@ -8792,20 +9863,25 @@ AMPI_FN void ampi_scaler_write(const amp_scaler* s, unsigned char* p) {
 /* Number i of a saved rule: four floats, ten integers, two doubles. */
 AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
     if (i >= 14) return ampi_double(ampi_get(p + 96 + 8 * (i - 14), 8));
-    return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i)) : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
+    return i < 4 ? (double)ampi_float(ampi_get32(p + 8 + 4 * i))
+        : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
 }
+
 /* Refuses a state of another rule, and names the first field that differs. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
-    static const char names[] = "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
-        "the tracker's start\0hysteresis\0guard\0refill\0at_min\0max_skips\0a count\0ignore_overflow\0static\0"
+    static const char names[] =
+        "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
+        "the tracker's start\0hysteresis\0guard\0refill\0at_min\0max_skips\0a count\0"
+        "ignore_overflow\0static\0"
         "exact growth_factor\0exact backoff_factor (0: division)\0";
     int i = 0;
     while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
     const int digits = i < 14 ? 6 : 17;
-    return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
-        "%s is %.*g there, but %.*g here", ampi_name_among(names, (unsigned)i), digits, ampi_scaler_number(theirs, i),
-        digits, ampi_scaler_number(ours, i));
+    return ampi_fail(&s->logger, AMP_ERR_FORMAT,
+        "amp_scaler_load: the state was saved by a scaler with another rule: "
+        "%s is %.*g there, but %.*g here", ampi_name_among(names, (unsigned)i), digits,
+        ampi_scaler_number(theirs, i), digits, ampi_scaler_number(ours, i));
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
@@ -8821,8 +9897,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
     const amp_logger* logger = &s->logger;
-    AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes",
-        AMP_SCALER_STATE_BYTES);
+    AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT,
+        "amp_scaler_load: a state has %d bytes", AMP_SCALER_STATE_BYTES);
     memcpy(theirs, bytes, size);
     ampi_scaler_write(s, ours);
     const uint32_t version = ampi_get32(theirs + 4);
@@ -8841,11 +9917,12 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     const amp_scaler_state* x = &saved.state;
     ampi_scaler_move(&saved, theirs, 1);
     /* Allowed are a scale from 0 to infinity, and counters that can go on counting. */
-    AMPI_REFUSE_CALL(ampi_bits_at(&x->scale) > 0x7f800000u || ampi_bits64_at(&x->exact_scale) > AMPI_INF64
-        || x->tracker < s->rule.start || x->hysteresis_left > s->rule.hysteresis
+    AMPI_REFUSE_CALL(ampi_bits_at(&x->scale) > 0x7f800000u
+        || ampi_bits64_at(&x->exact_scale) > AMPI_INF64 || x->tracker < s->rule.start
+        || x->hysteresis_left > s->rule.hysteresis
         || (x->hysteresis_left < 0 && s->rule.tolerance <= 0.0) || x->since_rescale < 0
-        || x->consecutive_skips < 0 || x->consecutive_unsound < 0 || (uint64_t)x->applied >> 62 != 0
-        || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
+        || x->consecutive_skips < 0 || x->consecutive_unsound < 0
+        || (uint64_t)x->applied >> 62 != 0 || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");
     s->state = saved.state;
     ampi_scaler_keep(&s->rule, &s->state,
@@ -8881,7 +9958,8 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series whose first omitted term is below 2^-57. */
+/* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series whose first omitted term is below
+   2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
@@ -8902,10 +9980,13 @@ AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
             s->step_size > 0 ? after / s->step_size : 0);
     if (s->kind != AMP_SCHEDULE_LINEAR && s->kind != AMP_SCHEDULE_COSINE) return 1.0;
     if (after >= whole) return last;
-    if (s->kind == AMP_SCHEDULE_LINEAR) return 1.0 - ampi_mul64(above, (double)after / (double)whole);
-    /* (1 + cos(pi * after / whole)) / 2 = cos(pi/2 * after/whole)^2, relatively exact down to the end. */
+    if (s->kind == AMP_SCHEDULE_LINEAR)
+        return 1.0 - ampi_mul64(above, (double)after / (double)whole);
+    /* (1 + cos(pi * after / whole)) / 2 = cos(pi/2 * after/whole)^2, relatively exact down to the
+       end. */
     const int late = after > whole - after;
-    const double c = ampi_quarter_series((double)(late ? whole - after : after) / (double)whole, late);
+    const double c = ampi_quarter_series((double)(late ? whole - after : after) / (double)whole,
+        late);
     return last + ampi_mul64(above, ampi_mul64(c, c));
 }
 
@@ -8950,11 +10031,12 @@ AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
 }
 
 /* Refuses a rate or a weight decay of a group that is negative or not finite. */
-AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code, const char* place,
-        const amp_logger* logger) {
+AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, amp_result code,
+        const char* place, const amp_logger* logger) {
     for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
-        AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code, "%s: groups[%d].%s %g must be finite and not negative, or "
+        AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code,
+            "%s: groups[%d].%s %g must be finite and not negative, or "
             "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", (double)*value);
     }
     return AMP_OK;
@@ -8973,7 +10055,8 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
         "optimizer: schedule.total_steps must be greater than schedule.warmup_steps");
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
         "optimizer: schedule.step_size must be at least 1");
-    AMPI_REFUSE_DESC(d->group_count > 0 && !d->groups, "optimizer: group_count is not 0, but groups is NULL");
+    AMPI_REFUSE_DESC(d->group_count > 0 && !d->groups,
+        "optimizer: group_count is not 0, but groups is NULL");
     return ampi_groups_check(d->groups, d->group_count, AMP_ERR_DESC, "optimizer", logger);
 }
 
@@ -8999,44 +10082,53 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 }
 
 #define AMPI_REFUSE_PARAM(condition, code, what) \
-    AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, ampi_name_or_none(p->name))
+    AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, \
+        ampi_name_or_none(p->name))
 
 /* Refuses parameter i if its group, types or arrays are not valid. */
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
     const int moments = ampi_moment_count(&o->desc);
-    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
-    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
-    AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE, "low_dtype must be F16 or BF16");
+    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT,
+        "its group does not exist");
+    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
+        "grad_dtype must be F32, F16 or BF16");
+    AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE,
+        "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
-    AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "no memory holds that many elements");
+    AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+        "no memory holds that many elements");
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
     if (ampi_param_frozen(o, p)) return AMP_OK;
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
-    AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
-    AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
+    AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT,
+        "m is NULL, but this optimizer needs it");
+    AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT,
+        "v is NULL, but this optimizer needs it");
     return AMP_OK;
 }
 
 /* Refuses a list without parameters, or with one that is not valid. */
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
     AMPI_REFUSE_WITH(&o->logger, !o->params, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
-    AMPI_REFUSE_WITH(&o->logger, o->count < 1, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d",
-        o->count);
+    AMPI_REFUSE_WITH(&o->logger, o->count < 1, AMP_ERR_ARGUMENT,
+        "optimizer: there are no parameters, count is %d", o->count);
     for (int i = 0; i < o->count; i++) AMPI_TRY(ampi_param_validate(o, i));
     return AMP_OK;
 }
 
 /* Array `id` of the parameters. Unused moments, a frozen parameter's too, may lie anywhere. */
 enum { AMPI_PARAM_ARRAYS = 5 };
+
 /* Where array `id` of the parameters lies: master, low copy, gradient and moments of one after
    another. */
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
     int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
-    const void* const data[] = { p->master, p->low, p->grad, moments > 0 ? p->m : NULL, moments > 1 ? p->v : NULL };
+    const void* const data[] = { p->master, p->low, p->grad, moments > 0 ? p->m : NULL,
+        moments > 1 ? p->v : NULL };
     const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), 4, 4 };
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
@@ -9054,8 +10146,8 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
 }
 
 /* amp_optimizer_init without the low copies: what params point to stays as it is. */
-AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count,
-        const char* place) {
+AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc,
+        amp_param* params, int count, const char* place) {
     amp_optimizer made;
     amp_optimizer_desc* d = &made.desc;
     AMPI_CLEAR(made);
@@ -9088,11 +10180,13 @@ AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
 
     feholdexcept(&floats);
     for (const amp_param* p = o->params; p < o->params + o->count; p++)
-        if (p->master && p->low) ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
+        if (p->master && p->low)
+            ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
     fesetenv(&floats);
 }
 
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc,
+        amp_param* params, int count) {
     AMPI_TRY(ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init"));
     ampi_params_write_low(o);
     return AMP_OK;
@@ -9104,6 +10198,7 @@ AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_tensor t = { p->grad, p->grad_dtype, p->grad ? p->count : 0, p->name };
     return t;
 }
+
 /* The gradients of parameters as a list that passes walk. */
 AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
     const ampi_tensors t = { params, count, ampi_grad_at, 0, NULL };
@@ -9120,10 +10215,12 @@ typedef struct ampi_step {
 } ampi_step;
 
 /* A weight without a master must fit its 16 bits; a copy saturates. */
-AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low, amp_dtype low) {
+AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low,
+        amp_dtype low) {
     AMPI_CLEAR(*over);
     over->finite = 0x7f7fffffu;
-    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;  /* below 65520, 2^128 - 2^119 */
+    /* below 65520, 2^128 - 2^119 */
+    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;
     over->last = has_master ? over->finite : over->low;
 }
 
@@ -9147,7 +10244,8 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
             if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
             else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
             over.base = i;
-            kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &over);
+            kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u,
+                &over);
             if (direction) {
                 kernels->add_squares(&c->sum, w, AMP_F32, n);
                 kernels->add_squares(&c->sum2, g, AMP_F32, n);
@@ -9178,7 +10276,8 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     info->saturated += c->saturated;
 }
 
-/* The first pass finds the norms of weights and direction; the second steps by -lr times their ratio. */
+/* The first pass finds the norms of weights and direction; the second steps by -lr times their
+   ratio. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
@@ -9202,7 +10301,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 
 /* --- the step --- */
 /* t: steps that moved the group. Products of two floats are exact in double. */
-AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
+AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t,
+        float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
     const double correction = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
     u->b1 = d->beta1;
@@ -9219,8 +10319,8 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
 }
 
 /* The constants of this step for one group. factor: the schedule's. */
-AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult,
-        double factor) {
+AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group,
+        float mult, double factor) {
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
     int64_t t = o->state.step - o->state.frozen_steps[group];
@@ -9251,7 +10351,8 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     fenv_t floats;
 
     feholdexcept(&floats);  /* an update that overflows is counted, not trapped */
-    for (int i = 0; i < ampi_group_count(o); i++) ampi_update_of_group(&updates[i], o, i, mult, factor);
+    for (int i = 0; i < ampi_group_count(o); i++)
+        ampi_update_of_group(&updates[i], o, i, mult, factor);
     if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
     else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
@@ -9261,16 +10362,16 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
 }
 
 /* The state, which the caller may have written. */
-AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
-        const char* place) {
+AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s,
+        const amp_logger* logger, const char* place) {
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
         "%s: state.lr %g must be finite and not negative", place, (double)s->lr);
-    AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
-        (long long)s->step);
+    AMPI_REFUSE_CALL(s->step < 0 || s->step >> 62, AMP_ERR_ARGUMENT,
+        "%s: state.step %lld must lie in 0..2^62-1", place, (long long)s->step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
         AMPI_REFUSE_CALL(s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step, AMP_ERR_ARGUMENT,
-            "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i, (long long)s->frozen_steps[i],
-            (long long)s->step);
+            "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, the steps", place, i,
+            (long long)s->frozen_steps[i], (long long)s->step);
     return AMP_OK;
 }
 
@@ -9281,10 +10382,11 @@ AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char
 }
 
 /* The caller may have changed the parameters since init. */
-AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s, ampi_tensors* t,
-        const char* place) {
+AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s,
+        ampi_tensors* t, const char* place) {
     const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
-    AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
+    AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called",
+        place);
     AMPI_TRY(ampi_optimizer_check_rates(o, place));
     AMPI_TRY(ampi_params_validate(o));
     *t = ampi_grads_of(o->params, o->count);
@@ -9304,9 +10406,10 @@ AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
     return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
-/* Norm and overflows of the gradients, from a pass or their last check. Returns 1 if the step may be applied. */
-AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor,
-        amp_overflow_info* found) {
+/* Norm and overflows of the gradients, from a pass or their last check. Returns 1 if the step may
+   be applied. */
+AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
+        float factor, amp_overflow_info* found) {
     const amp_scaler_list* checked = ampi_optimizer_checked(s, t);
     if (ampi_optimizer_blind(o, s)) ampi_overflow_clear(found);
     else if (checked) {
@@ -9350,21 +10453,24 @@ AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, con
 }
 
 /* Steps, or unscales. A scaler without a logger uses the optimizer's meanwhile. */
-AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what, const char* place,
-        amp_optimizer_info* info) {
+AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what,
+        const char* place, amp_optimizer_info* info) {
     ampi_tensors t;
     AMPI_TRY(ampi_optimizer_enter(o, s, &t, place));
     if (!s && what == AMPI_STEPPED) return ampi_optimizer_step_list(o, NULL, &t, info);
     AMPI_REFUSE_WITH(&o->logger, !s, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     const amp_logger own = s->logger;
     if (!own.log) s->logger = o->logger;
-    amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step_list(o, s, &t, info) : ampi_scaler_look(s, &t, what, NULL);
+    amp_result r = what == AMPI_STEPPED ? ampi_optimizer_step_list(o, s, &t, info)
+        : ampi_scaler_look(s, &t, what, NULL);
     s->logger = own;
     return r;
 }
+
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     return ampi_optimizer_call(o, s, AMPI_UNSCALED, "amp_optimizer_unscale", NULL);
 }
+
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
     return ampi_optimizer_call(o, s, AMPI_STEPPED, "amp_optimizer_step", info);
 }
@@ -9376,7 +10482,8 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
         "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
     if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
-        ampi_remark(&o->logger, "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
+        ampi_remark(&o->logger,
+            "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
             (long long)o->state.step);
     return AMP_OK;
 }
@@ -9412,7 +10519,8 @@ AMPI_FN void ampi_probe_products(float* out, const float* x) {
 }
 
 AMPI_FN void ampi_probe_sums(float* out, const float* x) {
-    amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0.0f, NULL, NULL, out, AMP_F32, 8, AMPI_PROBE / 8, NULL);
+    amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0.0f, NULL, NULL, out, AMP_F32, 8,
+        AMPI_PROBE / 8, NULL);
 }
 
 AMPI_FN void ampi_probe_exp(float* out, const float* x) {
@@ -9420,7 +10528,8 @@ AMPI_FN void ampi_probe_exp(float* out, const float* x) {
 
     for (int f = AMP_RELU; f <= AMP_SIGMOID; f++) {
         amp_activation_forward((amp_activation)f, x, AMP_F32, out, AMP_F32, COUNT, NULL);
-        amp_activation_backward((amp_activation)f, x + COUNT, AMP_F32, x, AMP_F32, out + COUNT, AMP_F32, COUNT, NULL);
+        amp_activation_backward((amp_activation)f, x + COUNT, AMP_F32, x, AMP_F32, out + COUNT,
+            AMP_F32, COUNT, NULL);
         out += 2 * COUNT;
     }
     amp_softmax_forward(x, AMP_F32, out, AMP_F32, 2, COUNT, NULL);
@@ -9470,7 +10579,8 @@ AMPI_FN void ampi_probe_scale(float* out, const float* x) {
     }
 }
 
-static const struct { const char* name; void (*run)(float* out, const float* x); uint64_t hash; } ampi_probes[] = {
+static const struct { const char* name; void (*run)(float* out,
+        const float* x); uint64_t hash; } ampi_probes[] = {
     { "conversions", ampi_probe_conversions, 0x3bf33cb49c244b25u },
     { "products", ampi_probe_products, 0x0b48544edb7bd895u },
     { "sums", ampi_probe_sums, 0xcf24d2e4ea24d908u },
@@ -9487,9 +10597,10 @@ AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
         AMPI_CLEAR(out);
         ampi_probes[i].run(out, x);
         AMPI_FORGET(out);
-        AMPI_REFUSE_CALL(ampi_hash_words(AMPI_HASH_START, out, AMPI_PROBE) != ampi_probes[i].hash, AMP_ERR_UNSUPPORTED,
-            "self test: %s have other bits on %s: compile the implementation with -O2, without -ffast-math and its like",
-            ampi_probes[i].name, amp_isa_name(amp_cpu_isa()));
+        AMPI_REFUSE_CALL(ampi_hash_words(AMPI_HASH_START, out, AMPI_PROBE) != ampi_probes[i].hash,
+            AMP_ERR_UNSUPPORTED,
+            "self test: %s have other bits on %s: compile the implementation with -O2, "
+            "without -ffast-math and its like", ampi_probes[i].name, amp_isa_name(amp_cpu_isa()));
     }
     return AMP_OK;
 }
@@ -9498,15 +10609,18 @@ AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
    amp_backend declares. */
 
 /* Functions as the table's AMPI_ENTRY declares them. */
-#define AMPI_CPU(name, ...) AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec AMPI_MAYBE)
+#define AMPI_CPU(name, ...) \
+    AMPI_FN amp_result ampi_cpu_##name(__VA_ARGS__, const amp_exec* exec AMPI_MAYBE)
 AMPI_CPU(zero, void* p, size_t bytes) {
     memset(p, 0, bytes);
     return AMP_OK;
 }
+
 AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
+
 AMPI_CPU(convert, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
     amp_convert_desc d;
     AMPI_CLEAR(d);
@@ -9519,6 +10633,7 @@ AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_
     if (t == AMP_U8) return ((const uint8_t*)labels)[i];
     return t == AMP_I64 ? ((const int64_t*)labels)[i] : ((const int32_t*)labels)[i];
 }
+
 AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
@@ -9540,7 +10655,8 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
             for (size_t i = 0; i < count; i += taken) {
                 const float* mean = how->constants + (at + i) / how->pixels % how->channels;
                 taken = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-                for (size_t k = i; k < i + taken; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+                for (size_t k = i; k < i + taken; k++)
+                    x[k] = (x[k] - mean[0]) / mean[how->channels];
             }
         }
         ampi_store_f32(dst, to, at, x, count);
@@ -9548,13 +10664,16 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
     return AMP_OK;
 }
 
-AMPI_CPU(dropout, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p, uint64_t seed,
-        uint64_t offset, const uint64_t* position, uint64_t stride) {
-    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset + (position ? *position * stride : 0), exec);
+AMPI_CPU(dropout, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+        uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride) {
+    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed,
+        offset + (position ? *position * stride : 0), exec);
 }
+
 AMPI_CPU(open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count) {
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
+
 AMPI_FN void ampi_cpu_close(amp_training* t AMPI_MAYBE, const amp_exec* exec AMPI_MAYBE) {}
 AMPI_CPU(begin, amp_training* t, int window) {
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
@@ -9562,27 +10681,33 @@ AMPI_CPU(begin, amp_training* t, int window) {
     t->position = NULL;
     return AMP_OK;
 }
+
 AMPI_CPU(losses, amp_training* t, const float* losses, int count) {
     while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);
     return AMP_OK;
 }
+
 AMPI_CPU(check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
     flags[1] = t->scaler.state.unsound ? 1.0f : 0.0f;
     return r;
 }
+
 AMPI_CPU(agree, amp_training* t, const float* flags) {
     if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);
     return AMP_OK;
 }
+
 AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
     AMPI_TRY(amp_optimizer_step(&t->optimizer, &t->scaler, &t->last));
     t->limit = amp_scaler_update(&t->scaler);
     if (!t->last.applied && bytes) memcpy(now, saved, bytes);
     return AMP_OK;
 }
+
 AMPI_CPU(read, amp_training* t AMPI_MAYBE) { return AMP_OK; }
+
 /* Closes the window if it is open. */
 AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) {
     t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
@@ -9595,13 +10720,18 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
         ampi_alloc, ampi_free, NULL /* reaches */, ampi_cpu_zero, ampi_cpu_copy,
         ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
-        ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert, ampi_cpu_load,
+        ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert,
+            ampi_cpu_load,
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
-        AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm),
-        AMPI_BOTH(activation), AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
+        AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm),
+            AMPI_BOTH(layer_norm),
+        AMPI_BOTH(activation), AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward,
+            AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
-        ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses, ampi_cpu_check,
-        ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon, NULL /* record */, NULL /* record_end */,
+        ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses,
+            ampi_cpu_check,
+        ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon, NULL /* record */,
+            NULL /* record_end */,
         NULL /* linear_relu_forward */, NULL /* conv2d_relu_forward */
     };
     return &cpu;
@@ -9616,25 +10746,30 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i, backward at 2*nodes-1-i. */
+/* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i,
+   backward at 2*nodes-1-i. */
 typedef struct ampi_live_range {
     size_t bytes, offset;
     int first, last;
     struct ampi_live_range* home;  /* of a copy, while planning */
 } ampi_live_range;
 
-/* A node's value, its gradient, and its contributions to inputs' gradients where another node's is the first. */
-enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND, AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + 2 };
+/* A node's value, its gradient, and its contributions to inputs' gradients where another node's is
+   the first. */
+enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND,
+        AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + 2 };
 
 /* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
     amp_layer layer;         /* what the user may see */
     const ampi_op_row* row;  /* of its operator */
-    struct ampi_node *prev, *next;  /* in the order of execution: layers as built, a cast before its first reader */
+    struct ampi_node *prev, *next;  /* in the order of execution: layers as built, a cast before its
+                                       first reader */
     struct ampi_node* skip;         /* an earlier layer, see ampi_nth */
     int number, time;  /* in the order of building (layers alone); in that of execution */
     uint32_t tag;      /* in its value, see ampi_node_tag */
-    struct ampi_node *inputs[2], *reads[2];  /* as built; whose memory is read: behind flatten, or a cast */
+    struct ampi_node *inputs[2], *reads[2];  /* as built; whose memory is read: behind flatten, or a
+                                                cast */
     int input_count;
     size_t features;  /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
@@ -9650,12 +10785,14 @@ typedef struct ampi_node {
     float p, loss_weight, smoothing;
     float *running, *stats;     /* norms: mean and variance, running and of the batch */
     void* target;               /* of a loss */
-    amp_reading reading;        /* inputs; its constants lie with the backend, and here on the host */
+    amp_reading reading;        /* inputs; its constants lie with the backend, and here on the
+                                   host */
     float* constants;
     /* what finalize finds */
     int leads;                  /* 1 = a GRAY operator may be LOW before it */
     int f32_bias;               /* 1 = a LOW product whose bias and result are FP32 */
-    amp_dtype visible, wanted;  /* the type that later layers' rules see; that in which all readers read */
+    amp_dtype visible, wanted;  /* the type that later layers' rules see; that in which all readers
+                                   read */
     int users;                  /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
     int wants_grad;             /* needs_grad, and one of them is not frozen in this step */
@@ -9686,7 +10823,8 @@ typedef struct ampi_allocation {
     size_t bytes, at;  /* at: where the next array begins */
 } ampi_allocation;
 enum {
-    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_RUNNING,
+    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS,
+        AMPI_BLOCK_RUNNING,
     AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_HELD, AMPI_BLOCK_WORKSPACE,
     AMPI_BLOCK_STEP,  /* statistics, targets and losses of a step */
     AMPI_BLOCK_HOST, AMPI_BLOCK_COUNT
@@ -9725,10 +10863,11 @@ struct amp_model {
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
-    int told_update;              /* bits: the logger knows of 1 overflows of the update, 2 saturated copies, 4 held
-                                     statistics */
+    int told_update;              /* bits: the logger knows of 1 overflows of the update,
+                                     2 saturated copies, 4 held statistics */
     int saved;                    /* running statistics from before this step exist */
-    char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward pass; or "" */
+    char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward
+                                                           pass; or "" */
     const ampi_node* suspect;     /* where */
 };
 
@@ -9743,32 +10882,42 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (code != AMP_OK) AMPI_SAY(m->error, "%s", sentence);
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
-/* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a layer. */
+
+/* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a
+   layer. */
 #define ampi_model_fail(...) ampi_fail(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE(...) AMPI_REFUSE_WITH(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE_NULL(call, p) AMPI_REFUSE(!(p), AMP_ERR_ARGUMENT, call ": " #p " is NULL")
 #define AMPI_REFUSE_LAYER(condition, ...) \
-    do { if (condition) { ampi_fail(&m->draft_logger, __VA_ARGS__); return ampi_no_value(); } } while (0)
+    do { if (condition) { ampi_fail(&m->draft_logger, \
+        __VA_ARGS__); return ampi_no_value(); } } while (0)
 
-AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
+AMP_DEF const char* amp_model_error(const amp_model* m) {
+    return m ? m->error : "the model is NULL";
+}
 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
+
 /* Refuses a model that is NULL or not finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
     if (!m) return AMP_ERR_ARGUMENT;
-    return m->finalized ? AMP_OK : ampi_model_fail(AMP_ERR_STATE, "%s: the model is not finalized", what);
+    return m->finalized ? AMP_OK : ampi_model_fail(AMP_ERR_STATE, "%s: the model is not finalized",
+        what);
 }
 
 /* Remembers the first mistake of the graph. */
 #define ampi_build_fail(...) \
-    ((void)(m->build_result == AMP_OK && (m->build_result = ampi_model_fail(__VA_ARGS__)) != AMP_OK))
+    ((void)(m->build_result == AMP_OK && (m->build_result = ampi_model_fail(__VA_ARGS__)) \
+        != AMP_OK))
 
 /* Log function for the draft: its mistakes are the graph's. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     const ampi_node* n = &m->draft;
     if (n->input_count == 0) ampi_build_fail(code, "%s: %s", n->row->name, sentence);
-    else ampi_build_fail(code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on" : "after",
+    else
+        ampi_build_fail(code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on"
+            : "after",
         n->layer.name, sentence);
 }
 
@@ -9786,13 +10935,14 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     b->bytes = b->at;
     b->at = 0;
     if (b->bytes == 0) return AMP_OK;
-    AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY, "model: a block of %llu bytes does not "
-        "fit memory", (ampi_ull)b->bytes);
+    AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY,
+        "model: a block of %llu bytes does not " "fit memory", (ampi_ull)b->bytes);
     b->raw = (on_host ? ampi_alloc : m->backend->alloc)(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
     return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(zero, b->base, b->bytes);
 }
+
 /* The next `bytes` of a block; NULL while sizes are counted. No allocation gives SIZE_MAX bytes. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
     ampi_allocation* b = &m->blocks[which];
@@ -9800,6 +10950,7 @@ AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
     if (!ampi_add_size(b->at, ampi_align(bytes), &b->at)) b->at = SIZE_MAX;
     return p;
 }
+
 AMPI_FN float* ampi_floats_take(amp_model* m, int which, size_t count) {
     return (float*)ampi_block_take(m, which, count * sizeof(float));
 }
@@ -9811,7 +10962,8 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     const function none = NULL;
     const char *theirs = (const char*)b, *cpu = (const char*)amp_cpu_backend();
     for (size_t at = offsetof(amp_backend, open); at + sizeof none <= sizeof *b; at += sizeof none)
-        if (memcmp(cpu + at, &none, sizeof none) != 0 && memcmp(theirs + at, &none, sizeof none) == 0) return 0;
+        if (memcmp(cpu + at, &none, sizeof none) != 0
+            && memcmp(theirs + at, &none, sizeof none) == 0) return 0;
     return b->name != NULL;
 }
 
@@ -9821,20 +10973,23 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_comm* c = d->comm;
     const int groups = d->optimizer.group_count;
     AMPI_REFUSE(d->batch < 1, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
-    AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, "
+    AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC,
+        "model: grad_dtype is %s (%d), it must be f32, "
         "f16 or bf16", amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
-    AMPI_REFUSE(d->accumulate < 0 || d->max_replays < 0, AMP_ERR_DESC, "model: accumulate is %d and max_replays %d, "
+    AMPI_REFUSE(d->accumulate < 0 || d->max_replays < 0, AMP_ERR_DESC,
+        "model: accumulate is %d and max_replays %d, "
         "none may be below 0", d->accumulate, d->max_replays);
-    AMPI_REFUSE(d->max_replays > 0 && d->accumulate > 1, AMP_ERR_DESC, "model: max_replays needs accumulate = 1, whose "
-        "batch is still there");
+    AMPI_REFUSE(d->max_replays > 0 && d->accumulate > 1, AMP_ERR_DESC,
+        "model: max_replays needs accumulate = 1, whose " "batch is still there");
     AMPI_REFUSE(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST, AMP_ERR_DESC,
         "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
-    AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC, "model: backend lacks its name, or a function that "
-        "the CPU's has");
+    AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC,
+        "model: backend lacks its name, or a function that " "the CPU's has");
     AMPI_REFUSE(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size), AMP_ERR_DESC,
         "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
-    AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups), AMP_ERR_DESC,
-        "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups, AMP_MAX_GROUPS);
+    AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups),
+        AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
+        groups, AMP_MAX_GROUPS);
     return AMP_OK;
 }
 
@@ -9842,7 +10997,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
-    AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
+    AMPI_REFUSE_CALL(!out || !desc, AMP_ERR_ARGUMENT,
+        "amp_model_create: out and desc must not be NULL");
     AMPI_REFUSE_DESC(!desc->allocator.alloc != !desc->allocator.free,
         "model: allocator needs both alloc and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(sizeof *m, &desc->allocator);
@@ -9862,7 +11018,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     if (desc->policy) m->policy = *desc->policy;
     if (r == AMP_OK && desc->policy) r = ampi_policy_check(&m->policy, &m->op_logger);
     else if (r == AMP_OK) r = amp_policy_init(&m->policy, &d->precision);
-    if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
+    if (r == AMP_OK && m->backend->open)
+        r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(m, &desc->allocator); return r; }
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
@@ -9879,7 +11036,8 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->finalized && m->param_count) ampi_run(training_close, &m->training);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (m->blocks[i].raw)
-            (i < AMPI_BLOCK_HOST ? m->backend->free : ampi_free)(m->blocks[i].raw, &m->desc.allocator);
+            (i < AMPI_BLOCK_HOST ? m->backend->free : ampi_free)(m->blocks[i].raw,
+                &m->desc.allocator);
     AMPI_CLEAR(m->blocks);
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
@@ -9889,6 +11047,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
         ampi_free(n, &m->desc.allocator);
     }
 }
+
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
     const amp_allocator* a = &m->desc.allocator;
@@ -9903,7 +11062,8 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 }
 
 /* --- building --- */
-/* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another model's shows. */
+/* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another
+   model's shows. */
 /* A hash of a node's operator, shape and inputs, which tells graphs apart in checkpoints. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
@@ -9911,12 +11071,15 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
-/* Layer i of a skip list, or NULL: each has a pointer to the layer whose number lacks its lowest bit. */
+
+/* Layer i of a skip list, or NULL: each has a pointer to the layer whose number lacks its lowest
+   bit. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     ampi_node* n = i < 0 || i >= m->layer_count ? NULL : m->last;
     while (n && n->number != i) n = (n->number & (n->number - 1)) >= i ? n->skip : n->prev;
     return n;
 }
+
 /* The node of a value, or NULL if the value is not of this model. */
 AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
     ampi_node* n = v.id < 1 ? NULL : ampi_nth(m, v.id - 1);
@@ -9926,9 +11089,11 @@ AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
 /* Nothing is built after a mistake or after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
-    if (m->finalized) ampi_model_fail(AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
+    if (m->finalized)
+        ampi_model_fail(AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
+
 /* The node of a value, or NULL when the graph has a mistake; a foreign handle is one. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
@@ -9936,6 +11101,7 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!n) ampi_build_fail(AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
     return n;
 }
+
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
 AMPI_FN amp_dtype ampi_stored(const ampi_node* n) { return n->layer.storage_dtype; }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
@@ -9947,6 +11113,7 @@ AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
     n->layer.height = h;
     n->layer.width = w;
 }
+
 /* The draft of a node on `in` or NULL, whose shape and, for messages, name the draft takes. */
 AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     ampi_node* n = &m->draft;
@@ -9961,6 +11128,7 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     n->inputs[n->input_count++] = in;
     return n;
 }
+
 /* The draft of a layer on x, or NULL if the graph has a mistake; desc NULL is one. */
 AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const void* desc) {
     ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
@@ -9970,6 +11138,7 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const voi
     ampi_fail(&m->draft_logger, AMP_ERR_DESC, "the desc is NULL");
     return NULL;
 }
+
 /* Declares n as that draft, or returns. */
 #define AMPI_DRAFT(n, ...) \
     ampi_node* n = ampi_draft_on(m, __VA_ARGS__); \
@@ -9993,8 +11162,9 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
 /* c*h*w elements of batch samples must be countable at 8 bytes each. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
     size_t n = 0;
-    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n) && ampi_mul_size(n, (size_t)w, &n)
-           && n <= 0x7fffffffu && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
+    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
+           && ampi_mul_size(n, (size_t)w, &n) && n <= 0x7fffffffu
+               && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
 /* Makes the draft a layer of the current region with a name: "conv2d3" is the third convolution. */
@@ -10003,7 +11173,8 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     amp_layer* l = &n->layer;
     if (m->build_result != AMP_OK) return ampi_no_value();
     for (int i = 0; i < n->input_count; i++)
-        AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE, "nothing can be built on a loss");
+        AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE,
+            "nothing can be built on a loss");
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE,
         "its output %dx%dx%d is too large", l->channels, l->height, l->width);
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
@@ -10021,10 +11192,13 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
+
 /* Adds the layer at hand with a weight and, unless no_bias, a bias. */
-AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in, size_t fan_out) {
+AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in,
+        size_t fan_out) {
     ampi_node* n = &m->draft;
-    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist", (int)init);
+    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
+        (int)init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
     n->init = init;
@@ -10038,14 +11212,17 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     if (!ampi_can_build(m, "input")) return ampi_no_value();
     ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
     AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "the desc is NULL");
-    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE, "a model has at most %d inputs", AMP_MAX_INPUTS);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE, "%d x %d x %d for a batch "
-        "of %d is not a size that can be had", d->channels, d->height, d->width, m->desc.batch);
+    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
+        "a model has at most %d inputs", AMP_MAX_INPUTS);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE,
+        "%d x %d x %d for a batch " "of %d is not a size that can be had", d->channels, d->height,
+        d->width, m->desc.batch);
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     if (d->mean || d->std) {
         for (int c = 0; c < d->channels; c++)
-            AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c])) || (d->std && (d->std[c] == 0.0f
-                || !ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
+            AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c]))
+                || (d->std && (d->std[c] == 0.0f || !ampi_in_range(&d->std[c], 0.0f,
+                AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
                 "finite, and std above 0", c);
     }
     const size_t count = (size_t)d->channels;
@@ -10067,6 +11244,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     else ampi_free(n->constants, &m->desc.allocator);
     return v;
 }
+
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     const amp_input_desc d = { channels, height, width, 0.0f, NULL, NULL };
     return amp_input_with(m, &d);
@@ -10086,6 +11264,7 @@ AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     n->p = p;
     return ampi_layer_add(m);
 }
+
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     AMPI_DRAFT(n, AMP_OP_FLATTEN, x, m);
     ampi_set_shape(n, (int)n->features, 1, 1);
@@ -10095,29 +11274,38 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
 /* Adds a dense layer over all features of x. */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
     AMPI_DRAFT(n, AMP_OP_LINEAR, x, d);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1) || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1)
+        || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
         "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
     ampi_set_shape(n, d->out, 1, 1);
     return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out);
 }
+
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
     const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
     return amp_linear_with(m, x, &d);
 }
 
 /* The first field that is not 0, or the value that 0 stands for. */
-AMPI_FN int ampi_or(int field, int general, int value) { return field ? field : general ? general : value; }
+AMPI_FN int ampi_or(int field, int general, int value) {
+    return field ? field : general ? general : value;
+}
+
 /* A desc's height and width of a window. */
-#define AMPI_SIDES(field, h, w) ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
+#define AMPI_SIDES(field, h, w) \
+    ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
 
 /* Adds a convolution, if its shape is valid. */
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
     AMPI_DRAFT(n, AMP_OP_CONV2D, x, d);
     const amp_conv2d_shape s = {
-        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels, AMPI_SIDES(kernel, 0, 0),
-        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(padding, 0, 0), AMPI_SIDES(dilation, 1, 1), ampi_or(d->groups, 1, 0)
+        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
+            AMPI_SIDES(kernel, 0, 0),
+        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(padding, 0, 0), AMPI_SIDES(dilation, 1, 1),
+            ampi_or(d->groups, 1, 0)
     };
-    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
+    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
+        return ampi_no_value();
     n->conv = s;
     n->layer.channels = s.out_channels;
     const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;
@@ -10130,56 +11318,71 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x, d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
-        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0], kernel[1],
+        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0],
+            kernel[1],
         AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(padding, 0, 0), d->exclude_pad
     };
     n->pool = s;
     amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
     return ampi_layer_add(m);
 }
+
 /* Adds a pool with the kernel as stride and without padding. */
-AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
+AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h,
+        int kernel_w) {
     const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d(m, x, &d);
 }
+
 AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) {
     return ampi_plain_pool(m, x, AMP_POOL_MAX, kernel, kernel);
 }
+
 AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) {
     return ampi_plain_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
 }
+
 AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "global_avgpool2d");
-    return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
+    return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width)
+        : ampi_no_value();
 }
 
 /* Adds a batch norm over channels or a layer norm over all features. */
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x, d);
-    const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels, n->layer.height * n->layer.width, d->eps,
-        d->momentum, d->frozen != 0, NULL };
+    const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels,
+        n->layer.height * n->layer.width, d->eps, d->momentum, d->frozen != 0, NULL };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
-    AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
-        "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
+    AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f),
+        AMP_ERR_DESC, "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
+
 /* Two inputs of one height and width, whose channels are equal or follow each other. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     ampi_node *n = ampi_draft_on(m, op, x, m), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
     amp_layer *a = &n->layer, *b = &second->layer;
-    const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff - b->channels;
+    const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff
+        - b->channels;
     AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
-        "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels, b->height, b->width,
-        b->name);
+        "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
+        b->height, b->width, b->name);
     if (op == AMP_OP_CONCAT) a->channels += b->channels;
     n->inputs[n->input_count++] = second;
     return ampi_layer_add(m);
 }
-AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_ADD, a, b); }
-AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) { return ampi_pair(m, AMP_OP_CONCAT, a, b); }
+
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
+    return ampi_pair(m, AMP_OP_ADD, a, b);
+}
+
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
+    return ampi_pair(m, AMP_OP_CONCAT, a, b);
+}
 
 /* Adds a loss over x. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
@@ -10187,9 +11390,11 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     AMPI_DRAFT(n, op, x, d);
     const amp_layer* l = &n->layer;
-    AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE, "a model has at most %d losses", AMP_MAX_LOSSES);
-    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE, "%dx%dx%d has more than one pixel "
-        "per label; amp_flatten makes each element a class", l->channels, l->height, l->width);
+    AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
+        "a model has at most %d losses", AMP_MAX_LOSSES);
+    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE,
+        "%dx%dx%d has more than one pixel " "per label; amp_flatten makes each element a class",
+        l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
         "smoothing %g is for softmax_cross_entropy only", (double)d->smoothing);
@@ -10202,8 +11407,10 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (v.id) m->losses[m->loss_count++] = m->last;
     return v;
 }
+
 #define AMPI_LAYER_WITH(name, add, OP, type) \
-    AMP_DEF amp_value name(amp_model* m, amp_value x, const type* desc) { return add(m, AMP_OP_##OP, x, desc); }
+    AMP_DEF amp_value name(amp_model* m, amp_value x, const type* desc) { \
+        return add(m, AMP_OP_##OP, x, desc); }
 AMPI_LAYER_WITH(amp_batch_norm, ampi_norm, BATCH_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)
@@ -10213,11 +11420,14 @@ AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_de
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
     if (!ampi_is_compute_dtype(dtype))
-        ampi_build_fail(AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
+        ampi_build_fail(AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in",
+            amp_dtype_name(dtype));
     else if (m->region_count == AMP_MAX_REGIONS)
-        ampi_build_fail(AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
+        ampi_build_fail(AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d",
+            AMP_MAX_REGIONS);
     else m->regions[m->region_count++] = dtype;
 }
+
 AMP_DEF void amp_autocast_pop(amp_model* m) {
     if (!ampi_can_build(m, "autocast_pop")) return;
     if (m->region_count == 0) ampi_build_fail(AMP_ERR_STATE, "autocast_pop: no region is open");
@@ -10231,7 +11441,8 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     if (!dtype || !ampi_is_compute_dtype(dtype))
         ampi_build_fail(AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
     else if (n->row->kind == AMPI_KIND_DATA)
-        ampi_build_fail(AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, n->row->name);
+        ampi_build_fail(AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name,
+            n->row->name);
     else if (ampi_is_loss(n) && dtype != AMP_F32)
         ampi_build_fail(AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
     else if (!n->pin_dtype || dtype < n->pin_dtype) n->pin_dtype = dtype;
@@ -10241,8 +11452,8 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
     if (!n) return;
     if (!name || !*name || strlen(name) >= sizeof n->layer.name)
-        ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
-            (int)sizeof n->layer.name - 1);
+        ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed",
+            n->layer.name, (int)sizeof n->layer.name - 1);
     else if (!ampi_is_utf8(name))
         ampi_build_fail(AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
     else strcpy(n->layer.name, name);
@@ -10253,7 +11464,8 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     if (!n) return;
     const int groups = ampi_or(m->desc.optimizer.group_count, 1, 0);
     if (group < 0 || group >= groups)
-        ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
+        ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d",
+            n->layer.name, group, groups);
     else n->group = group;
 }
 
@@ -10280,8 +11492,10 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->rule = forced == AMP_F32 ? AMP_RULE_FP32 : AMP_RULE_LOW;
     l->compute_dtype = forced;
 }
-/* For GRAY: `leads` is 1 if a LOW node or an end of the graph is reached through GRAY and FOLLOW nodes alone. OneFlow's
-   biases are added by GRAY operators of their own, unless a pin or a region moves the layer as a whole. */
+
+/* For GRAY: `leads` is 1 if a LOW node or an end of the graph is reached through GRAY and FOLLOW
+   nodes alone. OneFlow's biases are added by GRAY operators of their own, unless a pin or a region
+   moves the layer as a whole. */
 AMPI_FN void ampi_resolve_leads(amp_model* m) {
     AMPI_EACH_NODE(n) n->leads = AMPI_NONE;  /* an end, so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
@@ -10313,8 +11527,8 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     }
 }
 
-/* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from FP32. Widening is
-   no copy: operators read 16 bits. */
+/* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from
+   FP32. Widening is no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
     AMPI_EACH_NODE(user)
         if (!ampi_is(user, FLATTEN)) {
@@ -10351,7 +11565,8 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
     return cast;
 }
 
-/* Finds whose memory each node reads, placing casts before their first reader, and which have parameters behind. */
+/* Finds whose memory each node reads, placing casts before their first reader, and which have
+   parameters behind. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
@@ -10398,14 +11613,21 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     return AMP_OK;
 }
 
-AMPI_FN ampi_live_range* ampi_live_data(const ampi_node* n) { return &n->data_root->live[AMPI_LIVE_DATA]; }
-AMPI_FN ampi_live_range* ampi_live_grad(const ampi_node* n) { return &n->grad_root->live[AMPI_LIVE_GRAD]; }
+AMPI_FN ampi_live_range* ampi_live_data(const ampi_node* n) {
+    return &n->data_root->live[AMPI_LIVE_DATA];
+}
+
+AMPI_FN ampi_live_range* ampi_live_grad(const ampi_node* n) {
+    return &n->grad_root->live[AMPI_LIVE_GRAD];
+}
+
 /* Widens the live range of a tensor to `time`, and sets its size. */
 AMPI_FN void ampi_live_range_use(ampi_live_range* l, int time, size_t bytes) {
     if (!l->bytes || l->first > time) l->first = time;
     if (!l->bytes || l->last < time) l->last = time;
     l->bytes = bytes;
 }
+
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
     return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(ampi_stored(n)));
 }
@@ -10418,10 +11640,12 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
         n->grad_written = 0;
     }
     for (ampi_node* n = m->last; n; n = n->prev) {
-        const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE, back = end - n->time;
+        const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE,
+            back = end - n->time;
         const size_t own = ampi_value_bytes(m, n);
         if (!ampi_is_loss(n)) {
-            ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);  /* inputs are filled at first */
+            /* inputs are filled at first */
+            ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);
             if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
         }
         if (!ampi_is(n, FLATTEN)) {
@@ -10430,10 +11654,12 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
                 const size_t bytes = ampi_value_bytes(m, in);
                 ampi_live_range_use(ampi_live_data(in), n->time, bytes);
                 if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
-                if (!n->on_loss_path || !in->needs_grad) continue;  /* the backward pass hands it no gradient */
+                /* the backward pass hands it no gradient */
+                if (!n->on_loss_path || !in->needs_grad) continue;
                 ampi_live_range_use(ampi_live_grad(in), back, bytes);
                 ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
-                if (in->grad_written) ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
+                if (in->grad_written)
+                    ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
                 in->grad_written = 1;
             }
         }
@@ -10443,13 +11669,17 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
 /* The largest live range first, and equals as they come, whose offsets are their numbers so far. */
 AMPI_FN int ampi_by_size(const void* a, const void* b) {
     const ampi_live_range *x = (const ampi_live_range*)a, *y = (const ampi_live_range*)b;
-    return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : x->offset < y->offset ? -1 : x->offset > y->offset;
+    return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : x->offset < y->offset ? -1
+        : x->offset > y->offset;
 }
 
-/* The lowest offset free of the placed live ranges, in their order, at the time of this one; SIZE_MAX beyond size_t. */
-AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_range* placed, size_t count) {
+/* The lowest offset free of the placed live ranges, in their order, at the time of this one;
+   SIZE_MAX beyond size_t. */
+AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_range* placed,
+        size_t count) {
     size_t offset = 0;
-    for (const ampi_live_range* o = placed; o < placed + count && o->offset < offset + l->bytes; o++) {
+    for (const ampi_live_range* o = placed; o < placed + count
+        && o->offset < offset + l->bytes; o++) {
         if (o->last < l->first || o->first > l->last) continue;
         offset = ampi_max_size(offset, o->offset + o->bytes);
         if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
@@ -10457,8 +11687,8 @@ AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_r
     return offset;
 }
 
-/* Places the sorted live ranges one by one; those before list[i] are in the order of their offsets. Returns the bytes
-   needed, SIZE_MAX for too many. */
+/* Places the sorted live ranges one by one; those before list[i] are in the order of their offsets.
+   Returns the bytes needed, SIZE_MAX for too many. */
 AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
@@ -10477,9 +11707,11 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
     const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES;
-    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + most / 2 + 1) * sizeof *list, a);  /* and scratch */
+    /* and scratch */
+    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + most / 2 + 1) * sizeof *list, a);
     size_t count = 0;
-    AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays", (ampi_ull)most);
+    AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
+        (ampi_ull)most);
 
     ampi_live_range_times(m);
     AMPI_EACH_NODE(n) {
@@ -10508,14 +11740,17 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
+    p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1
+        : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
-    if (!is_low || m->policy.master_weights) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
+    if (!is_low || m->policy.master_weights)
+        p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
     if (is_low) p.low_dtype = n->layer.param_dtype;
-    if (m->loss_count) p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
+    if (m->loss_count)
+        p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
     if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     n->layer.parameters += p.count;
@@ -10553,7 +11788,8 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
     size_t count;
     for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, AMPI_BLOCK);
-        for (size_t i = 0; i < count; i++) values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
+        for (size_t i = 0; i < count; i++)
+            values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
         if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
         else AMPI_RUN(upload, (uint16_t*)p->low + at, p->low_dtype, values, AMP_F32, count);
     }
@@ -10567,20 +11803,22 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     if (ampi_is(n, CONV2D)) return f->conv2d_workspace(&n->conv);
     if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(batch, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
-    return ampi_max_size(f->gemm_workspace(batch, out, in), ampi_max_size(f->gemm_workspace(batch, in, out),
-        f->gemm_workspace(out, in, batch)));
+    return ampi_max_size(f->gemm_workspace(batch, out, in),
+        ampi_max_size(f->gemm_workspace(batch, in, out), f->gemm_workspace(out, in, batch)));
 }
 
 AMPI_FN int ampi_has_labels(const ampi_node* loss) { return ampi_is(loss, SOFTMAX_CROSS_ENTROPY); }
+
 /* 32-bit numbers in a sample's targets: a label, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
 }
+
 /* Rows of `classes` logits that evaluation copies to the host at once. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights in FP32, unless
-   there are no masters at all, or the style has half ones. */
+/* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights
+   in FP32, unless there are no masters at all, or the style has half ones. */
 AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
@@ -10590,24 +11828,29 @@ AMPI_FN void ampi_place_all(amp_model* m) {
         const int is_batch_norm = ampi_is(n, BATCH_NORM);
         const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
         const int low_norm = is_batch_norm ? 0 : ampi_styles[m->policy.style].low_norm;
-        const int is_f32 = ampi_is_norm(n) && !low_norm && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
-        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32 : n->layer.compute_dtype;
+        const int is_f32 = ampi_is_norm(n) && !low_norm
+            && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
+        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32
+            : n->layer.compute_dtype;
         n->layer.parameters = 0;
         ampi_place_param(m, n, n->weight);
         ampi_place_param(m, n, n->bias);
         workspace = ampi_max_size(workspace, ampi_workspace_of(m, n));
         if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, each);
-        if (n->constants) n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
+        if (n->constants)
+            n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
         if (is_batch_norm) n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, each);
         if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
-        if (is_batch_norm) n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, each / 2);
+        if (is_batch_norm)
+            n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, each / 2);
     }
     m->held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HOST, m->blocks[AMPI_BLOCK_HELD].at);
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = m->losses[i];
         const size_t classes = n->reads[0]->features;
         n->target = ampi_floats_take(m, AMPI_BLOCK_STEP, ampi_target_size(n) * batch);
-        if (ampi_has_labels(n)) rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
+        if (ampi_has_labels(n))
+            rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
     }
     m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
     m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
@@ -10639,7 +11882,8 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
     return AMP_OK;
 }
 
-/* A level's scaler, when the user gives none: the style's where half gradients can underflow, else scale 1. */
+/* A level's scaler, when the user gives none: the style's where half gradients can underflow, else
+   scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
@@ -10648,7 +11892,8 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
         dynamic |= n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC
-        : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler : ampi_styles[m->policy.style].o1_scaler;
+        : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler
+            : ampi_styles[m->policy.style].o1_scaler;
     if (d.preset == AMP_SCALER_STATIC) d.init_scale = 1.0f;
     if (m->desc.scaler) d = *m->desc.scaler;
     d.logger = &m->op_logger;
@@ -10659,7 +11904,8 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 AMPI_FN amp_result ampi_check_names(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
     const size_t count = (size_t)m->layer_count;
-    const char **names = (const char**)ampi_alloc((count + count / 2 + 1) * sizeof *names, a), *twice;
+    const char **names = (const char**)ampi_alloc((count + count / 2 + 1) * sizeof *names, a),
+        *twice;
     AMPI_REFUSE(!names, AMP_ERR_MEMORY, "model: out of memory for %d names", m->layer_count);
     AMPI_EACH_NODE(n) names[n->number] = n->layer.name;
     twice = ampi_sort_names(names, count, sizeof *names, names + count);
@@ -10668,8 +11914,8 @@ AMPI_FN amp_result ampi_check_names(amp_model* m) {
     return AMP_OK;
 }
 
-/* Opens the optimizer. Without a loss each group, or the one that stands for none, is frozen: parameters have no
-   gradients and no moments then. */
+/* Opens the optimizer. Without a loss each group, or the one that stands for none, is frozen:
+   parameters have no gradients and no moments then. */
 AMPI_FN amp_result ampi_open_training(amp_model* m) {
     amp_optimizer_desc d = m->desc.optimizer;
     amp_param_group groups[AMP_MAX_GROUPS];
@@ -10688,8 +11934,8 @@ AMPI_FN amp_result ampi_open_training(amp_model* m) {
 
 /* All of finalize; on failure the caller takes it back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
-    AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
-        m->region_count > 1 ? "s are" : " is");
+    AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed",
+        m->region_count, m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
     AMPI_TRY(ampi_check_names(m));
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
@@ -10716,19 +11962,22 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
         const amp_layer* l = &m->inputs[i]->layer;
         const int has_colours = l->width == 3 || l->width == 4;
         if (has_colours && l->channels == l->height && l->height > l->width)
-            ampi_remark(&m->op_logger, "'%s' has %d channels of %dx%d pixels: sizes and data are in the order "
+            ampi_remark(&m->op_logger,
+                "'%s' has %d channels of %dx%d pixels: sizes and data are in the order "
                 "channels, height, width", l->name, l->channels, l->height, l->width);
     }
 
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
         if (ampi_has_labels(loss) && ampi_is(x, SOFTMAX))
-            ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
+            ampi_remark(&m->op_logger,
+                "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                 loss->layer.name, x->layer.name);
     }
 
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts",
+            (double)o->momentum);
 }
 
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
@@ -10744,11 +11993,15 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
 }
 
 /* --- looking inside --- */
-AMP_DEF int amp_model_layer_count(const amp_model* m) { return ampi_is_final(m) ? m->layer_count : 0; }
+AMP_DEF int amp_model_layer_count(const amp_model* m) {
+    return ampi_is_final(m) ? m->layer_count : 0;
+}
+
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
     const ampi_node* n = ampi_is_final(m) ? ampi_nth(m, i) : NULL;
     return n ? &n->layer : NULL;
 }
+
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
     const ampi_node* n = m ? ampi_find(m, v) : NULL;
     return n ? n->number : AMPI_NONE;
@@ -10759,12 +12012,14 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_memory"));
     AMPI_REFUSE_NULL("amp_model_memory", out);
     const ampi_allocation* b = m->blocks;
-    const amp_memory sizes = { b[AMPI_BLOCK_ARENA].bytes, b[AMPI_BLOCK_MASTERS].bytes, b[AMPI_BLOCK_LOW].bytes,
-        b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes, b[AMPI_BLOCK_WORKSPACE].bytes, sizeof *m };
+    const amp_memory sizes = { b[AMPI_BLOCK_ARENA].bytes, b[AMPI_BLOCK_MASTERS].bytes,
+        b[AMPI_BLOCK_LOW].bytes, b[AMPI_BLOCK_GRADS].bytes, b[AMPI_BLOCK_MOMENTS].bytes,
+            b[AMPI_BLOCK_WORKSPACE].bytes, sizeof *m };
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
     AMPI_EACH_NODE(n)
-        out->total_bytes += sizeof *n + (n->constants ? 2 * n->reading.channels * sizeof *n->constants : 0);
+        out->total_bytes += sizeof *n + (n->constants
+            ? 2 * n->reading.channels * sizeof *n->constants : 0);
     return AMP_OK;
 }
 
@@ -10772,6 +12027,7 @@ AMP_DEF amp_param* amp_model_params(amp_model* m, int* count) {
     if (count) *count = ampi_is_final(m) ? m->param_count : 0;
     return ampi_is_final(m) ? m->params : NULL;
 }
+
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
     for (int i = 0; ampi_is_final(m) && name && i < m->param_count; i++)
         if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
@@ -10779,12 +12035,14 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 }
 
 /* Refuses an array of values that is NULL, and a parameter that is not the model's. */
-AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
+AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values,
+        const char* what) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!values, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
     for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
+
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
     return p->master ? ampi_run(copy_out, out, p->master, p->count * sizeof *out)
@@ -10805,11 +12063,13 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     }
     return AMP_OK;
 }
+
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
     if (p->master) AMPI_RUN(copy_in, p->master, values, p->count * sizeof *values);
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
+
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
     for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
@@ -10823,35 +12083,42 @@ AMPI_FN amp_result ampi_refresh(amp_model* m) {
     m->stale = 0;
     return r;
 }
+
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) {
     if (!ampi_is_final(m)) return NULL;
     ampi_refresh(m);
     return &m->training.scaler;
 }
+
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
     if (!ampi_is_final(m) || !m->param_count) return NULL;
     ampi_refresh(m);
     return &m->training.optimizer;
 }
+
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
 /* --- what a checkpoint needs --- */
-/* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types, settings. */
+/* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types,
+   settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
     AMPI_EACH_NODE(n) {
         const amp_layer* l = &n->layer;
-        const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype, (int)l->param_dtype,
-            l->channels, l->height, l->width, n->group, n->inputs[0] ? n->inputs[0]->number : AMPI_NONE,
+        const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype,
+            (int)l->param_dtype, l->channels, l->height, l->width, n->group,
+                n->inputs[0] ? n->inputs[0]->number : AMPI_NONE,
             n->inputs[1] ? n->inputs[1]->number : AMPI_NONE };
-        const float settings[] = { n->p, n->norm.eps, n->norm.momentum, n->loss_weight, n->smoothing };
+        const float settings[] = { n->p, n->norm.eps, n->norm.momentum, n->loss_weight,
+            n->smoothing };
         amp_conv2d_shape conv = n->conv;
         amp_pool2d_shape pool = n->pool;  /* both are ints only */
         conv.n = pool.n = 0;
         if (l->op == AMPI_OP_CAST) continue;
         h = ampi_hash_words(h, numbers, sizeof numbers / 4);
         h = ampi_hash_words(h, settings, sizeof settings / 4);
-        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);  /* a younger setting; so is scale */
+        /* a younger setting; so is scale */
+        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
         h = ampi_hash_words(h, &conv, sizeof conv / 4);
         h = ampi_hash_words(h, &pool, sizeof pool / 4);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
@@ -10880,7 +12147,8 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
    a data set, gathered batch by batch. The one call to a later room is that of a fit, which
    saves a checkpoint. */
 
-AMPI_NAMES(amp_outcome_name, amp_outcome, "applied\0accumulated\0skipped: overflow\0skipped: model\0")
+AMPI_NAMES(amp_outcome_name, amp_outcome,
+        "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
 /* Begins a pass over a batch: its size is written to the layers' shapes. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
@@ -10896,29 +12164,35 @@ AMPI_FN const void* ampi_weights(const amp_model* m, int param) {
     if (param == AMPI_NONE) return NULL;
     return m->params[param].low ? m->params[param].low : (const void*)m->params[param].master;
 }
+
 AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
     return param == AMPI_NONE ? NULL : m->params[param].grad;
 }
+
 /* Norms: the variance of the batch, behind the mean. */
 AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
     return n->stats + (n->running ? n->layer.channels : m->desc.batch);
 }
 
-/* Each layer has a stream, whose position counts elements over all passes and ranks: k micro-batches, or k ranks, draw
-   what one batch of k times the size would. */
-AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt, void* y,
-        amp_dtype yt) {
+/* Each layer has a stream, whose position counts elements over all passes and ranks: k
+   micro-batches, or k ranks, draw what one batch of k times the size would. */
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt,
+        void* y, amp_dtype yt) {
     const amp_training* t = &m->training;
     const size_t count = m->pass.rows * n->features;
-    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch, seed = ampi_stream(m, -2 - n->number);
+    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch,
+        seed = ampi_stream(m, -2 - n->number);
     const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
     if (m->pass.training)
-        return ampi_run(dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position, stride);
+        return ampi_run(dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position,
+            stride);
     return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
 }
+
 AMPI_FN amp_activation ampi_activation_of(const ampi_node* n) {
-    return ampi_is(n, GELU) ? AMP_GELU : ampi_is(n, TANH) ? AMP_TANH : ampi_is(n, SIGMOID) ? AMP_SIGMOID : AMP_RELU;
+    return ampi_is(n, GELU) ? AMP_GELU : ampi_is(n, TANH) ? AMP_TANH : ampi_is(n, SIGMOID)
+        ? AMP_SIGMOID : AMP_RELU;
 }
 
 /* --- forward --- */
@@ -10955,7 +12229,8 @@ AMPI_FN amp_result ampi_count_rows(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
-/* Counts elements of a BCE; with logit > 0 and target > 1/2, or neither, they are correct, but not a NaN. */
+/* Counts elements of a BCE; with logit > 0 and target > 1/2, or neither, they are correct, but not
+   a NaN. */
 AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const size_t count = m->pass.rows * logits->features;
@@ -10968,7 +12243,8 @@ AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
         AMPI_RUN(download, x, AMP_F32, ampi_at(logits->data, t, i), t, n);
         AMPI_RUN(copy_out, target, (const float*)loss->target + i, n * sizeof *target);
         for (size_t j = 0; j < n; j++)
-            m->pass.told->correct += (x[j] > 0.0f) == (target[j] > 0.5f) && !amp_is_nan(&x[j], AMP_F32);
+            m->pass.told->correct += (x[j] > 0.0f) == (target[j] > 0.5f)
+                && !amp_is_nan(&x[j], AMP_F32);
     }
     m->pass.told->predictions += (int64_t)count;
     return AMP_OK;
@@ -10990,39 +12266,43 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     switch ((int)n->layer.op) {
         case AMPI_OP_CAST: return f->convert(y, yt, x, xt, count, e);
         case AMP_OP_CONV2D:
-            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b, bt, y, yt, e);
+            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b,
+                bt, y, yt, e);
         case AMP_OP_LINEAR:
-            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, bt, y, yt, rows, in->features,
-                n->features, e);
-        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt, y, yt, e);
+            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, bt, y, yt,
+                rows, in->features, n->features, e);
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt,
+            y, yt, e);
         case AMP_OP_BATCH_NORM:
             if (m->pass.looking) norm.momentum = AMP_ZERO;
-            return f->batch_norm_forward(&norm, m->pass.training, x, xt, w, b, wt, running, running + norm.channels,
-                mean, ampi_variance(m, n), y, yt, e);
+            return f->batch_norm_forward(&norm, m->pass.training, x, xt, w, b, wt, running,
+                running + norm.channels, mean, ampi_variance(m, n), y, yt, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y, yt, rows, n->features,
-                e);
+            return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y,
+                yt, rows, n->features, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
             return f->activation_forward(ampi_activation_of(n), x, xt, y, yt, count, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
-        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, ampi_stored(second), y, yt, count, e);
+        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, ampi_stored(second), y, yt,
+            count, e);
         case AMP_OP_CONCAT:
             AMPI_TRY(f->concat_forward(x, xt, in->features, y, yt, n->features, 0, rows, e));
-            return f->concat_forward(second->data, ampi_stored(second), second->features, y, yt, n->features,
-                in->features, rows, e);
+            return f->concat_forward(second->data, ampi_stored(second), second->features, y, yt,
+                n->features, in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing, loss, rows,
-                in->features, e);
+            return f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing,
+                loss, rows, in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x, xt, n->target, AMP_F32, loss,
-                rows * in->features, e);
+            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x, xt,
+                n->target, AMP_F32, loss, rows * in->features, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
 
 /* amp_stats_collect for memory of the backend. */
-AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
+AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype,
+        size_t n) {
     float tile[AMPI_BLOCK];
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
@@ -11031,17 +12311,22 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     }
     return AMP_OK;
 }
+
 /* Statistics of a layer's output, losses aside, for amp_model_stats. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
-    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad : n->data,
-        ampi_stored(n), m->pass.rows * n->features);
+    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad
+        : n->data, ampi_stored(n), m->pass.rows * n->features);
 }
-/* May a pass for the losses leave n out: a head that only predictions use? */
-AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->pass.observed; }
 
-/* Runs the nodes up to and with `last`: the losses and what leads to them, or all but the losses. */
+/* May a pass for the losses leave n out: a head that only predictions use? */
+AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) {
+    return !n->on_loss_path && !m->pass.observed;
+}
+
+/* Runs the nodes up to and with `last`: the losses and what leads to them, or all but the
+   losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_losses) {
     for (const ampi_node* n = m->first; n && n->time <= last->time; n = n->next) {
         if (with_losses ? ampi_is_idle(m, n) : ampi_is_loss(n)) continue;
@@ -11065,38 +12350,43 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
     const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
     const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype_or_f32(m->desc.grad_dtype);
-    const void *dy = n->grad, *saved = from_input ? in->data : n->data, *w = ampi_weights(m, n->weight);
+    const void *dy = n->grad, *saved = from_input ? in->data : n->data,
+        *w = ampi_weights(m, n->weight);
     const size_t rows = m->pass.rows, count = rows * in->features;
-    const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor, *mean = n->stats;
+    const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor,
+        *mean = n->stats;
     void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
     switch ((int)n->layer.op) {
         case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, xt, dy, yt, count, e);
         case AMP_OP_CONV2D:
-            return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, e);
+            return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt,
+                add, e);
         case AMP_OP_LINEAR:
-            return f->linear_backward(dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, rows, in->features,
-                n->features, e);
+            return f->linear_backward(dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, rows,
+                in->features, n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_backward(&n->pool, dy, yt, from_input ? saved : NULL, xt, dx, xt, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&n->norm, dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db,
-                gt, add, e);
+            return f->batch_norm_backward(&n->norm, dy, yt, saved, st, w, wt, mean,
+                ampi_variance(m, n), dx, xt, dw, db, gt, add, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx, xt, dw, db, gt, add,
-                rows, n->features, e);
+            return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx,
+                xt, dw, db, gt, add, rows, n->features, e);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_backward(ampi_activation_of(n), dy, yt, saved, st, dx, xt, count, e);
-        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows, n->features, e);
+            return f->activation_backward(ampi_activation_of(n), dy, yt, saved, st, dx, xt, count,
+                e);
+        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows,
+            n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);
         case AMP_OP_CONCAT:
-            return f->concat_backward(dy, yt, n->features, j ? n->features - in->features : 0, dx, xt, in->features,
-                rows, 0, e);
+            return f->concat_backward(dy, yt, n->features, j ? n->features - in->features : 0, dx,
+                xt, in->features, rows, 0, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)n->target, n->smoothing, scale, weight,
-                dx, xt, rows, in->features, e);
+            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)n->target,
+                n->smoothing, scale, weight, dx, xt, rows, in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved, st, n->target, AMP_F32,
-                scale, weight, dx, xt, count, e);
+            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved, st,
+                n->target, AMP_F32, scale, weight, dx, xt, count, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -11121,8 +12411,10 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
 /* --- data --- */
 /* An array of a batch, or a data set, has a number: inputs first, then targets. */
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
-#define AMPI_ARRAY(of, i) (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
+#define AMPI_ARRAY(of, i) \
+    (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
 AMPI_FN const char* ampi_array_name(int i) { return i < AMP_MAX_INPUTS ? "inputs" : "targets"; }
+
 /* The input or loss that reads array i, or NULL. */
 AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
@@ -11139,8 +12431,10 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         n = ampi_min_int(b->n - at, AMPI_BLOCK);
         if (b->on_device) AMPI_RUN(copy_out, copy, some, (size_t)n * size);
         for (int i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype, (size_t)i);
-            AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is "
+            const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype,
+                (size_t)i);
+            AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT,
+                "layer '%s': label %lld of sample %d is "
                 "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
         }
     }
@@ -11148,24 +12442,29 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
 }
 
 /* Refuses types of a batch or a data set that the model does not read. */
-AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype x, amp_dtype label, const char* what, int with_targets) {
-    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, "
+AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype x, amp_dtype label, const char* what,
+        int with_targets) {
+    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE,
+        "%s: input_dtype is %s (%d), not f32, f16, bf16, "
         "f64 or u8", what, amp_dtype_name(x), (int)x);
     if (!with_targets || !label) return AMP_OK;
     AMPI_REFUSE(label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
-        "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label), (int)label);
+        "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label),
+        (int)label);
 
     for (int i = 0; i < m->loss_count; i++)
         if (ampi_has_labels(m->losses[i])) return AMP_OK;
-    AMPI_REFUSE(m->loss_count, AMP_ERR_DTYPE, "%s: label_dtype is %s, but the loss '%s' reads targets[0] as floats; "
-        "labels are for softmax_cross_entropy", what, amp_dtype_name(label), m->losses[0]->layer.name);
+    AMPI_REFUSE(m->loss_count, AMP_ERR_DTYPE,
+        "%s: label_dtype is %s, but the loss '%s' reads targets[0] as floats; "
+        "labels are for softmax_cross_entropy", what, amp_dtype_name(label),
+        m->losses[0]->layer.name);
     return AMP_OK;
 }
 
-/* Remarks of labels, read as int32 by default, that look like int64 ones: every high word is 0, and at least half of
-   the low words are not. A model looks once, at its first 16 labels or more. */
-AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said, size_t count,
-        const char* what) {
+/* Remarks of labels, read as int32 by default, that look like int64 ones: every high word is 0, and
+   at least half of the low words are not. A model looks once, at its first 16 labels or more. */
+AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said,
+        size_t count, const char* what) {
     if (said || count < 16 || m->labels_known) return;
     m->labels_known = 1;
 
@@ -11178,29 +12477,34 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
             set += label != 0;
         }
         if (k > 0 || set * 4 < count) continue;
-        ampi_remark(&m->op_logger, "%s: every second label of targets[%d] is 0: int64 labels need label_dtype AMP_I64, "
+        ampi_remark(&m->op_logger,
+            "%s: every second label of targets[%d] is 0: int64 labels need label_dtype AMP_I64, "
             "others AMP_I32", what, i);
         return;
     }
 }
 
 /* Refuses a batch whose size, types or arrays the model does not take. */
-AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
+AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what,
+        int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
-    AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what,
-        b->n, m->desc.batch);
+    AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT,
+        "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
     AMPI_TRY(ampi_check_types(m, b->input_dtype, b->label_dtype, what, with_targets));
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
         if (!n) continue;
         const void* data = AMPI_ARRAY(b, i);
-        AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, ampi_array_name(i), n->index);
-        AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data), AMP_ERR_ARGUMENT,
-            "%s: %s[%d] is not memory of the backend '%s'", what, ampi_array_name(i), n->index, m->backend->name);
+        AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, ampi_array_name(i),
+            n->index);
+        AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data),
+            AMP_ERR_ARGUMENT, "%s: %s[%d] is not memory of the backend '%s'", what,
+            ampi_array_name(i), n->index, m->backend->name);
         if (ampi_has_labels(n)) AMPI_TRY(ampi_batch_labels(m, b, n));
     }
-    if (with_targets && !b->on_device) ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, what);
+    if (with_targets && !b->on_device)
+        ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, what);
     return AMP_OK;
 }
 
@@ -11220,6 +12524,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     }
     return AMP_OK;
 }
+
 /* Loads inputs, targets and labels of the batch. */
 AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     const amp_batch* b = m->pass.batch;
@@ -11241,7 +12546,8 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
     AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
-    for (int i = 0; i < m->loss_count; i++) sum += (double)m->losses[i]->loss_weight * (double)values[i];
+    for (int i = 0; i < m->loss_count; i++)
+        sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
     return AMP_OK;
 }
@@ -11249,7 +12555,8 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
 /* --- what is frozen --- */
 /* Do the current rates freeze p? A group number that the caller spoilt is refused later. */
 AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
-    return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
+    return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer,
+        p);
 }
 
 /* At the start of a step: which parameters have a gradient, and which values need one. */
@@ -11271,13 +12578,17 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 /* --- why a step was skipped --- */
 /* Batch norm's running statistics, for a skipped step to put back. */
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
+        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     if (saved->bytes == 0) return AMP_OK;
-    return ampi_run(copy, restore ? now->base : saved->base, restore ? saved->base : now->base, saved->bytes);
+    return ampi_run(copy, restore ? now->base : saved->base, restore ? saved->base : now->base,
+        saved->bytes);
 }
 
-/* Index of the first inf or NaN of an array in the backend's memory; `count` if none is found or readable. */
-AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count, const char** what) {
+/* Index of the first inf or NaN of an array in the backend's memory; `count` if none is found or
+   readable. */
+AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count,
+        const char** what) {
     float values[AMPI_BLOCK];
     for (size_t at = 0; at < count; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(count - at, AMPI_BLOCK);
@@ -11289,6 +12600,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     }
     return count;
 }
+
 /* Keeps m->trouble for amp_step_info; in training the logger hears of each layer once. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     m->suspect = n;
@@ -11297,8 +12609,8 @@ AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     return n->blamed = 1;
 }
 
-/* Runs the forward pass again, checks each value as it is made, and says in m->trouble where inf or NaN began. Returns
-   0 if nowhere: then the loss scale is to blame. */
+/* Runs the forward pass again, checks each value as it is made, and says in m->trouble where inf or
+   NaN began. Returns 0 if nowhere: then the loss scale is to blame. */
 AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     const char* what = "";
     const ampi_ull first = (ampi_ull)m->pass.first, last = first + m->pass.rows - 1;
@@ -11311,8 +12623,11 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
         const size_t bad = ampi_first_bad(m, n->data, ampi_stored(n), count, &what);
         if (bad == count) continue;
-        if (m->pass.training) AMPI_SAY(where, "%llu; a lower loss scale does not help", (ampi_ull)bad);
-        else AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % n->features), first + bad / n->features);
+        if (m->pass.training)
+            AMPI_SAY(where, "%llu; a lower loss scale does not help", (ampi_ull)bad);
+        else
+            AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % n->features),
+                first + bad / n->features);
         AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %s", what,
             n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, where);
         return ampi_blame(m, n);
@@ -11320,7 +12635,8 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     for (int i = 0; i < m->loss_count; i++) {
         if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
         AMPI_SAY(where, " of samples %llu to %llu", first, last);
-        AMPI_SAY(m->trouble, "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
+        AMPI_SAY(m->trouble,
+            "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
             m->losses[i]->layer.name, what, m->pass.training ? "" : where);
         return ampi_blame(m, m->losses[i]);
     }
@@ -11331,29 +12647,39 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
-    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min, counted = o->inf_count + o->nan_count > 0;
+    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min,
+        counted = o->inf_count + o->nan_count > 0;
     const int several = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
     const double scale = (double)info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
-        AMPI_SAY(info->message, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
+        AMPI_SAY(info->message,
+            "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
             "max_scale keep it in range", scale);
     else if (o->unsound)
-        AMPI_SAY(info->message, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
+        AMPI_SAY(info->message,
+            "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
             "not help", alone ? "" : ", here or on another rank");
     else if (!counted && alone) AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
-    else if (!counted) AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g", scale);
+    else if (!counted)
+        AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g",
+            scale);
     else
-        AMPI_SAY(info->message, "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss "
-            "scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index, (ampi_ull)o->inf_count,
-            (ampi_ull)o->nan_count, several ? ", nearest to the loss in " : "", several ? o->last_name : "", scale,
-            rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
+        AMPI_SAY(info->message,
+            "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss "
+            "scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
+            (ampi_ull)o->inf_count, (ampi_ull)o->nan_count, several ? ", nearest to the loss in "
+            : "", several ? o->last_name : "", scale, rule->is_static ? "; the scale is static"
+            : at_floor ? "; the scale is at its floor" : "");
 }
 
 /* --- ranks --- */
-AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count, const char* what) {
-    if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
+AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count,
+        const char* what) {
+    if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK)
+        return AMP_OK;
     return ampi_model_fail(AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
 }
+
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
@@ -11364,6 +12690,7 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     *flag = found != 0.0f;
     return AMP_OK;
 }
+
 /* Sums gradients over the ranks, unfrozen neighbours in one call. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
@@ -11373,13 +12700,16 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
         for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
         if (end < m->param_count) to = (char*)m->grad_list[end].data;
-        if (end > i) AMPI_TRY(ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t), "the gradients"));
+        if (end > i)
+            AMPI_TRY(ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t),
+                "the gradients"));
     }
     return AMP_OK;
 }
 
-/* Sums the gradients over the ranks and checks them; one rank's finding counts for all. An asynchronous backend
-   without other ranks checks in training_step. Others ask at once whether the model is to blame. */
+/* Sums the gradients over the ranks and checks them; one rank's finding counts for all. An
+   asynchronous backend without other ranks checks in training_step. Others ask at once whether the
+   model is to blame. */
 AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
@@ -11395,7 +12725,8 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 }
 
 /* --- the step --- */
-/* Says why a step was skipped. Asynchronous backends check the model only now; then ranks agree whether to repeat. */
+/* Says why a step was skipped. Asynchronous backends check the model only now; then ranks agree
+   whether to repeat. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     const size_t told = strlen(info->message);
     int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
@@ -11406,13 +12737,16 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
     if (any) AMPI_SAY(info->culprit, "%s", m->trouble[0] ? m->suspect->layer.name : "");
     if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (any && m->comm.size > 1) AMPI_SAY(info->message, "the model produces inf or nan on another rank");
+    else if (any && m->comm.size > 1)
+        AMPI_SAY(info->message, "the model produces inf or nan on another rank");
     else if (!any && m->desc.accumulate > 1)
-        ampi_say(info->message + told, sizeof info->message - told, "; or the model made it in an earlier micro-batch");
+        ampi_say(info->message + told, sizeof info->message - told,
+            "; or the model made it in an earlier micro-batch");
     return AMP_OK;
 }
 
-/* Counts in an applied step's info the running statistics that stayed, and names the first where nothing else is. */
+/* Counts in an applied step's info the running statistics that stayed, and names the first where
+   nothing else is. */
 AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     const ampi_node* first = NULL;
@@ -11421,7 +12755,8 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
 
     AMPI_RUN(copy_out, m->held, held->base, held->bytes);
     AMPI_EACH_NODE(n) {
-        const unsigned char* own = n->norm.held ? m->held + (n->norm.held - (unsigned char*)held->base) : NULL;
+        const unsigned char* own = n->norm.held ? m->held
+            + (n->norm.held - (unsigned char*)held->base) : NULL;
         if (own) {
             for (size_t c = 0; c < (size_t)n->layer.channels; c++) {
                 if (!own[c]) continue;
@@ -11434,9 +12769,10 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
 
     if (!first || info->message[0]) return AMP_OK;
     AMPI_SAY(info->culprit, "%s", first->layer.name);
-    AMPI_SAY(info->message, "the running statistics of %llu channels stay as they were, where those of the batch are "
-        "not finite; the first is channel %llu of '%s'", (ampi_ull)info->held_statistics, (ampi_ull)channel,
-        first->layer.name);
+    AMPI_SAY(info->message,
+        "the running statistics of %llu channels stay as they were, where those of the batch are "
+        "not finite; the first is channel %llu of '%s'", (ampi_ull)info->held_statistics,
+        (ampi_ull)channel, first->layer.name);
     return AMP_OK;
 }
 
@@ -11463,19 +12799,25 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     info->update_overflows = last->update_overflows;
     info->saturated = last->saturated;
     info->message[0] = 0;
-    memcpy(info->culprit, last->applied ? last->update_name : last->overflow.last_name, sizeof info->culprit);
+    memcpy(info->culprit, last->applied ? last->update_name : last->overflow.last_name,
+        sizeof info->culprit);
     if (!last->applied) ampi_describe_overflow(m, info);
     else if (last->update_overflows > 0)
-        AMPI_SAY(info->message, "the update overflows: %llu weights stay as they were, their moments too; the first of "
+        AMPI_SAY(info->message,
+            "the update overflows: %llu weights stay as they were, their moments too; the first of "
             "%s is element %llu of '%s'", (ampi_ull)last->update_overflows,
-            last->saturated ? "them and of saturated copies" : "them", (ampi_ull)last->update_index, name);
+            last->saturated ? "them and of saturated copies" : "them",
+            (ampi_ull)last->update_index, name);
     else if (last->saturated > 0)
-        AMPI_SAY(info->message, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
-            "first is element %llu of '%s'", (ampi_ull)last->saturated, (ampi_ull)last->update_index, name);
+        AMPI_SAY(info->message,
+            "%llu weights are too large for 16 bits, where they are the largest finite value; the "
+            "first is element %llu of '%s'", (ampi_ull)last->saturated,
+            (ampi_ull)last->update_index, name);
     return last->applied ? ampi_read_held(m, info) : AMP_OK;
 }
 
-/* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the scaler's window. */
+/* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the
+   scaler's window. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
@@ -11492,9 +12834,11 @@ AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
     return ampi_abandon_step(m, why);
 }
 
-/* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new scale. */
+/* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new
+   scale. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING], *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
+        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     if (m->backend->training_pass) AMPI_RUN(training_pass, &m->training);
     if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
@@ -11507,11 +12851,14 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     AMPI_TRY(ampi_agree(m));
     return ampi_run(training_step, &m->training, now->base, saved->base, saved->bytes);
 }
+
 /* The work of a step, or a replay of its record. The key has what differs between calls. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
-    const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
+    const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u
+        : 0u);
     amp_record mode = AMP_RECORD_OFF;
-    if (m->backend->record) AMPI_RUN(record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
+    if (m->backend->record)
+        AMPI_RUN(record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
     if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
     amp_result r = ampi_run_step(m);
     if (mode != AMP_RECORD_ON) return r;
@@ -11519,8 +12866,9 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
-/* What a step did, or why it was skipped. The logger hears once of weights that stay, of saturated copies, of
-   held statistics. */
+
+/* What a step did, or why it was skipped. The logger hears once of weights that stay, of saturated
+   copies, of held statistics. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
@@ -11529,7 +12877,8 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
-    if (!m->trouble[0] && !ampi_has_finite_bits(&info->loss)) ampi_diagnose_forward(m);  /* while it is there */
+    /* while it is there */
+    if (!m->trouble[0] && !ampi_has_finite_bits(&info->loss)) ampi_diagnose_forward(m);
     return AMP_OK;
 }
 
@@ -11553,7 +12902,8 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     if (!last) return AMP_OK;
     m->micro = 0;
     m->stepped = 1;
-    return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was skipped */
+    return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was
+                                                            skipped */
 }
 
 /* A rank that fails may not leave others waiting for its sums: all fail. Theirs is the sentence. */
@@ -11564,6 +12914,7 @@ AMPI_FN amp_result ampi_fail_together(amp_model* m, amp_result own, const char* 
     if (own != AMP_OK) return own;
     return failed ? ampi_model_fail(AMP_ERR_ARGUMENT, "%s", sentence) : AMP_OK;
 }
+
 AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
     return ampi_fail_together(m, own, "train step: the batch of another rank was refused");
 }
@@ -11574,10 +12925,13 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     AMPI_EACH_NODE(n)
-        AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1, AMP_ERR_ARGUMENT,
-            "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what, n->layer.name);
+        AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1,
+            AMP_ERR_ARGUMENT,
+            "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample",
+            what, n->layer.name);
     for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
-        AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE, "%s: '%s' was frozen when this step began; "
+        AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE,
+            "%s: '%s' was frozen when this step began; "
             "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
     return AMP_OK;
 }
@@ -11590,18 +12944,22 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (!ampi_is_final(m)) return r;
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
-    if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
+    if (!info && m->backend->asynchronous && m->desc.max_replays == 0)
+        return ampi_attempt(m, batch, NULL);
     AMPI_CLEAR(told);
     feholdexcept(&floats);  /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
         told.attempts++;
         r = ampi_attempt(m, batch, &told);
-    } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW && told.attempts <= m->desc.max_replays);
+    } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW
+        && told.attempts <= m->desc.max_replays);
     fesetenv(&floats);
-    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;  /* a limit comes after a step */
+    /* a limit comes after a step */
+    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;
     return r;
 }
+
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
     AMPI_TRY(ampi_check_finalized(m, "train read"));
@@ -11615,7 +12973,8 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 }
 
 /* --- evaluation --- */
-/* Says in *info why the loss of the pass is not finite. What an open training step has found stays. */
+/* Says in *info why the loss of the pass is not finite. What an open training step has found
+   stays. */
 AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
     const ampi_node* suspect = m->suspect;
     char trouble[sizeof m->trouble];
@@ -11629,10 +12988,11 @@ AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
     m->suspect = suspect;
 }
 
-/* A pass in evaluation mode: the losses into *told, cleared, or, if NULL, the value of `last` into out.
+/* A pass in evaluation mode: the losses into *told, cleared, or, if NULL, the value of `last` into
+   out.
    The batch begins at sample `first` of its data. */
-AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first, const ampi_node* last,
-        amp_eval_info* told, float* out) {
+AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first,
+        const ampi_node* last, amp_eval_info* told, float* out) {
     fenv_t floats;
     ampi_start_pass(m, b, 0);
     m->pass.first = first;
@@ -11641,7 +13001,8 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last), m->pass.rows * last->features);
+        : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last),
+            m->pass.rows * last->features);
     if (told) AMPI_FORGET(&told->loss);  /* its bits will be tested */
     if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
@@ -11649,7 +13010,8 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
 }
 
 /* amp_evaluate without its remark, for a batch that begins at sample `first` of its data. */
-AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first, amp_eval_info* told) {
+AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first,
+        amp_eval_info* told) {
     AMPI_CLEAR(*told);
     AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
     return ampi_evaluate_nodes(m, batch, first, m->last, told, NULL);
@@ -11664,6 +13026,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     *info = told;
     return AMP_OK;
 }
+
 /* Runs the network in evaluation mode up to v, and writes that value in FP32. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
     AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
@@ -11671,7 +13034,8 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
-    return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);  /* before a layer that works in place */
+    /* before a layer that works in place */
+    return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);
 }
 
 /* --- data sets --- */
@@ -11694,14 +13058,15 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
 }
 
 /* To be closed after a failure too. */
-AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
+AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data,
+        const char* what) {
     const amp_allocator* a = &m->desc.allocator;
     AMPI_CLEAR(*f);
     f->m = m;
     f->what = what;
     AMPI_TRY(ampi_check_finalized(m, what));
-    AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t), AMP_ERR_ARGUMENT,
-        "%s: data is NULL, or its count is not a number of samples", what);
+    AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t),
+        AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
     f->data = *data;
     if (!data->read) AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
     f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
@@ -11710,16 +13075,19 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
         for (int i = 0; i < AMPI_ARRAYS; i++) {
             const ampi_node* n = ampi_array_node(m, i);
             if (!n) continue;
-            AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
-                ampi_array_name(i), n->index);
+            AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT,
+                "%s: data.%s[%d] is NULL, and so is read", what, ampi_array_name(i), n->index);
             f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
-                          : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype) : ampi_target_size(n) * 4;
+                          : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
+                              : ampi_target_size(n) * 4;
             if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
             missing |= f->bytes[i] && !f->buffers[i];
         }
     }
-    if (!data->read) ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
-    AMPI_REFUSE(missing, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
+    if (!data->read)
+        ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
+    AMPI_REFUSE(missing, AMP_ERR_MEMORY,
+        "%s: out of memory for the order of %lld samples and a batch", what,
         (long long)data->count);
     return AMP_OK;
 }
@@ -11731,7 +13099,8 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     if (seed) {
         for (int64_t i = n - 1; i > 0; i--) {
             const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
-            const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
+            const uint64_t bits = (uint64_t)amp_random_bits(*seed,
+                at) << 32 | amp_random_bits(*seed, at + 1);
             const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
             f->order[j] = f->order[i];
             f->order[i] = other;
@@ -11747,7 +13116,8 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     if (d->read) {
         const amp_result r = d->read(b, f->order + at, d->user_data);
         b->n = n;
-        return r == AMP_OK ? r : ampi_fail(&f->m->op_logger, r, "%s: the data's read returned '%s' for the %d samples "
+        return r == AMP_OK ? r : ampi_fail(&f->m->op_logger, r,
+            "%s: the data's read returned '%s' for the %d samples "
             "from place %lld on", f->what, amp_result_string(r), n, (long long)at);
     }
     b->input_dtype = d->input_dtype;
@@ -11764,7 +13134,8 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     return AMP_OK;
 }
 
-/* The loss per sample and the counts of the whole data; of its messages the first, which is logged. */
+/* The loss per sample and the counts of the whole data; of its messages the first, which is
+   logged. */
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;
     int n;
@@ -11829,10 +13200,11 @@ AMPI_FN void ampi_fit_draw(const ampi_fit_run* f, int64_t from, int64_t to) {
     char text[160];
     if (!f->d.print || !f->d.terminal || (int)(100 * from / count) == percent) return;
     AMPI_SAY(text, "\repoch %d/%d [%.*s%*s] %3d %%  loss %-10.4g", f->now.epoch, f->d.epochs, cells,
-        "==============================", CELLS - cells, "", percent, f->samples ? f->loss_sum / (double)f->samples
-        : 0.0);
+        "==============================", CELLS - cells, "", percent,
+        f->samples ? f->loss_sum / (double)f->samples : 0.0);
     f->d.print(text, f->d.user_data);
 }
+
 /* Prints one epoch in a line. */
 AMPI_FN void ampi_fit_print_epoch(const ampi_fit_run* f) {
     const amp_fit_epoch* e = &f->now;
@@ -11841,15 +13213,17 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit_run* f) {
     if (f->d.evaluation) AMPI_SAY(evaluated, "  evaluation %.4g", (double)e->eval_loss);
     if (e->accuracy >= 0.0) AMPI_SAY(accuracy, ", %.2f %%", 100.0 * e->accuracy);
     AMPI_SAY(text, "%sepoch %d/%d  loss %.4g%s%s  applied %lld  skipped %lld  scale %g%s%*s\n",
-        f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, (double)e->loss, evaluated, accuracy, (long long)e->steps,
-        (long long)e->skipped, (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+        f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, (double)e->loss, evaluated, accuracy,
+        (long long)e->steps, (long long)e->skipped, (double)e->scale, e->best ? "  best" : "",
+        f->d.terminal ? 20 : 0, "");
     f->d.print(text, f->d.user_data);
 }
 
 /* amp_train_step with this rank's part of `total` samples. */
 AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
     const amp_comm* comm = &f->m->comm;
-    const int64_t from = total * comm->rank / comm->size, to = total * (comm->rank + 1) / comm->size;
+    const int64_t from = total * comm->rank / comm->size,
+        to = total * (comm->rank + 1) / comm->size;
     amp_step_info step;
     amp_batch b;
     amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b);
@@ -11870,8 +13244,10 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
 
 /* Samples of an epoch: all but those that do not fill a step of all ranks and micro-batches. */
 AMPI_FN int64_t ampi_fit_samples(const ampi_fit_run* f) {
-    const int64_t count = f->train.data.count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
-    const int64_t rest = f->d.drop_last ? 0 : count % each, batches = count / each + (rest >= ranks);
+    const int64_t count = f->train.data.count, ranks = f->m->comm.size,
+        each = f->m->desc.batch * ranks;
+    const int64_t rest = f->d.drop_last ? 0 : count % each,
+        batches = count / each + (rest >= ranks);
     const int64_t whole = batches - batches % f->m->desc.accumulate;
     return whole < batches || rest < ranks ? whole * each : count;
 }
@@ -11934,7 +13310,8 @@ AMPI_FN amp_result ampi_fit_one_epoch(ampi_fit_run* f, int epoch) {
     if (waited) f->info.end = AMP_FIT_PATIENCE;
 
     ampi_fit_print_epoch(f);
-    if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data)) f->info.end = AMP_FIT_CALLBACK;
+    if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data))
+        f->info.end = AMP_FIT_CALLBACK;
     return AMP_OK;
 }
 
@@ -11952,17 +13329,22 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
     AMPI_REFUSE(d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0
-        || d->max_steps < 0, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is out "
+        || d->max_steps < 0, AMP_ERR_ARGUMENT,
+        "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is out "
         "of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
-    AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT, "fit: patience needs evaluation "
-        "data: each rank has its own loss");
-    AMPI_REFUSE(m->micro, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
-    if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
+    AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT,
+        "fit: patience needs evaluation " "data: each rank has its own loss");
+    AMPI_REFUSE(m->micro, AMP_ERR_STATE,
+        "fit: a step of micro-batches is under way: its rest comes first");
+    if (d->max_steps > 0 && amp_model_optimizer(m)
+        && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
-    AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches "
+    AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT,
+        "fit: %lld samples do not fill a step of %d micro-batches "
         "on %d ranks", (long long)f->train.data.count, m->desc.accumulate, m->comm.size);
 #if defined(AMP_NO_STDIO)
-    AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
+    AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED,
+        "fit: best_path needs files: AMP_NO_STDIO is set");
     return AMP_OK;
 #else
     return d->best_path ? ampi_checkpoint_try(m, d->best_path) : AMP_OK;
@@ -11970,7 +13352,8 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
 }
 
 /* Opens the data, runs the epochs, closes the data; what happened stands in *info. */
-AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
+AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc,
+        amp_fit_info* info) {
     ampi_fit_run f;
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_CLEAR(f);
@@ -11978,7 +13361,8 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
     if (desc) f.d = *desc;
     if (f.d.epochs == 0) f.d.epochs = 1;
     amp_result r = ampi_feed_open(&f.train, m, data, "fit");
-    if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
+    if (r == AMP_OK && f.d.evaluation)
+        r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
     if (r == AMP_OK) r = ampi_fit_check(&f);
     if (m->finalized) r = ampi_fit_agree(m, r);
     if (r == AMP_OK) r = ampi_fit_epochs(&f);
@@ -12004,7 +13388,8 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
   #define AMPI_OS64(name) name
   #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
   #define AMPI_OS_FLAGS O_NONBLOCK  /* a pipe without a writer must not stop open */
-  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)  /* EINVAL: this file system cannot */
+  /* EINVAL: this file system cannot */
+  #define AMPI_OS_SYNC(f) (fsync(fileno(f)) == 0 || errno == EINVAL)
   #define AMPI_OS_WAIT(tries) 0
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
 extern FILE* (fdopen)(int, const char*);  /* hidden by -std=c99 */
@@ -12035,15 +13420,17 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
      N bytes   a JSON object in UTF-8, from '{' on; may end in spaces:
                  "name": {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...
                  "__metadata__": {"key": "text", ...}   (optional)
-     the rest  data, row-major, little-endian, without holes, overlaps or anything behind the last tensor.
-   A file may come from anywhere: nothing recurses, and work is at most n log n in the header's size. */
+     the rest  data, row-major, little-endian, without holes or overlaps, and nothing behind it.
+   A file may come from anywhere: nothing recurses, and work is at most n log n in the header's
+   size. */
 #define AMPI_MAX_HEADER 100000000u  /* the limit of the format's own library */
 #define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
 #define AMPI_CRC_KEY "amp.crc32."
 
 /* The format's types, ours first, as in amp_dtype. A name's number is an element's bits. */
 static const char* const ampi_file_types[] = {
-    "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
+    "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64",
+        "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 };
 enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = AMPI_LENGTH(ampi_file_types), AMPI_MAX_RANK = 4 };
@@ -12062,13 +13449,15 @@ typedef struct ampi_entry {
 #define AMPI_SHOWN 200
 typedef struct ampi_file {
     struct ampi_picture* picture;
-    void (*draw)(struct ampi_picture* p, FILE* out);  /* writes `picture` in place of tensors; or NULL */
+    void (*draw)(struct ampi_picture* p, FILE* out);  /* writes `picture` in place of tensors; or
+                                                         NULL */
     char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
     amp_file_desc desc;
     const amp_file_tensor* tensors;  /* what is to be written, or read to */
     const amp_file_text* texts;      /* to be written */
     int count, text_count;
-    int is_trial;                    /* what was written is removed, and the file at the path stays */
+    int is_trial;                    /* what was written is removed, and the file at the path
+                                        stays */
     amp_model* model;                /* NULL = the tensors lie on the host */
     const char* owner;               /* of the tensors, as a sentence has it */
     FILE* stream;
@@ -12077,7 +13466,8 @@ typedef struct ampi_file {
     char missing[4 * 64];            /* the first three tensors that the file lacks */
     int missing_count;
     uint64_t bytes;                  /* of data in the file that is read, and */
-    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block scratch to sort, */
+    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block
+                                        scratch to sort, */
     amp_file_text* found;            /* its texts, sorted by key, and its header */
     size_t entry_count, found_count;
 } ampi_file;
@@ -12086,19 +13476,23 @@ typedef struct ampi_file {
 /* By offset; of two that begin together the empty tensor is first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
     const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
+    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1
+        : x->end > y->end;
 }
 
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
-    return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries, ampi_by_name);
+    return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries,
+        ampi_by_name);
 }
+
 AMPI_FN const char* ampi_text_of(const ampi_file* f, const char* key) {
     const void* found = bsearch(&key, f->found, f->found_count, sizeof *f->found, ampi_by_name);
     return found ? ((const amp_file_text*)found)->value : NULL;
 }
 
 /* --- sentences and numbers --- */
-/* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is wrong. */
+/* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is
+   wrong. */
 #define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
 #define AMPI_REFUSE_AS(condition, code, ...) \
     AMPI_REFUSE_WITH(f->desc.logger, condition, code, "checkpoint: " __VA_ARGS__)
@@ -12107,7 +13501,8 @@ AMPI_FN const char* ampi_text_of(const ampi_file* f, const char* key) {
 
 /* The system refused; errno says why, but some C libraries leave 0. */
 AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    return AMPI_BAD_PATH(AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno) : "unknown cause");
+    return AMPI_BAD_PATH(AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno)
+        : "unknown cause");
 }
 
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
@@ -12126,10 +13521,14 @@ AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
 /* Inside a character of UTF-8. */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
-AMPI_FN int ampi_is_free_name(const char* s) { return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0; }
+AMPI_FN int ampi_is_free_name(const char* s) {
+    return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0;
+}
 
-/* A text for a sentence: of a long one the first `head` and last `tail` bytes, with no character cut. */
-AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, char out[AMPI_SHOWN]) {
+/* A text for a sentence: of a long one the first `head` and last `tail` bytes, with no character
+   cut. */
+AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail,
+        char out[AMPI_SHOWN]) {
     const size_t n = strlen(text);
     const int cut = n > head + tail + 3;
     if (!cut) { head = n; tail = 0; }
@@ -12138,7 +13537,10 @@ AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail, c
     ampi_say(out, AMPI_SHOWN, "%.*s%s%s", (int)head, text, cut ? "..." : "", text + n - tail);
     return out;
 }
-AMPI_FN const char* ampi_show(ampi_file* f, const char* name) { return ampi_show_ends(name, 57, 0, f->name); }
+
+AMPI_FN const char* ampi_show(ampi_file* f, const char* name) {
+    return ampi_show_ends(name, 57, 0, f->name);
+}
 
 /* "[6,1,5,5]"; of more than four dimensions the first four. */
 AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN]) {
@@ -12156,14 +13558,16 @@ AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMB
     ampi_say(out, AMPI_NUMBER, as_bits ? "%.8llx" : "%llu", (ampi_ull)n);
     return out;
 }
+
 AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     char again[AMPI_NUMBER];
     *n = strtoull(text, NULL, as_bits ? 16 : 10);
-    return strcmp(ampi_show_number(*n, as_bits, again), text) == 0 && (!as_bits || *n <= UINT32_MAX);
+    return strcmp(ampi_show_number(*n, as_bits, again), text) == 0
+        && (!as_bits || *n <= UINT32_MAX);
 }
 
-AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors, int count,
-        const amp_file_desc* desc) {
+AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors,
+        int count, const amp_file_desc* desc) {
     AMPI_CLEAR(*f);
     if (desc) f->desc = *desc;
     f->owner = "memory";
@@ -12173,17 +13577,20 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
         return AMPI_BAD_PATH(AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
     if (!path || !path[0]) return AMPI_BAD_PATH(AMP_ERR_ARGUMENT, "no path is given");
     ampi_show_ends(path, 60, 130, f->path);
-    AMPI_REFUSE_LIST(count < 0 || (count > 0 && !tensors), "%d tensors at %s", count, tensors ? "a pointer" : "NULL");
+    AMPI_REFUSE_LIST(count < 0 || (count > 0 && !tensors), "%d tensors at %s", count,
+        tensors ? "a pointer" : "NULL");
     for (int i = 0; i < count; i++) {
         const amp_tensor* t = &tensors[i].tensor;
         const size_t size = ampi_type_size(t->dtype);
         const int rank = tensors[i].rank;
         size_t bytes = size;
         int fits = rank >= 0 && rank <= AMPI_MAX_RANK;
-        AMPI_REFUSE_LIST(!ampi_is_free_name(t->name), "tensor %d has no name in UTF-8, or a reserved one", i);
+        AMPI_REFUSE_LIST(!ampi_is_free_name(t->name),
+            "tensor %d has no name in UTF-8, or a reserved one", i);
         const char* name = ampi_show(f, t->name);
         AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
-        for (int k = 0; fits && k < rank; k++) fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
+        for (int k = 0; fits && k < rank; k++)
+            fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
         AMPI_REFUSE_LIST(!fits || bytes / size != t->count,
             "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
         AMPI_REFUSE_LIST(bytes > 0 && !t->data, "tensor '%s': data is NULL", name);
@@ -12197,10 +13604,12 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8 };
     wchar_t a[ROOM], b[ROOM];
-    const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
+    const int utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM
+        && mbstowcs(b, to, ROOM) < ROOM;
     int tries = 0;
     errno = EACCES;
-    while (!(utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to, REPLACE_AND_FLUSH)))
+    while (!(utf8 ? MoveFileExW(a, b, REPLACE_AND_FLUSH) : MoveFileExA(from, to,
+        REPLACE_AND_FLUSH)))
         if (!AMPI_OS_WAIT(tries)) return 0;
     return 1;
 }
@@ -12208,10 +13617,12 @@ AMPI_FN int ampi_replace_file(const char* from, const char* to) {
   #define ampi_replace_file(from, to) (rename(from, to) == 0)
 #endif
 
-/* path with its name cut to 200 bytes, and a number that no other process or thread is likely to draw. */
+/* path with its name cut to 200 bytes, and a number that no other process or thread is likely to
+   draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
-    const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
+    const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock()
+        ^ (uint64_t)(uintptr_t)&draw << 20;
     size_t i, name = 0, n;
     for (i = 0; path[i]; i++) if (path[i] == '/' || path[i] == '\\') name = i + 1;
     n = ampi_min_size(i, name + 200);
@@ -12228,13 +13639,16 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     struct AMPI_OS64(stat) st;
     const int is_there = AMPI_OS64(stat)(path, &st) == 0;
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
-    const int flags = AMPI_OS_FLAGS | (temporary ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
+    const int flags = AMPI_OS_FLAGS | (temporary
+        ? AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) : 0);
     int fd, tries = 0;
-    if (is_there && !AMPI_OS_IS_FILE(st)) return AMPI_BAD_PATH(AMP_ERR_IO, "'%s' is not a regular file", f->path);
+    if (is_there && !AMPI_OS_IS_FILE(st))
+        return AMPI_BAD_PATH(AMP_ERR_IO, "'%s' is not a regular file", f->path);
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
-    } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES && AMPI_OS_WAIT(tries)));
+    } while (fd < 0 && (temporary ? errno == EEXIST && ++tries < 100 : errno == EACCES
+        && AMPI_OS_WAIT(tries)));
     if (fd < 0) return ampi_file_cannot(f, verb);
   #if !defined(_WIN32)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -12259,13 +13673,14 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     putc('"', out);
     fputs(prefix, out);
     for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\') ampi_print(out, "\\u%.4x", (unsigned)*text);
+        if ((unsigned char)*text < 0x20
+            || *text == '"' || *text == '\\') ampi_print(out, "\\u%.4x", (unsigned)*text);
         else putc(*text, out);
     putc('"', out);
 }
 
-/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces to a multiple of 8 bytes.
-   Tensors of larger elements come first, so that each is aligned. */
+/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces to a
+   multiple of 8 bytes. Tensors of larger elements come first, so that each is aligned. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
@@ -12274,7 +13689,8 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     for (int i = 0; i < f->text_count + f->count; i++) {
         const int k = i - f->text_count;
         fputs(i ? "," : "{\"__metadata__\":{", out);
-        ampi_put_string(out, k < 0 ? "" : AMPI_CRC_KEY, k < 0 ? f->texts[i].key : f->tensors[k].tensor.name);
+        ampi_put_string(out, k < 0 ? "" : AMPI_CRC_KEY, k < 0 ? f->texts[i].key
+            : f->tensors[k].tensor.name);
         putc(':', out);
         ampi_put_string(out, "", k < 0 ? f->texts[i].value : ampi_show_number(f->crcs[k], 1, crc));
     }
@@ -12288,7 +13704,8 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
             ampi_put_string(out, "", t->tensor.name);
             ampi_print(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
                     ampi_file_types[ampi_dtype_or_f32(t->tensor.dtype) - AMP_F32],
-                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
+                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin,
+                    (ampi_ull)end);
             begin = end;
         }
     const uint64_t at = (uint64_t)ftell(out);
@@ -12299,8 +13716,8 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
 /* The header, data in chunks, and the header again with the CRCs. */
 AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
-    AMPI_REFUSE_LIST(header > AMPI_MAX_HEADER, "a header of %llu bytes; %u are allowed", (ampi_ull)header,
-        AMPI_MAX_HEADER);
+    AMPI_REFUSE_LIST(header > AMPI_MAX_HEADER, "a header of %llu bytes; %u are allowed",
+        (ampi_ull)header, AMPI_MAX_HEADER);
     for (size_t element = 8; element >= 2; element /= 2)
         for (int i = 0; i < f->count; i++) {
             const amp_tensor* t = &f->tensors[i].tensor;
@@ -12308,26 +13725,30 @@ AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
             for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
                 const char* from = (const char*)t->data + at;
                 n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
-                if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
+                if (f->model)
+                    AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
                 else memcpy(f->data, from, n);
                 ampi_swap_endian((unsigned char*)f->data, n, element);
                 fwrite(f->data, 1, n, f->stream);
                 f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
             }
         }
-    if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
+    if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0)
+        return ampi_file_cannot(f, "write");
     ampi_put_header(f, header);
     return AMP_OK;
 }
 
-/* Writes a temporary file and renames it. A block holds a chunk of data, names and scratch to sort them (later
-   checksums), and its name. */
-AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts, int text_count) {
+/* Writes a temporary file and renames it. A block holds a chunk of data, names and scratch to sort
+   them (later checksums), and its name. */
+AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts,
+        int text_count) {
     const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
     f->texts = texts;
     f->text_count = text_count;
     const size_t names_most = most + most / 2 + 1;
-    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*) + strlen(path) + AMPI_SUFFIX);
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*)
+        + strlen(path) + AMPI_SUFFIX);
     if (!f->data) return AMP_ERR_MEMORY;
     const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
     char* temporary = (char*)(names + names_most);
@@ -12347,14 +13768,16 @@ AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file
         r = ampi_file_cannot(f, "write");
     if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
     f->stream = NULL;
-    if (r == AMP_OK && !f->is_trial && !ampi_replace_file(temporary, path)) r = ampi_file_cannot(f, "replace");
+    if (r == AMP_OK && !f->is_trial && !ampi_replace_file(temporary, path))
+        r = ampi_file_cannot(f, "replace");
     if (r != AMP_OK || f->is_trial) { remove(temporary); return r; }
 #if defined(AMPI_OS) && !defined(_WIN32)
     /* Flushes the new name, too, where a directory can be flushed. */
     char* slash = strrchr(temporary, '/');
     strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
     const int fd = open(temporary, O_RDONLY | AMPI_OS_FLAGS);
-    if (fd >= 0 && fsync(fd) != 0 && errno == EIO) r = ampi_file_cannot(f, "flush the directory of");
+    if (fd >= 0 && fsync(fd) != 0 && errno == EIO)
+        r = ampi_file_cannot(f, "flush the directory of");
     if (fd >= 0) close(fd);
 #endif
     return r;
@@ -12368,7 +13791,8 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
         texts ? "a pointer" : "NULL");
     for (int i = 0; i < text_count; i++)
         AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
-            || !ampi_is_utf8(texts[i].value) || strncmp(texts[i].key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0,
+            || !ampi_is_utf8(texts[i].value) || strncmp(texts[i].key, AMPI_CRC_KEY,
+            sizeof AMPI_CRC_KEY - 1) == 0,
             "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
     return ampi_file_close(f, ampi_save_file(f, path, texts, text_count));
 }
@@ -12412,7 +13836,8 @@ AMPI_FN unsigned ampi_json_unit(ampi_json* j) {
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two \u for code points above U+FFFF. */
+/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two \u for code points
+   above U+FFFF. */
 AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     static const char letters[] = "\"\\/bfnrtu", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
@@ -12440,7 +13865,8 @@ AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     while (!j->error && *j->at != '"')
         if (*j->at == '\\') { j->at++; w = ampi_json_escape(j, w); }
         else if (j->at == j->end) ampi_json_fail(j, "a text is not closed");
-        else if ((unsigned char)*j->at < 0x20) ampi_json_fail(j, "a text holds a control character");
+        else if ((unsigned char)*j->at < 0x20)
+            ampi_json_fail(j, "a text holds a control character");
         else *w++ = *j->at++;
     if (j->error) return "";
     *w = '\0';
@@ -12453,7 +13879,8 @@ AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
 /* A whole number: digits alone, without a leading zero. */
 AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     const int zero = ampi_json_skip(j, '0'), more = *j->at >= '0' && *j->at <= '9';
-    if (zero == more) ampi_json_fail(j, zero ? "a number begins with a zero" : "a whole number is missing");
+    if (zero == more)
+        ampi_json_fail(j, zero ? "a number begins with a zero" : "a whole number is missing");
     if (j->error || zero) return 0;
     errno = 0;
     const uint64_t n = strtoull(j->at, &j->at, 10);
@@ -12461,28 +13888,36 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     return n;
 }
 
-/* A tensor's description: each of three fields once, in any order. [] is the shape of one element. */
+/* A tensor's description: each of three fields once, in any order. [] is the shape of one
+   element. */
 AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
     uint64_t count = 1, bits = 1;
     size_t n = 0;
     int found = 0;
     while (ampi_json_more(j, "{}", &n)) {
         const char* key = ampi_json_string(j, ':');
-        const int field = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2 : !strcmp(key, "data_offsets") ? 4 : 8;
-        if (field == 8 || (found & field)) ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
+        const int field = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2
+            : !strcmp(key, "data_offsets") ? 4 : 8;
+        if (field == 8 || (found & field))
+            ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
         found |= field;
         if (field == 1) {
             key = ampi_json_string(j, '\0');
-            while (e->type < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[e->type]) != 0) e->type++;
+            while (e->type < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[e->type]) != 0)
+                e->type++;
             if (e->type == AMPI_FILE_TYPES) ampi_json_fail(j, "an unknown dtype");
-            e->dtype = e->type < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + e->type) : AMP_DTYPE_DEFAULT;
-            bits = strcmp(key, "BOOL") == 0 ? 8 : strtoul(key + strcspn(key, "0123456789"), NULL, 10);
+            e->dtype = e->type < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + e->type)
+                : AMP_DTYPE_DEFAULT;
+            bits = strcmp(key, "BOOL") == 0 ? 8 : strtoul(key + strcspn(key, "0123456789"), NULL,
+                10);
         } else if (field == 2) {
             while (ampi_json_more(j, "[]", &e->rank)) {
                 const uint64_t size = ampi_json_number(j);
-                if (size != 0 && count > UINT64_MAX / size) ampi_json_fail(j, "a shape has too many elements");
+                if (size != 0 && count > UINT64_MAX / size)
+                    ampi_json_fail(j, "a shape has too many elements");
                 count *= size;
-                if (e->rank <= AMPI_MAX_RANK) e->shape[e->rank - 1] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
+                if (e->rank <= AMPI_MAX_RANK)
+                    e->shape[e->rank - 1] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
             }
         } else {
             ampi_json_expect(j, '[');
@@ -12524,15 +13959,16 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
 }
 
 /* --- reading --- */
-/* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to tensors. */
+/* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to
+   tensors. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     ampi_entry* scratch = f->entries + f->entry_count;
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place, scratch);
     for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
         const ampi_entry* e = &f->entries[i];
-        AMPI_REFUSE_FILE(e->begin != end, "'%s': tensor '%s' begins %s", f->path, ampi_show(f, e->name),
-            e->begin > end ? "behind a hole" : "inside the one before");
+        AMPI_REFUSE_FILE(e->begin != end, "'%s': tensor '%s' begins %s", f->path,
+            ampi_show(f, e->name), e->begin > end ? "behind a hole" : "inside the one before");
     }
     AMPI_REFUSE_FILE(end > f->bytes, "'%s' is truncated: it ends inside a tensor", f->path);
     AMPI_REFUSE_FILE(end < f->bytes, "'%s' goes on after its last tensor", f->path);
@@ -12545,8 +13981,8 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
         ampi_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
         if (!e) continue;
         e->crc = t->value;
-        AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 1, &crc), "'%s': text '%s' is not eight hexadecimal digits", f->path,
-            ampi_show(f, t->key));
+        AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 1, &crc),
+            "'%s': text '%s' is not eight hexadecimal digits", f->path, ampi_show(f, t->key));
     }
     return AMP_OK;
 }
@@ -12562,12 +13998,15 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
 }
 
 /* Opens a file and checks its header. A tensor takes at least 48 characters
-   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). So four bytes a character hold both
-   tables, that of texts growing down from the end, and half of either to sort it. ampi_file_close is always due. */
+   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). So four bytes a
+   character hold both tables, that of texts growing down from the end, and half of either to sort
+   it. ampi_file_close is always due. */
 AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     static const char* const foreign[][2] = {  /* first bytes of other formats */
-        { "PK\003\004", "a zip archive of torch.save or numpy.savez" }, { "\200\002", "a pickle of torch.save" },
-        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
+        { "PK\003\004", "a zip archive of torch.save or numpy.savez" },
+            { "\200\002", "a pickle of torch.save" },
+        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" },
+            { "GGUF", "a GGUF file" }
     };
     unsigned char length[8];
     AMPI_TRY(ampi_file_stream(f, path, NULL));
@@ -12576,14 +14015,16 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     const uint64_t n = ampi_get(length, 8);
     if (n > AMPI_MAX_HEADER) {
         for (size_t i = 0; i < AMPI_LENGTH(foreign); i++)
-            AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0, "'%s' is %s; needed is a "
+            AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0,
+                "'%s' is %s; needed is a "
                 "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
     }
-    AMPI_REFUSE_FILE(n < 2 || n > AMPI_MAX_HEADER, "'%s': header of %llu bytes; 2 to %u are valid", f->path,
-        (ampi_ull)n, AMPI_MAX_HEADER);
+    AMPI_REFUSE_FILE(n < 2 || n > AMPI_MAX_HEADER, "'%s': header of %llu bytes; 2 to %u are valid",
+        f->path, (ampi_ull)n, AMPI_MAX_HEADER);
     AMPI_REFUSE_FILE(n > f->bytes - 8, "'%s' is truncated: it ends inside its header", f->path);
     f->bytes -= 8 + n;
-    const size_t tables = ampi_round_up(4 * (size_t)n + 2 * sizeof *f->entries + 2 * sizeof *f->found, 8);
+    const size_t tables = ampi_round_up(4 * (size_t)n + 2 * sizeof *f->entries
+        + 2 * sizeof *f->found, 8);
     f->entries = (ampi_entry*)ampi_file_alloc(f, (uint64_t)tables + n + 1);
     if (!f->entries) return AMP_ERR_MEMORY;
     char* header = (char*)f->entries + tables;
@@ -12592,11 +14033,13 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
     ampi_json_header(&j, f);
-    AMPI_REFUSE_FILE(j.error, "'%s', byte %lld of the header: %s", f->path, (long long)(j.at - header), j.error);
+    AMPI_REFUSE_FILE(j.error, "'%s', byte %lld of the header: %s", f->path,
+        (long long)(j.at - header), j.error);
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's and makes room. Weights alone may have any type or be missing. */
+/* Compares the caller's tensors with the file's and makes room. Weights alone may have any type or
+   be missing. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     uint64_t total = 0;
     for (int i = 0; i < f->count; i++) {
@@ -12607,17 +14050,19 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
         char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
         if (!e && weights_alone) {
             const size_t at = strlen(f->missing), room = sizeof f->missing - at;
-            if (f->missing_count++ < 3) ampi_say(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
+            if (f->missing_count++ < 3)
+                ampi_say(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
             continue;
         }
         AMPI_REFUSE_FILE(!e, "'%s' has no tensor '%s'", f->path, name);
         AMPI_REFUSE_LIST(e->wanted, "tensor '%s' is asked for twice", name);
         AMPI_REFUSE_FILE(e->dtype != dtype, "tensor '%s' is %s in the file, but %s in %s", name,
-            e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype), f->owner);
+            e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype),
+            f->owner);
         ampi_show_shape((size_t)t->rank, t->shape, ours);
         ampi_show_shape(e->rank, e->shape, theirs);
-        AMPI_REFUSE_FILE(strcmp(theirs, ours) != 0, "tensor '%s' has the shape %s in the file, but %s in %s", name,
-            theirs, ours, f->owner);
+        AMPI_REFUSE_FILE(strcmp(theirs, ours) != 0,
+            "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours, f->owner);
         e->wanted = &t->tensor;
         e->place = (size_t)total;
         /* 16 bits may become FP32 in place. */
@@ -12627,8 +14072,8 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Writes what was read of tensor e over the model's. Another type is converted in place; where it is no wider, values
-   beyond it become its largest finite one, and the logger hears how many. */
+/* Writes what was read of tensor e over the model's. Another type is converted in place; where it
+   is no wider, values beyond it become its largest finite one, and the logger hears how many. */
 AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const amp_model* m = f->model;
     const amp_tensor* to = e->wanted;
@@ -12636,11 +14081,13 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
     size_t beyond = 0;
-    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0, &beyond, NULL, 0 };
+    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0,
+        &beyond, NULL, 0 };
 
     if (e->dtype != type) AMPI_TRY(amp_convert_with(data, type, data, e->dtype, to->count, &how));
     if (beyond > 0)
-        ampi_remark(f->desc.logger, "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
+        ampi_remark(f->desc.logger,
+            "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
             (ampi_ull)beyond, (ampi_ull)to->count, ampi_show(f, e->name), amp_dtype_name(type));
     AMPI_RUN(copy_in, to->data, data, to->count * size);
     return AMP_OK;
@@ -12649,15 +14096,16 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
 /* Reads the wanted tensors; hands them over if all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     const ampi_entry *e, *end = f->entries + f->entry_count;
-    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place, f->entries + f->entry_count);
+    ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place,
+        f->entries + f->entry_count);
     for (e = f->entries; e < end; e++) {
         const size_t bytes = (size_t)(e->end - e->begin);
         char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;
         AMPI_TRY(ampi_file_get(f, data, e->end - e->begin));
         if (!data) continue;
-        AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc), e->crc) != 0,
-            "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s", f->path, ampi_show(f, e->name), crc,
-            e->crc);
+        AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc),
+            e->crc) != 0, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s",
+            f->path, ampi_show(f, e->name), crc, e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
 
@@ -12687,7 +14135,8 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     AMPI_REFUSE_LIST(!key || !out || size == 0, "key or out is missing");
     amp_result r = ampi_file_open(f, path);
     const char* text = r == AMP_OK ? ampi_text_of(f, key) : "";
-    if (!text || strlen(text) >= size) r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text "
+    if (!text || strlen(text) >= size)
+        r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text "
         "'%s' shorter than %llu", f->path, ampi_show(f, key), (ampi_ull)size);
     else if (r == AMP_OK) strcpy(out, text);
     return ampi_file_close(f, r);
@@ -12722,9 +14171,10 @@ typedef struct ampi_checkpoint {
     amp_file_tensor* tensors;     /* in this block: names that the caller does not give */
 } ampi_checkpoint;
 
-/* Lists a number of a group, or of none (-1). Frozen numbers are optional, and, without groups in the desc, all of
-   group 0, where the caller may have written. */
-AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind, int role) {
+/* Lists a number of a group, or of none (-1). Frozen numbers are optional, and, without groups in
+   the desc, all of group 0, where the caller may have written. */
+AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind,
+        int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
     uint64_t value;
@@ -12753,11 +14203,15 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     const struct { const char* name; void* at; int kind, role; } rows[] = {
         { "step", &o->state.step, 's', AMPI_LOADED }, { "lr", &o->state.lr, 'f', AMPI_LOADED },
         { "pass", &c->passes, 'l', AMPI_LOADED }, { "format", &format, 'i', AMPI_AGREES },
-        AMPI_OF_MODEL("level", policy.level, 'i'), AMPI_OF_MODEL("low_dtype", policy.low_dtype, 'i'),
+        AMPI_OF_MODEL("level", policy.level, 'i'), AMPI_OF_MODEL("low_dtype", policy.low_dtype,
+            'i'),
         AMPI_OF_MODEL("seed", desc.seed, 'l'), AMPI_OF_MODEL("accumulate", desc.accumulate, 'i'),
-        { "grad_dtype", m ? &grad_dtype : NULL, 'i', AMPI_AGREES }, { "optimizer", &d->kind, 'i', AMPI_AGREES },
-        { "maximize", &d->maximize, 'i', AMPI_AGREES }, AMPI_SETTING(momentum, 'f'), AMPI_SETTING(dampening, 'f'),
-        AMPI_SETTING(nesterov, 'i'), AMPI_SETTING(beta1, 'f'), AMPI_SETTING(beta2, 'f'), AMPI_SETTING(eps, 'f'),
+        { "grad_dtype", m ? &grad_dtype : NULL, 'i', AMPI_AGREES },
+            { "optimizer", &d->kind, 'i', AMPI_AGREES },
+        { "maximize", &d->maximize, 'i', AMPI_AGREES }, AMPI_SETTING(momentum, 'f'),
+            AMPI_SETTING(dampening, 'f'),
+        AMPI_SETTING(nesterov, 'i'), AMPI_SETTING(beta1, 'f'), AMPI_SETTING(beta2, 'f'),
+            AMPI_SETTING(eps, 'f'),
         AMPI_SETTING(weight_decay, 'f'), AMPI_SETTING(clip_norm, 'f'),
         { "schedule", &d->schedule.kind, 'i', AMPI_KEPT }, AMPI_SETTING(schedule.warmup_steps, 'l'),
         AMPI_SETTING(schedule.total_steps, 'l'), AMPI_SETTING(schedule.step_size, 'l'),
@@ -12765,7 +14219,8 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         { "groups", &d->group_count, 'i', AMPI_AGREES }
     };
     for (size_t i = 0; i < AMPI_LENGTH(rows); i++)
-        if (rows[i].at) ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
+        if (rows[i].at)
+            ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
         ampi_number_add(c, i, "lr", &o->groups[i].lr, 'f', AMPI_LOADED);
         ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, 'f', AMPI_KEPT);
@@ -12781,14 +14236,17 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
-/* Lists parameters' weights, m and v (or weights alone), a model's running statistics, the caller's tensors. */
+/* Lists parameters' weights, m and v (or weights alone), a model's running statistics, the caller's
+   tensors. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
-    static const char* const suffixes[][3] = { { "", ".m", ".v" }, { ".running_mean", ".running_var", "" } };
+    static const char* const suffixes[][3] = { { "", ".m", ".v" },
+        { ".running_mean", ".running_var", "" } };
     const amp_optimizer* o = c->optimizer;
     ampi_file* f = &c->file;
     const amp_model* m = f->model;
     const size_t more_count = (size_t)f->count;
-    const uint64_t limit = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count : 0);
+    const uint64_t limit = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count
+        : 0);
     char (*names)[80];
     amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *t + sizeof *names));
     if (!t) return AMP_ERR_MEMORY;
@@ -12801,12 +14259,14 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         if (n && !ampi_is(n, BATCH_NORM)) continue;
         const char* name = p ? p->name : n->layer.name;
         const size_t count = p ? p->count : (size_t)n->layer.channels;
-        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low, p ? p->m : n->running + count,
-            p ? p->v : NULL };
-        AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,  /* ".m" must fit */
+        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
+            p ? p->m : n->running + count, p ? p->v : NULL };
+        /* ".m" must fit */
+        AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,
             "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
-            const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype : AMP_F32, count, *names };
+            const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype
+                : AMP_F32, count, *names };
             if (!data[k]) continue;
             ampi_say(*names++, sizeof *names, "%s%s", name, suffixes[!p][k]);
             t->tensor = tensor;
@@ -12828,7 +14288,8 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
     return out;
 }
 
-/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. Saving refuses what loading would. */
+/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. Saving refuses
+   what loading would. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
@@ -12852,7 +14313,8 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
 }
 
 /* How a number differs, and what that means; floats in decimal. */
-AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code, const char* outcome) {
+AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code,
+        const char* outcome) {
     const char* texts[] = { x->theirs, x->text };
     char shown[2][AMPI_SHOWN];
     uint64_t bits;
@@ -12860,11 +14322,12 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
         if (x->kind == 'f' && ampi_read_number(texts[i], 1, &bits))
             AMPI_SAY(shown[i], "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
-    return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s", x->key, shown[0],
-        shown[1], c->file.owner, outcome);
+    return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s",
+        x->key, shown[0], shown[1], c->file.owner, outcome);
 }
 
-/* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most as many. */
+/* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most
+   as many. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_text_of(f, "amp.crc32");
@@ -12876,7 +14339,8 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         const int is_rate = x->kind == 'f';
         const char* text = ampi_text_of(f, x->key);
         x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
-        AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key, c->saver);
+        AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key,
+            c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
@@ -12885,13 +14349,14 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
         AMPI_REFUSE_FILE(!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind != 'l' && value > (x->kind == 's' ? limit : UINT32_MAX)), "'%s': %s is malformed", f->path,
-            x->key);
+            || (x->kind != 'l' && value > (x->kind == 's' ? limit : UINT32_MAX)),
+            "'%s': %s is malformed", f->path, x->key);
         if (x == c->numbers) limit = value;
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
-    AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0, "'%s' is damaged: the "
-        "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(f, crc_text));
+    AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0,
+        "'%s' is damaged: the " "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
+        computed, ampi_show(f, crc_text));
     for (const ampi_entry* e = f->entries; e < f->entries + f->entry_count; e++)
         AMPI_REFUSE_FILE(!e->crc != !crc_text, "'%s' is damaged: CRC-32 are missing", f->path);
     return AMP_OK;
@@ -12913,7 +14378,8 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Checks in the order in which a person wants to hear of differences; changes come after all checks. */
+/* Checks in the order in which a person wants to hear of differences; changes come after all
+   checks. */
 AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     amp_optimizer* o = c->optimizer;
@@ -12937,18 +14403,21 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     for (const ampi_number* x = c->numbers; x < graph; x++) {
         const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
         if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
-            ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's" : ", which keeps its own");
+            ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's"
+                : ", which keeps its own");
     }
     return AMP_OK;
 }
 
-/* Leaves out the "module." that PyTorch's DataParallel puts before all names, unless the model has such names. */
+/* Leaves out the "module." that PyTorch's DataParallel puts before all names, unless the model has
+   such names. */
 AMPI_FN void ampi_file_strip(ampi_file* f) {
     static const char prefix[] = "module.";
     const size_t n = sizeof prefix - 1;
     ampi_entry *first = f->entries, *end = first + f->entry_count;
     if (first == end || strncmp(f->tensors->tensor.name, prefix, n) == 0) return;
-    if (strncmp(first->name, prefix, n) != 0 || strncmp(end[-1].name, prefix, n) != 0) return;  /* they are sorted */
+    /* they are sorted */
+    if (strncmp(first->name, prefix, n) != 0 || strncmp(end[-1].name, prefix, n) != 0) return;
     for (; first < end; first++) first->name += n;
 }
 
@@ -12958,12 +14427,15 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file_strip(f);
     AMPI_TRY(ampi_file_want(f, 1));
     const char* more = f->missing_count > 3 ? ", ..." : "";
-    AMPI_REFUSE_FILE(f->missing_count == f->count, "'%s' has no weight of %s: its first name is '%s', %s has %s%s; "
-        "amp_name renames a layer", f->path, f->owner, f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
+    AMPI_REFUSE_FILE(f->missing_count == f->count,
+        "'%s' has no weight of %s: its first name is '%s', %s has %s%s; "
+        "amp_name renames a layer", f->path, f->owner,
+        f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->missing_count > 0)
-        ampi_remark(f->desc.logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s%s; the file "
+        ampi_remark(f->desc.logger,
+            "checkpoint: %d of %d tensors of %s were not found and left alone: %s%s; the file "
             "is '%s'", f->missing_count, f->count, f->owner, f->missing, more, f->path);
     if (count) *count = f->count - f->missing_count;
     return AMP_OK;
@@ -12971,17 +14443,21 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
 
 /* m = NULL: a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_TRY_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
-AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s, const char* path,
-        const amp_file_tensor* more, int more_count, const amp_file_desc* desc, int* count) {
+AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s,
+        const char* path, const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
+        int* count) {
     ampi_checkpoint c;
-    const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger : &silent;
+    const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger
+        : &silent;
     AMPI_CLEAR(c);
     AMPI_TRY(ampi_file_begin(&c.file, path, more, more_count, desc));
     AMPI_REFUSE_CALL(m && !m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
     AMPI_REFUSE_CALL(m && !o, AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    AMPI_REFUSE_CALL(m && m->micro, AMP_ERR_STATE, "checkpoint: finish the micro-batches of the step first");
+    AMPI_REFUSE_CALL(m && m->micro, AMP_ERR_STATE,
+        "checkpoint: finish the micro-batches of the step first");
     AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
-    AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), AMP_ERR_STATE, "checkpoint: amp_scaler_init was never called");
+    AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), AMP_ERR_STATE,
+        "checkpoint: amp_scaler_init was never called");
     c.file.model = m;
     c.file.owner = m ? "the model" : "the optimizer";
     c.saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
@@ -12998,7 +14474,8 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     if (!m) AMPI_TRY(ampi_params_validate(&c.o));
     c.file.is_trial = what == AMPI_TRY_SAVE;
     const int saves = what <= AMPI_TRY_SAVE;
-    amp_result r = saves ? ampi_state_save(&c, path) : ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
+    amp_result r = saves ? ampi_state_save(&c, path) : ampi_state_list(&c,
+        what == AMPI_LOAD_WEIGHTS);
     if (r == AMP_OK && !saves) r = ampi_file_open(&c.file, path);
     if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);
     if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(&c, count);
@@ -13009,28 +14486,35 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
 AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* count) {
     if (!m) return AMP_ERR_ARGUMENT;
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
-    return ampi_checkpoint_do(what, m, amp_model_optimizer(m), amp_model_scaler(m), path, NULL, 0, &desc, count);
+    return ampi_checkpoint_do(what, m, amp_model_optimizer(m), amp_model_scaler(m), path, NULL, 0,
+        &desc, count);
 }
+
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_SAVE, path, NULL);
 }
-/* Writes what amp_checkpoint_save would, beside path, and removes it: can the model be saved there? */
+
+/* Writes what amp_checkpoint_save would, beside path, and removes it: can the model be saved
+   there? */
 AMPI_FN amp_result ampi_checkpoint_try(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_TRY_SAVE, path, NULL);
 }
+
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
     return ampi_model_do(m, AMPI_LOAD, path, NULL);
 }
+
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
     return ampi_model_do(m, AMPI_LOAD_WEIGHTS, path, count);
 }
 
-AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-        int count, const amp_file_desc* desc) {
+AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path,
+        const amp_file_tensor* more, int count, const amp_file_desc* desc) {
     return ampi_checkpoint_do(AMPI_SAVE, NULL, o, s, path, more, count, desc, NULL);
 }
-AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
-        int count, const amp_file_desc* desc) {
+
+AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path,
+        const amp_file_tensor* more, int count, const amp_file_desc* desc) {
     return ampi_checkpoint_do(AMPI_LOAD, NULL, o, s, path, more, count, desc, NULL);
 }
 
@@ -13044,12 +14528,13 @@ AMPI_COMPILE_WELL
    through ampi_print, which knows no locale. */
 
 /* Runs a training pass without an update, and collects numbers of each layer. */
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
+        int capacity) {
     fenv_t floats;
     AMPI_TRY(ampi_check_training(m, batch, "model stats"));
     AMPI_REFUSE(m->micro, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
-    AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
-        stats ? capacity : 0, m->layer_count);
+    AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT,
+        "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     ampi_start_pass(m, batch, 1);
     m->pass.looking = 1;
@@ -13068,7 +14553,8 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
             if (!p) continue;
             r = p->master ? ampi_collect(m, &to->weight, p->master, AMP_F32, p->count)
                           : ampi_collect(m, &to->weight, p->low, p->low_dtype, p->count);
-            if (r == AMP_OK && p->grad) r = ampi_collect(m, &to->weight_gradient, p->grad, p->grad_dtype, p->count);
+            if (r == AMP_OK && p->grad)
+                r = ampi_collect(m, &to->weight_gradient, p->grad, p->grad_dtype, p->count);
         }
     fesetenv(&floats);
     return r;
@@ -13078,8 +14564,10 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 /* Prints an optimizer's settings in a line. */
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
-    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind), (double)o->state.lr);
-    if (d->kind == AMP_SGD) ampi_print(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
+    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind),
+        (double)o->state.lr);
+    if (d->kind == AMP_SGD)
+        ampi_print(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
     else ampi_print(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
     ampi_print(out, ", weight decay %g, clip ", (double)d->weight_decay);
     ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", (double)d->clip_norm);
@@ -13094,28 +14582,33 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
     fputs(amp_level_name(m->policy.level), out);
     if (m->policy.level != AMP_O0)
-        ampi_print(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
+        ampi_print(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype),
+            amp_style_name(m->policy.style));
     ampi_print(out, ", batch %d\n", m->desc.batch);
-    ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
-            "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
+    ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator",
+            "output", "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         char shape[48];
         AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
-        ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
-                shape, amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
-                l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule),
-                amp_reason_name(l->reason), (ampi_ull)l->parameters);
+        ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name,
+                amp_op_name(l->op), shape, amp_dtype_name(l->compute_dtype),
+                amp_dtype_name(l->storage_dtype), l->parameters ? amp_dtype_name(l->param_dtype)
+                : "-", amp_rule_name(l->rule), amp_reason_name(l->reason), (ampi_ull)l->parameters);
         if (l->in_place || l->op == AMP_OP_FLATTEN) ampi_print(out, "%12s", "in place");
         else ampi_print(out, "%12llu", (ampi_ull)l->activation_bytes);
         ampi_print(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
         parameters += l->parameters;
     }
     AMPI_TRY(amp_model_memory(m, &mem));
-    ampi_print(out, "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
-            "moments %llu, workspace %llu\n", (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
-            (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes, (ampi_ull)mem.gradient_bytes,
-            (ampi_ull)mem.optimizer_bytes, (ampi_ull)mem.workspace_bytes);
+    ampi_print(out,
+            "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, "
+            "gradients %llu, "
+            "moments %llu, workspace %llu\n",
+            (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
+            (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes,
+            (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
+            (ampi_ull)mem.workspace_bytes);
     if (m->param_count > 0) ampi_optimizer_print(&m->training.optimizer, out);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
@@ -13126,11 +14619,12 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     int first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
     ampi_print(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
-            (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs, (ampi_ull)s->nans,
-            (double)s->smallest, (double)s->largest);
-    ampi_print(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
-            (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal, (ampi_ull)s->would_overflow,
-            (double)s->suggested_scale);
+            (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals, (ampi_ull)s->infs,
+            (ampi_ull)s->nans, (double)s->smallest, (double)s->largest);
+    ampi_print(out,
+            "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
+            (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal,
+            (ampi_ull)s->would_overflow, (double)s->suggested_scale);
     for (int i = 0; i < AMP_STATS_BINS; i++) {
         if (!s->histogram[i]) continue;
         first = ampi_min_int(first, i);
@@ -13138,7 +14632,8 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
         if (s->histogram[i] > limit) limit = s->histogram[i];
     }
     for (int i = first; i <= last; i++)
-        ampi_print(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
+        ampi_print(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT,
+                (ampi_ull)s->histogram[i],
                 (int)((s->histogram[i] * (sizeof bar - 1) + limit - 1) / limit), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
@@ -13156,7 +14651,8 @@ typedef struct ampi_picture {
 } ampi_picture;
 #define AMPI_GRAY "#7b7f86"  /* like all colors about as far from white as from black */
 
-/* Text in ASCII, with nothing that XML would interpret, the end of a CDATA section "]]>" included. */
+/* Text in ASCII, with nothing that XML would interpret, the end of a CDATA section "]]>"
+   included. */
 AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, const char* text) {
     ampi_print(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
     for (; *text; text++)
@@ -13165,9 +14661,10 @@ AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, cons
     fputs("</text>\n", p->out);
 }
 
-/* A title; or bars, `height` pixels at most, between a name and what is told of them. In text a bar is a character. */
-AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars, int height,
-        const char* told) {
+/* A title; or bars, `height` pixels at most, between a name and what is told of them. In text a bar
+   is a character. */
+AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars,
+        int height, const char* told) {
     const double width = 540.0 / p->count;
     uint64_t largest = 1;
     p->y += bars ? height + 6 : 36;
@@ -13175,12 +14672,15 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     else if (p->out) ampi_print(p->out, bars ? "  %-22s|" : "%s\n", name);
     if (!p->out || !bars) return;
     if (p->svg) ampi_svg_text(p, 700, color, told);
-    if (p->svg) ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
+    if (p->svg)
+        ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
     for (int i = 0; i < p->count; i++) if (bars[p->low + i] > largest) largest = bars[p->low + i];
     for (int i = 0; i < p->count; i++) {
         const double share = (double)bars[p->low + i] / (double)largest;
         if (!p->svg) putc(" .:-=+*#@"[share > 0.0 ? 1 + (int)(7.0 * share) : 0], p->out);
-        else if (share > 0.0) ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y, 1.0 + height * share);
+        else if (share > 0.0)
+            ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y,
+                1.0 + height * share);
     }
     ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
@@ -13188,15 +14688,19 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
 /* Draws a picture twice: first only its height is found, then it is written. */
 AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     p->list(p);
-    ampi_print(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" viewBox=\"0 0 1060 %d\" "
+    ampi_print(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" "
+            "viewBox=\"0 0 1060 %d\" "
             "font-family=\"sans-serif\" font-size=\"12\">\n", p->y + 12, p->y + 12);
     p->y = 0;
     p->out = out;
     p->list(p);
     fputs("</svg>\n", out);
 }
+
 /* To `out` or, if NULL, into a file. */
-AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path, const amp_file_desc* desc) {
+AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path,
+        const amp_file_desc* desc) {
     ampi_file f;
     p->out = out;
     p->svg = !out;
@@ -13211,47 +14715,55 @@ AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path
 /* The ranges of the small formats as bars on the axis of exponents. */
 AMPI_FN void ampi_report_formats(ampi_picture* p) {
     static const struct { const char* name; int most, normal, least; } formats[] = {
-        { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 }, { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 } };
+        { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 }, { "e4m3", 8, -6, -9 },
+            { "e5m2", 15, -14, -16 } };
     uint64_t bars[AMP_STATS_BINS];
     char told[80];
     for (int i = 0; i < 4; i++) {
         for (int k = 0, e = AMP_STATS_MIN_EXPONENT; k < AMP_STATS_BINS; k++, e++)
-            bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1 : 3;
-        AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most, formats[i].least);
+            bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1
+                : 3;
+        AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most,
+            formats[i].least);
         ampi_bars(p, AMPI_GRAY, formats[i].name, bars, 12, told);
     }
 }
 
-/* The forward pass goes down the list, then the backward pass up: inf begins in the first output, or last gradient. */
+/* The forward pass goes down the list, then the backward pass up: inf begins in the first output,
+   or last gradient. */
 AMPI_FN void ampi_report_list(ampi_picture* p) {
-    static const char* const names[] = { "outputs", "weights", "weight gradients", "output gradients" };
+    static const char* const names[] = { "outputs", "weights", "weight gradients",
+        "output gradients" };
     static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
     const amp_policy* policy = &p->m->policy;
     const double scale = (double)amp_model_scaler(p->m)->state.scale;
     double suggested = 0.0;
     int forward = 0;
     char text[200], trouble[100] = "";
-    AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level), amp_dtype_name(policy->low_dtype));
+    AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level),
+        amp_dtype_name(policy->low_dtype));
     ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
     ampi_report_formats(p);
     for (int i = 0; i < 4 * p->m->layer_count; i++) {
         const int k = i % 4;
         const amp_layer* l = amp_model_layer(p->m, i / 4);
         const amp_layer_stats* of = &p->stats[i / 4];
-        const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient, &of->output_gradient };
+        const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient,
+            &of->output_gradient };
         const amp_stats* s = all[k];
         if (s->count == 0) continue;
         const double percent = 100.0 / (double)s->count, limit = (double)s->suggested_scale;
         const int bad = s->infs + s->nans > 0;
-        AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op), amp_dtype_name(l->compute_dtype),
-            amp_reason_name(l->reason));
+        AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op),
+            amp_dtype_name(l->compute_dtype), amp_reason_name(l->reason));
         if (k == 0) ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
-        AMPI_SAY(text, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan", percent * (double)s->zeros,
-            percent * (double)s->would_underflow, percent * (double)s->would_overflow, (ampi_ull)s->infs,
-            (ampi_ull)s->nans);
+        AMPI_SAY(text, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
+            percent * (double)s->zeros, percent * (double)s->would_underflow,
+            percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
         ampi_bars(p, bad ? "#e03131" : colors[k], names[k], s->histogram, 12, text);
         if (k > 1 && limit > 0.0 && (suggested <= 0.0 || limit < suggested)) suggested = limit;
-        if (bad && !forward) AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
+        if (bad && !forward)
+            AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
         forward |= bad && k < 2;
     }
     AMPI_SAY(text, "loss scale %.9g, suggested %.9g%s", scale, scale * suggested, trouble);
@@ -13264,21 +14776,25 @@ AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, 
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
     const size_t bytes = (size_t)m->layer_count * sizeof(amp_layer_stats);
     amp_layer_stats* stats = (amp_layer_stats*)ampi_alloc(bytes, &desc.allocator);
-    ampi_picture p = { ampi_report_list, m, stats, NULL, -40 - AMP_STATS_MIN_EXPONENT, 60, 0, 0, NULL };
+    ampi_picture p = { ampi_report_list, m, stats, NULL, -40 - AMP_STATS_MIN_EXPONENT, 60, 0, 0,
+        NULL };
     AMPI_REFUSE(!stats, AMP_ERR_MEMORY, "report: no memory for %llu bytes", (ampi_ull)bytes);
     amp_result r = amp_model_stats(m, batch, stats, m->layer_count);
     if (r == AMP_OK) r = ampi_picture_put(&p, out, path, &desc);
     ampi_free(stats, &desc.allocator);
     return r;
 }
+
 AMP_DEF amp_result amp_report_svg(amp_model* m, const amp_batch* batch, const char* path) {
     return ampi_report(m, batch, NULL, path);
 }
+
 AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* out) {
     return ampi_report(m, batch, out, NULL);
 }
 
-/* Three curves, with gaps where a step has no number; then a row for each culprit of skipped steps. */
+/* Three curves, with gaps where a step has no number; then a row for each culprit of skipped
+   steps. */
 AMPI_FN void ampi_history_list(ampi_picture* p) {
     static const char* const names[] = { "loss", "log2 of loss scale", "log2 of gradient norm" };
     const amp_history* h = p->history;
@@ -13286,28 +14802,33 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     const amp_step_info* kept[AMP_HISTORY_STEPS];
     uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
     char text[100];
-    for (int i = 0; i < count; i++) kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
+    for (int i = 0; i < count; i++)
+        kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
     AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
     ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
     for (int k = 0; k < 3; k++) {
         double y[AMP_HISTORY_STEPS], low = 0.0, upper = 0.0;
         int known = 0;
         for (int i = 0; i < count; i++) {
-            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before : kept[i]->grad_norm;
-            if (k > 0 && ampi_is_finite64(&y[i])) y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
+            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before
+                : kept[i]->grad_norm;
+            if (k > 0 && ampi_is_finite64(&y[i]))
+                y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
             if (!ampi_is_finite64(&y[i])) continue;
             if (!known || y[i] < low) low = y[i];
             if (!known++ || y[i] > upper) upper = y[i];
         }
         for (int i = 0; i < count; i++)
-            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(upper > low ? 999 * (y[i] - low) / (upper - low) : 0) : 0;
+            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(upper > low
+                ? 999 * (y[i] - low) / (upper - low) : 0) : 0;
         AMPI_SAY(text, "%.4g to %.4g", low, upper);
         ampi_bars(p, "#2f86eb", names[k], bars, 60, text);
     }
     for (int i = 0; i < count; i++) {
         int times = 0, first = count;
         for (int j = count - 1; j >= 0; j--) {
-            bars[j] = kept[j]->outcome > AMP_STEP_ACCUMULATED && !strcmp(kept[j]->culprit, kept[i]->culprit);
+            bars[j] = kept[j]->outcome > AMP_STEP_ACCUMULATED
+                && !strcmp(kept[j]->culprit, kept[i]->culprit);
             if (bars[j]) { times++; first = j; }
         }
         AMPI_SAY(text, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
@@ -13315,20 +14836,25 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     }
 }
 
-AMPI_FN amp_result ampi_history_put(const amp_history* h, FILE* out, const char* path, const amp_file_desc* desc) {
+AMPI_FN amp_result ampi_history_put(const amp_history* h, FILE* out, const char* path,
+        const amp_file_desc* desc) {
     ampi_picture p = { ampi_history_list, NULL, NULL, h, 0, AMP_HISTORY_STEPS, 0, 0, NULL };
     return h ? ampi_picture_put(&p, out, path, desc) : AMP_ERR_ARGUMENT;
 }
-AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path, const amp_file_desc* desc) {
+
+AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path,
+        const amp_file_desc* desc) {
     return ampi_history_put(h, NULL, path, desc);
 }
+
 AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out) {
     return ampi_history_put(h, out, NULL, NULL);
 }
 #endif
 
 AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
-    if (h && info && info->outcome != AMP_STEP_ACCUMULATED) h->steps[h->count++ % AMP_HISTORY_STEPS] = *info;
+    if (h && info && info->outcome != AMP_STEP_ACCUMULATED)
+        h->steps[h->count++ % AMP_HISTORY_STEPS] = *info;
 }
 
 #ifdef __cplusplus
@@ -13342,37 +14868,42 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
 #endif
 #endif /* AMP_IMPLEMENTATION */
 
-/* >>since    What a program written for an earlier version meets. (!): it compiles, and does something else. */
+/* >>since    What a program written for an earlier version meets. (!): it compiles, and does
+              something else. */
 /*
-   Since 0.2.0
-   (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither has OneFlow's: give one in
-       .scaler. OneFlow's last bias and logits are FP32. Its layer norms and Apex's at O2 read half weights.
-   A desc of a scaler may name .refill and .tolerance; new are the presets fairseq and mindspore_cell, and
-   AMP_LIMIT_KEEP. A scaler's state has version 3; versions 1 and 2 are read.
+   Since 0.2.0 (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither
+   has OneFlow's: give one in
+       .scaler. OneFlow's last bias and logits are FP32. Its layer norms and Apex's at O2 read half
+       weights.
+   A desc of a scaler may name .refill and .tolerance; new are the presets fairseq and
+   mindspore_cell, and AMP_LIMIT_KEEP. A scaler's state has version 3; versions 1 and 2 are read.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too; it was AMP_INIT_HE, with biases of 0.
    (!) weight_decay 0 is none for ADAMW, too; it was 0.01.
    (!) A group whose lr is AMP_ZERO has a rate of 0; .frozen = 1 is what freezes it.
-   (!) A loss of inf or NaN leaves the loss scale alone; it was reduced. max_unsound such windows in a row are an error.
-   (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Factors that are no powers of two
+   (!) A loss of inf or NaN leaves the loss scale alone; it was reduced. max_unsound such windows in
+   a row are an error. (!) The preset deepspeed is v0.17.1 and later; what it was is
+   deepspeed_0_17_0. Factors that are no powers of two
        move each scale as in its system. Apex's scale begins at max_scale at most.
    (!) AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler; it was O1's cast back alone.
    (!) amp_scaler_may_step is 0 where it was negative.
-   (!) AMP_ACTIVATION_WORKSPACE is 262,208 bytes; with the 131,136 of 0.2.0's first days activations are slower.
-   (!) CPU results have other bits: every sum of a product goes up k.
-   amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf and amp_is_finite
-   take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc, .cast_model of a policy's. */
+   (!) AMP_ACTIVATION_WORKSPACE is 262,208 bytes; with the 131,136 of 0.2.0's first days activations
+   are slower. (!) CPU results have other bits: every sum of a product goes up k.
+   amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf
+   and amp_is_finite take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc,
+   .cast_model of a policy's. */
 
 /* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.
    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
-   associated documentation files (the "Software"), to deal in the Software without restriction, including
-   without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
-   copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to the
-   following conditions: The above copyright notice and this permission notice shall be included in all
-   copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY
-   KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A
-   PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR
-   ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions: The above copyright notice and this
+   permission notice shall be included in all copies or substantial portions of the Software. THE
+   SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT
+   LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */

@@ -37,7 +37,7 @@ if readme: check("Version %s (" % version in open(readme, encoding="utf-8").read
 # text
 for i, line in enumerate(lines, 1):
     if any(ord(c) > 126 or (ord(c) < 32) for c in line): check(False, "line %d is not ASCII" % i)
-    if len(line) > 120: check(False, "line %d has %d columns" % (i, len(line)))
+    if len(line) > 100: check(False, "line %d has %d columns" % (i, len(line)))
 passed += 2
 check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
 
