@@ -1944,6 +1944,7 @@ AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
 AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+/* The bits of a double. */
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) {
     uint64_t u;
     memcpy(&u, &d, sizeof u);
@@ -2239,6 +2240,7 @@ AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
     return b == 0 || a <= SIZE_MAX / b;
 }
 
+/* *out = a + b; 0 if that overflows. */
 AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
     *out = a + b;
     return a <= SIZE_MAX - b;
@@ -2642,6 +2644,7 @@ AMPI_FN amp_isa ampi_widest_isa(void) {
     return AMP_ISA_AVX512;
 }
 
+/* Has the processor vdpbf16ps? */
 AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512
         && ampi_cpu_has(7, 1, AMPI_EAX, 1u << 5);
@@ -2656,6 +2659,7 @@ AMPI_FN int ampi_is_amd(void) {
 #else
 /* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
+/* Has the processor vdpbf16ps? */
 AMPI_FN int ampi_has_pairs(void) { return 0; }
 
 /* Is the processor's vendor "AuthenticAMD"? */
@@ -2914,16 +2918,19 @@ AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst,
     }
 }
 
+/* Sixteen halves, widened. */
 AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst,
         const uint16_t* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
 }
 
+/* Sixteen floats, rounded to bfloat16. */
 AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst,
         const float* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
 }
 
+/* Sixteen bfloat16, widened. */
 AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst,
         const uint16_t* AMPI_RESTRICT src) {
     for (int l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
@@ -5172,6 +5179,7 @@ AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offs
     ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype_or_f32(t), n);
 }
 
+/* Elements [offset, offset + n) of an array from n floats, rounded to its type. */
 AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
     ampi_convert_directly(ampi_mutable(ampi_at(dst, t, offset)), ampi_dtype_or_f32(t), src,
         AMP_F32, n);
@@ -7609,6 +7617,7 @@ AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
 }
 
 AMPI_HD AMPI_INLINE float ampi_f32_relu(float x) { return ampi_relu_back(x, x); }
+/* x times the probability that a standard normal deviate is below x. */
 AMPI_HD AMPI_INLINE float ampi_f32_gelu(int hw, float x) {
     float density;
     return x * ampi_normal_cdf(hw, x, &density);
@@ -8042,6 +8051,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
     }
 }
 
+/* Sums of `rows` rows of n elements each; terms is a constant where it is called. */
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y,
         const float* x, const ampi_row_args* q, size_t rows, size_t n, int more) {
     static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays
@@ -8601,6 +8611,7 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
 /* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These
    are few, as adding their sums is not shared. */
 AMPI_FN size_t ampi_ln_part_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
+/* How many parts of rows are summed at a time: one for each thread. */
 AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
     return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(),
         ampi_div_up(rows, ampi_ln_part_rows(rows)));
@@ -10498,6 +10509,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 /* --- the self test: each probe fills `out` from uniform numbers x in [-2,2) --- */
 enum { AMPI_PROBE = 512 };
 
+/* A hash of the bits that conversions give. */
 AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     static const amp_dtype types[] = { AMP_F16, AMP_BF16 };
     const size_t elements = AMPI_PROBE / 2;
@@ -10509,6 +10521,7 @@ AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     }
 }
 
+/* A hash of the bits that products give. */
 AMPI_FN void ampi_probe_products(float* out, const float* x) {
     const amp_gemm_shape shape = { AMP_NO_TRANS, AMP_TRANS, 13, 19, 16, 0, 0, 0, 0, 0, 0, 0 };
     uint16_t low[AMPI_PROBE];
@@ -10518,11 +10531,13 @@ AMPI_FN void ampi_probe_products(float* out, const float* x) {
     amp_gemm(&shape, 1.0f, low, AMP_BF16, low + 208, AMP_BF16, 0.0f, out + 247, AMP_F32, NULL);
 }
 
+/* A hash of the bits that sums give. */
 AMPI_FN void ampi_probe_sums(float* out, const float* x) {
     amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0.0f, NULL, NULL, out, AMP_F32, 8,
         AMPI_PROBE / 8, NULL);
 }
 
+/* A hash of the bits that exp, log and activations give. */
 AMPI_FN void ampi_probe_exp(float* out, const float* x) {
     enum { COUNT = AMPI_PROBE / 16 };
 
@@ -10537,6 +10552,7 @@ AMPI_FN void ampi_probe_exp(float* out, const float* x) {
     amp_bce_with_logits_forward(x, AMP_F32, x + COUNT, AMP_F32, out + 4 * COUNT, COUNT, NULL);
 }
 
+/* A hash of the bits that optimizer steps give. */
 AMPI_FN void ampi_probe_optimizer(float* out, const float* x) {
     enum { QUARTER = AMPI_PROBE / 4 };
     amp_optimizer_desc desc;
@@ -10557,6 +10573,7 @@ AMPI_FN void ampi_probe_optimizer(float* out, const float* x) {
     for (int i = 0; i < 3; i++) amp_optimizer_step(&o, NULL, NULL);
 }
 
+/* A hash of the bits that a scaler gives. */
 AMPI_FN void ampi_probe_scale(float* out, const float* x) {
     const float one = 1.0f, inf = ampi_float(0x7f800000u);
     amp_scaler_desc desc;
@@ -10589,6 +10606,7 @@ static const struct { const char* name; void (*run)(float* out,
     { "loss scales", ampi_probe_scale, 0x3ecede27b5528162u },
 };
 
+/* Compares the hash of each probe with the known one; the first that differs is told. */
 AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
     float x[AMPI_PROBE], out[AMPI_PROBE];
 
@@ -10715,6 +10733,7 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) 
 }
 
 #define AMPI_BOTH(op) amp_##op##_forward, amp_##op##_backward
+/* The table of the functions above. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
@@ -11448,6 +11467,7 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     else if (!n->pin_dtype || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
+/* Names a layer, if the name fits and is UTF-8. */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
     if (!n) return;
@@ -11459,6 +11479,7 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     else strcpy(n->layer.name, name);
 }
 
+/* Puts a layer's parameters into an optimizer group that exists. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
     if (!n) return;
@@ -11980,6 +12001,7 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
             (double)o->momentum);
 }
 
+/* Checks and allocates in ampi_finalize; a failure frees all that it allocated. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE(m->finalized, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
@@ -12190,6 +12212,7 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
     return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
 }
 
+/* The activation that an operator computes. */
 AMPI_FN amp_activation ampi_activation_of(const ampi_node* n) {
     return ampi_is(n, GELU) ? AMP_GELU : ampi_is(n, TANH) ? AMP_TANH : ampi_is(n, SIGMOID)
         ? AMP_SIGMOID : AMP_RELU;
@@ -12960,6 +12983,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     return r;
 }
 
+/* Reads back what the last step did, on a backend that did not wait for it. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_step_info told;
     AMPI_TRY(ampi_check_finalized(m, "train read"));
@@ -13017,6 +13041,7 @@ AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, in
     return ampi_evaluate_nodes(m, batch, first, m->last, told, NULL);
 }
 
+/* The loss and right answers of one batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     amp_eval_info told;
     if (!m) return AMP_ERR_ARGUMENT;
@@ -13159,6 +13184,7 @@ AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     return AMP_OK;
 }
 
+/* The mean loss and right answers over a data set. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info) {
     amp_eval_info told;
     ampi_feed f;
@@ -13480,11 +13506,13 @@ AMPI_FN int ampi_by_place(const void* a, const void* b) {
         : x->end > y->end;
 }
 
+/* The file's tensor of that name, or NULL. */
 AMPI_FN ampi_entry* ampi_file_find(const ampi_file* f, const char* name) {
     return (ampi_entry*)bsearch(&name, f->entries, f->entry_count, sizeof *f->entries,
         ampi_by_name);
 }
 
+/* The file's text of that key, or NULL. */
 AMPI_FN const char* ampi_text_of(const ampi_file* f, const char* key) {
     const void* found = bsearch(&key, f->found, f->found_count, sizeof *f->found, ampi_by_name);
     return found ? ((const amp_file_text*)found)->value : NULL;
@@ -13505,12 +13533,14 @@ AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
         : "unknown cause");
 }
 
+/* Memory for a file's work; a refusal tells how much was wanted. */
 AMPI_FN void* ampi_file_alloc(const ampi_file* f, uint64_t bytes) {
     void* p = bytes == (size_t)bytes ? ampi_alloc((size_t)bytes, &f->desc.allocator) : NULL;
     if (!p) AMPI_BAD_PATH(AMP_ERR_MEMORY, "no memory for %llu bytes", (ampi_ull)bytes);
     return p;
 }
 
+/* Closes the file, frees its memory, and returns r. */
 AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     if (f->stream) fclose(f->stream);
     ampi_free(f->data, &f->desc.allocator);
@@ -13554,11 +13584,13 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
 
 /* A number's only text: decimal, or eight hexadecimal digits for a float's bits or a CRC-32. */
 enum { AMPI_NUMBER = 24 };
+/* A number in decimal, or 32 bits as eight hexadecimal digits, written to `out`. */
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     ampi_say(out, AMPI_NUMBER, as_bits ? "%.8llx" : "%llu", (ampi_ull)n);
     return out;
 }
 
+/* Reads what ampi_show_number writes; returns 0 for any other text. */
 AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
     char again[AMPI_NUMBER];
     *n = strtoull(text, NULL, as_bits ? 16 : 10);
@@ -13566,6 +13598,7 @@ AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
         && (!as_bits || *n <= UINT32_MAX);
 }
 
+/* Starts to save or load: checks path, list and names. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors,
         int count, const amp_file_desc* desc) {
     AMPI_CLEAR(*f);
@@ -13601,6 +13634,7 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
 /* --- files of the system --- */
 /* Moves a file over another in one step. MoveFileExA, unlike fopen, ignores a UTF-8 locale. */
 #if defined(_WIN32)
+/* Renames a file, over one that is there; waits for others that hold it. */
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8 };
     wchar_t a[ROOM], b[ROOM];
@@ -13620,6 +13654,7 @@ AMPI_FN int ampi_replace_file(const char* from, const char* to) {
 /* path with its name cut to 200 bytes, and a number that no other process or thread is likely to
    draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
+/* The name of a temporary file beside path; another for each draw. */
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock()
         ^ (uint64_t)(uintptr_t)&draw << 20;
@@ -13783,6 +13818,7 @@ AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file
     return r;
 }
 
+/* Checks the list, then writes a temporary file and renames it. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
         const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
     ampi_file file, *f = &file;
@@ -13812,6 +13848,7 @@ AMPI_FN int ampi_json_skip(ampi_json* j, char c) {
     return 1;
 }
 
+/* Skips character c, or records that it is missing. */
 AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
     if (ampi_json_skip(j, c) || j->error) return;
     AMPI_SAY(j->missing, "'%c' is missing", c);
@@ -14118,6 +14155,7 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     return AMP_OK;
 }
 
+/* Opens and checks a file, then hands over the tensors that are listed. */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
         const amp_file_desc* desc) {
     ampi_file f;
@@ -14128,6 +14166,7 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
     return ampi_file_close(&f, r);
 }
 
+/* Copies one text of a file's metadata. */
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
         const amp_file_desc* desc) {
     ampi_file file, *f = &file;
@@ -14194,6 +14233,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
 /* Lists all numbers: steps first, a hash of the graph, or of the parameters' groups, last. */
 #define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, kind, AMPI_AGREES }
 #define AMPI_SETTING(member, kind) { #member, &d->member, kind, AMPI_KEPT }
+/* Lists the numbers that a checkpoint holds, and where each is kept here. */
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
@@ -14283,6 +14323,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
 }
 
 enum { AMPI_SCALER_TEXT = 2 * AMP_SCALER_STATE_BYTES + 1 };
+/* A scaler's state as hexadecimal text. */
 AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) ampi_say(out + 2 * i, 3, "%.2x", bytes[i]);
     return out;
@@ -14362,6 +14403,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
+/* A scaler's state from its hexadecimal text. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     unsigned byte = 0;
@@ -14443,6 +14485,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
 
 /* m = NULL: a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_TRY_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
+/* Saves or loads all that a checkpoint holds. */
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s,
         const char* path, const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
         int* count) {
@@ -14483,6 +14526,7 @@ AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, 
     return ampi_file_close(&c.file, r);
 }
 
+/* Saves or loads a model's checkpoint. */
 AMPI_FN amp_result ampi_model_do(amp_model* m, int what, const char* path, int* count) {
     if (!m) return AMP_ERR_ARGUMENT;
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
@@ -14574,6 +14618,7 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     ampi_print(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
 
+/* Prints settings, layers with their types and who chose them, and memory. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
@@ -14613,6 +14658,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 
+/* Prints counts and a histogram of exponents. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     static const char bar[] = "##################################################";
     uint64_t limit = 1;
@@ -14836,6 +14882,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
     }
 }
 
+/* Writes the picture or the text of a history. */
 AMPI_FN amp_result ampi_history_put(const amp_history* h, FILE* out, const char* path,
         const amp_file_desc* desc) {
     ampi_picture p = { ampi_history_list, NULL, NULL, h, 0, AMP_HISTORY_STEPS, 0, 0, NULL };
