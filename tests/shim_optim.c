@@ -5,13 +5,15 @@
 #include <string.h>
 
 /* A scaler of a preset; zeros are defaults. NULL if the desc is refused. */
-void* shim_scaler_new(int preset, float init, double growth, double backoff, int interval, int hysteresis) {
+void* shim_scaler_new(int preset, float init, double growth, double backoff, int interval, int hysteresis, float min,
+                      double tolerance) {
     amp_scaler* s = (amp_scaler*)malloc(sizeof *s);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
     d.preset = (amp_scaler_preset)preset;
     d.init_scale = init; d.growth_factor = growth; d.backoff_factor = backoff;
     d.growth_interval = interval; d.hysteresis = hysteresis;
+    d.min_scale = min; d.tolerance = tolerance;
     if (s && amp_scaler_init(s, &d) != AMP_OK) { free(s); s = NULL; }
     return s;
 }
