@@ -30,7 +30,8 @@ def load(path):
     lib = ctypes.CDLL(path)
     for name in ("shim_scaler_new", "shim_optimizer_new"):
         getattr(lib, name).restype = ctypes.c_void_p
-    lib.shim_scaler_new.argtypes = [ctypes.c_int, ctypes.c_float] + [ctypes.c_double] * 2 + [ctypes.c_int] * 2
+    lib.shim_scaler_new.argtypes = [ctypes.c_int, ctypes.c_float] + [ctypes.c_double] * 2 + [ctypes.c_int] * 2 \
+        + [ctypes.c_float, ctypes.c_double]
     lib.shim_scaler_scale_loss.argtypes = [ctypes.c_void_p, ctypes.c_float]
     lib.shim_scaler_scale_loss.restype = lib.shim_schedule_lr.restype = ctypes.c_float
     for name in ("shim_scaler_update", "shim_scaler_free", "shim_optimizer_free"):
@@ -124,7 +125,7 @@ def run(lib, case, grad_dtype, lamb, thaws=False):
     m, v = np.zeros(N, np.float32), np.zeros(N, np.float32)
     stored = np.zeros(N, np.float32 if grad_dtype == F32 else np.uint16)
     settings = np.array([lr, momentum, dampening, decay or -1, 0, 0, eps, clip], np.float32)
-    scaler = lib.shim_scaler_new(STATIC, scale, 0, 0, 0, 0)
+    scaler = lib.shim_scaler_new(STATIC, scale, 0, 0, 0, 0, 0, 0)
     ours = lib.shim_optimizer_new(kind, settings.ctypes.data, nesterov, maximize, w.ctypes.data, stored.ctypes.data, grad_dtype,
                                   m.ctypes.data, v.ctypes.data, FIRST, N)
     single_side, double_side = Theirs(case, w, torch.float32, lamb), Theirs(case, w, torch.float64, lamb)
