@@ -750,11 +750,16 @@ typedef AMPI_ENUM(amp_scaler_limit) {
    fairseq.optim's DynamicLossScaler (.tolerance; threshold_loss_scale is min_scale with
    AMP_LIMIT_CLAMP).
    X(NAME, text, kind, init, interval, late, start, backoff, min, max, guard, hysteresis, refill,
-   at_min, skips) kind: factors are floats (FLOAT), doubles (MIXED), or with the scale doubles
-   (DOUBLE: its float scales the loss). _DIV: an overflow divides by growth instead of multiplying.
-   init 0: must be given. interval 0: the scale never moves. late: clean steps added to the
-   interval. start: the tracker at first and after overflows. Growth is 2; backoff 0: 1/growth. min,
-   max 0: none. skips: overflows allowed in a row, 0 = any number. */
+     at_min, skips)
+     kind      factors are floats (FLOAT), doubles (MIXED), or with the scale doubles (DOUBLE: its
+               float scales the loss). _DIV: an overflow divides by growth instead of multiplying
+     init      0: must be given
+     interval  0: the scale never moves
+     late      clean steps added to the interval
+     start     the tracker at first and after overflows
+     backoff   0: 1/growth; growth is 2
+     min, max  0: none
+     skips     overflows allowed in a row, 0 = any number */
 #define AMPI_FLT_MIN 1.17549435082228751e-38f
 #define AMPI_FLT_MAX 3.40282346638528860e38f
 #define AMP_SCALER_PRESET_LIST(X) \
@@ -14915,28 +14920,45 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
 #endif
 #endif /* AMP_IMPLEMENTATION */
 
-/* >>since    What a program written for an earlier version meets. (!): it compiles, and does
-              something else. */
+/* >>since    What a program written for an earlier version meets.
+   (!): it compiles, and does something else. */
 /*
-   Since 0.2.0 (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither
-   has OneFlow's: give one in
-       .scaler. OneFlow's last bias and logits are FP32. Its layer norms and Apex's at O2 read half
-       weights.
-   A desc of a scaler may name .refill and .tolerance; new are the presets fairseq and
-   mindspore_cell, and AMP_LIMIT_KEEP. A scaler's state has version 3; versions 1 and 2 are read.
+   Since 0.2.0
+   (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither has
+       OneFlow's: give one in .scaler. OneFlow's last bias and logits are FP32. Its layer norms and
+       Apex's at O2 read half weights.
+   (!) amp_eval_info counts right answers of BCE too, in int64_t; new are predictions, message and
+       culprit. accuracy of amp_fit_epoch is -1 where there is none, as for MSE alone; it was 0.
+   (!) amp_checkpoint_load_weights: a value beyond the weights' type becomes its largest finite one;
+       it was inf. A "module." that begins all names of a file is left out.
+   (!) label_dtype without a cross-entropy is AMP_ERR_DTYPE: the labels were read as floats.
+   (!) A model without a loss has no gradients and no moments, and its groups are frozen.
+   (!) amp_fit tries best_path before its first step, undoes a step in which it fails, and copies
+       its data structs. With ranks it agrees on failures by one more sum at its start and after
+       each epoch.
+   (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
+       caller's floating-point environment.
+   Two layers of one name are refused by amp_model_finalize, no longer by amp_name. The logger hears
+   of int64 labels read as int32 and of inputs that look like height, width, channels. It also hears
+   of an evaluation whose loss is not finite. AMP_STATIC without AMP_IMPLEMENTATION is an error.
+   New: amp_self_test, AMP_LOG_DEFAULT, mask_exceptions of amp_exec and amp_convert_desc,
+   held_statistics of amp_step_info, held of amp_batch_norm_shape (zero the shape). A desc of a
+   scaler may name .refill and .tolerance; presets fairseq and mindspore_cell, AMP_LIMIT_KEEP. A
+   scaler's state has version 3; versions 1 and 2 are read.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too; it was AMP_INIT_HE, with biases of 0.
    (!) weight_decay 0 is none for ADAMW, too; it was 0.01.
    (!) A group whose lr is AMP_ZERO has a rate of 0; .frozen = 1 is what freezes it.
    (!) A loss of inf or NaN leaves the loss scale alone; it was reduced. max_unsound such windows in
-   a row are an error. (!) The preset deepspeed is v0.17.1 and later; what it was is
-   deepspeed_0_17_0. Factors that are no powers of two
-       move each scale as in its system. Apex's scale begins at max_scale at most.
+       a row are an error.
+   (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Factors that are
+       no powers of two move each scale as in its system. Apex's scale begins at max_scale at most.
    (!) AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler; it was O1's cast back alone.
    (!) amp_scaler_may_step is 0 where it was negative.
    (!) AMP_ACTIVATION_WORKSPACE is 262,208 bytes; with the 131,136 of 0.2.0's first days activations
-   are slower. (!) CPU results have other bits: every sum of a product goes up k.
+       are slower.
+   (!) CPU results have other bits: every sum of a product goes up k.
    amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf
    and amp_is_finite take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc,
    .cast_model of a policy's. */
