@@ -586,6 +586,7 @@ static void test_errors(void) {
     amp_model* raw = NULL;
     long k, before;
     CHECK(amp_fit(NULL, &data, &f, NULL) == AMP_ERR_ARGUMENT && amp_evaluate_data(NULL, &data, &told) == AMP_ERR_ARGUMENT);
+    CHECK(amp_evaluate_data(NULL, &data, NULL) == AMP_ERR_ARGUMENT);
     REFUSED(amp_fit(m, NULL, &f, NULL), AMP_ERR_ARGUMENT, "data is NULL");
     REFUSED(amp_evaluate_data(m, &data, NULL), AMP_ERR_ARGUMENT, "info is NULL");
     none.count = 0;

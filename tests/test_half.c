@@ -672,6 +672,9 @@ static void test_isa(void) {
     }
     CHECK(refused >= 2 && amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && amp_cpu_isa() != AMP_ISA_AUTO);
+#if !defined(__aarch64__)
+    CHECK(amp_cpu_force_isa(AMP_ISA_NEON) == AMP_ERR_UNSUPPORTED && amp_cpu_isa() != AMP_ISA_NEON);
+#endif
     amp_cpu_force_isa(now);
 }
 
