@@ -120,10 +120,10 @@ def steps():
     path = max(glob.glob("tests/bench/results/????-??-??-*-train.md"), default=None)
     if not path: return None
     rows, zen = rows_of(path), [p for n, p in results().items() if re.match("amd-(25-17|26)", n)]
-    lines = ["| a step, times as fast as PyTorch %s | FP32 | BF16 | BF16, fast sums |" % re.search(r"PyTorch ([\d.]+)", read(path)).group(1), "|---|---|---|---|"]
+    lines = ["|a step, times as fast as PyTorch %s|FP32|BF16|BF16, fast sums|" % re.search(r"PyTorch ([\d.]+)", read(path)).group(1), "|---|---|---|---|"]
     for name in dict.fromkeys(map(network, rows)):
         best = lambda type: min((float(r[10]) for r in rows if network(r) == name and r[2] == type), default=None)
-        lines.append("| %s | %s |" % (NETWORKS[name], " | ".join("%.2f" % v if v else "" for v in map(best, ("f32", "bf16", "bf16-fast")))))
+        lines.append("|%s|%s|" % (NETWORKS[name], "|".join("%.2f" % v if v else "" for v in map(best, ("f32", "bf16", "bf16-fast")))))
     shapes = {tuple(r[:2]) for r in rows}
     ranges = [over_fp32(p, t, shapes) for p, t in [(path, "bf16-fast")] + [(p, "bf16") for p in zen] + [(path, "bf16"), (path, "f16")]]
     low, high = min(r.split(" to ")[0] for r in ranges[1:-2]), max(r.split(" to ")[1] for r in ranges[1:-2])
