@@ -104,7 +104,7 @@ static void gpt_products(const gpt* g, amp_transpose ta, amp_transpose tb, size_
         timed("gemm", amp_cuda_gemm)(&s, alpha, at(a, i), a.type, at(b, i), b.type, 0.0f, at(c, i), c.type, &g->exec);
 }
 /* The operands: queries, keys and values of qkv (or of its gradient), a narrow one, the scores. */
-static gpt_heads gpt_part(const gpt* g, const void* qkv, size_t part) {
+static gpt_heads gpt_part(const gpt* g, void* qkv, size_t part) {
     const size_t C = g->s.channels;
     return gpt_heads{ gpt_at(g, qkv, part * C), g->s.low, 3 * C, C / g->s.heads, g->s.length * 3 * C };
 }
