@@ -296,7 +296,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
                                                 const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec);
 /* What amp_scaler_scale_loss does with a loss that is inf or NaN: no step, and the scale stays. losses: `count` of
-   them, unscaled, in device memory. A window needs another check or report besides. */
+   them, unscaled, in device memory; AMP_ERR_ARGUMENT if they are not, or count is negative. A window needs another
+   check or report besides. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
                                               const amp_exec* exec);
 /* Limits that are reached are remembered for the next read. */
@@ -6674,7 +6675,12 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
                                               const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
+    amp_result r;
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
+    if (count < 0)
+        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: count %d is negative", place, count);
+    r = ampi_cuda_check_pointer(exec, place, "losses", losses);
+    if (r != AMP_OK) return r;
     return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device, losses, count);
 }
 

@@ -349,6 +349,8 @@ static void test_unscale_at_once() {
         CHECK_MSG(t.agree(), "scale %g, type %d", (double)d.init_scale, (int)x.type);
     }
     CHECK_MSG(count[0] > 100000 && count[1] > 100000, "%ld stay, %ld move", (long)count[0], (long)count[1]);
+#else
+    TEST_SKIP("no launch of a GPU can be made to fail");
 #endif
 }
 
@@ -724,6 +726,25 @@ static void test_refused_descs() {
     CHECK(amp_cuda_scaler_update(nullptr, nullptr) == AMP_ERR_ARGUMENT);
 }
 
+/* Losses in memory that the device cannot read, and counts below 0, leave the window as it was. */
+static void test_refused_losses() {
+    Scalers s(nullptr);
+    const float host[2] = { INFINITY, 1.0f };
+    Pair x(AMP_F32, 4);
+    x.set(0, INFINITY);
+    x.send();
+    float* losses = (float*)(void*)x.there();
+    s.scale_loss();
+    REFUSED(amp_cuda_scaler_check_loss(s.gpu, host, 2, &s.exec), AMP_ERR_ARGUMENT,
+            "amp_cuda_scaler_check_loss: losses is host memory");
+    REFUSED(amp_cuda_scaler_check_loss(s.gpu, host, -3, &s.exec), AMP_ERR_ARGUMENT,
+            "amp_cuda_scaler_check_loss: count -3 is negative");
+    REFUSED(amp_cuda_scaler_check_loss(s.gpu, losses, -1, &s.exec), AMP_ERR_ARGUMENT, "count -1 is negative");
+    REFUSED(amp_cuda_scaler_check_loss(s.gpu, nullptr, 2, &s.exec), AMP_ERR_ARGUMENT, "losses is NULL");
+    CHECK(amp_cuda_scaler_check_loss(s.gpu, losses, 0, &s.exec) == AMP_OK);
+    s.agree(0);
+}
+
 /* The order of calls, as the CPU has it. */
 static void test_order_of_calls() {
     Scalers s(nullptr);
@@ -804,6 +825,8 @@ static void test_cost() {
         before[0] = emu_launch_count();
     }
     CHECK(emu_sync_count() == before[1] && emu_alloc_count() == before[2]);
+#else
+    TEST_SKIP("a GPU does not count launches");
 #endif
 }
 
@@ -910,6 +933,8 @@ static void test_failures() {
     CHECK(amp_cuda_scaler_create(&gpu, nullptr, &s.exec) == AMP_ERR_MEMORY && !gpu);
     CHECK(amp_cuda_tensors_create(&list, t.there.data(), 1, &s.exec) == AMP_ERR_MEMORY && !list);
     emu_set_memory_limit((size_t)4 << 30);
+#else
+    TEST_SKIP("no launch of a GPU can be made to fail");
 #endif
 }
 
@@ -938,6 +963,7 @@ int main(int argc, char** argv) {
     TEST(test_write);
     TEST(test_refused_lists);
     TEST(test_refused_descs);
+    TEST(test_refused_losses);
     TEST(test_order_of_calls);
     TEST(test_many_lists);
     TEST(test_cost);
