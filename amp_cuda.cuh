@@ -5975,6 +5975,7 @@ AMPI_HD AMPI_FN uint32_t ampi_cuda_first_exact(amp_dtype t, float scale) {
 /* A cleared info in eights of bytes, so that the lanes of a warp write one together: all 0, but for the norm and for
    the numbers of the tensors, which are -1 and lie in the lower halves. */
 enum { AMPI_CUDA_INFO_WORDS = sizeof(amp_overflow_info) / 8 };
+static_assert(sizeof(amp_overflow_info) % 8 == 0 && AMPI_CUDA_INFO_WORDS <= 32, "a lane of a warp for each word");
 AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
     if (i == offsetof(amp_overflow_info, norm) / 8) return ampi_bits64(norm);
     return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info, last_tensor) / 8
@@ -5999,6 +6000,7 @@ AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler
 }
 
 AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_state& state) {
+    static_assert(sizeof state % 16 == 0, "whole units are stored");
     uint4 w[sizeof state / 16];
     memcpy(w, &state, sizeof state);
     AMPI_D_UNROLL
@@ -6815,6 +6817,7 @@ typedef struct ampi_cuda_findings {
 
 /* The optimizer in units of 16 bytes, one for each lane; what follows it in its block may be read along. */
 enum { AMPI_CUDA_OPTIMIZER_UNITS = (sizeof(amp_optimizer) + 15) / 16 };
+static_assert(AMPI_CUDA_OPTIMIZER_UNITS <= 32, "a lane of a warp for each unit");
 
 /* All loads are under way at once; the optimizer comes into shared memory. */
 AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare& a, amp_optimizer* o, unsigned lane) {
