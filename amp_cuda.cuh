@@ -36,8 +36,8 @@
    Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
    or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Where the GPU
    refuses one of several launches of a call, those before it stay done. Pointers are asked what memory they are:
-   host memory is AMP_ERR_ARGUMENT before anything is launched, as exec->workspace too. They are aligned as their
-   element type is.
+   host memory, or that of another device without peer access, is AMP_ERR_ARGUMENT before anything is launched, as
+   exec->workspace too. They are aligned as their element type is.
    Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
 
 #include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
@@ -795,29 +795,31 @@ AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
     return dim3((unsigned)(blocks < AMPI_CUDA_MAX_BLOCKS ? blocks : (size_t)AMPI_CUDA_MAX_BLOCKS));
 }
 
-/* May a kernel read and write at p? Pinned host memory is mapped; where it was registered, or allocated as
-   write-combined, perhaps at another address. */
-AMPI_FN cudaError_t ampi_cuda_ask(const void* p, int* reached) {
-    cudaPointerAttributes a;
-    cudaError_t e = cudaPointerGetAttributes(&a, p);
-    *reached = e == cudaSuccess
-               && (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged
-                   || (a.type == cudaMemoryTypeHost && a.devicePointer == p));
+/* May a kernel of the current device read and write at p? Pinned host memory is mapped; where it was registered, or
+   allocated as write-combined, perhaps at another address. Another device's has no address without peer access. */
+AMPI_FN cudaError_t ampi_cuda_ask(const void* p, cudaPointerAttributes* a, int* reached) {
+    cudaError_t e = cudaPointerGetAttributes(a, p);
+    *reached = e == cudaSuccess && a->type != cudaMemoryTypeUnregistered && a->devicePointer == p;
     return e;
 }
 
 /* 1 if kernels can read and write at p, else 0; errors are forgotten. */
 AMPI_FN int ampi_cuda_reaches(const void* p) {
+    cudaPointerAttributes a;
     int reached;
-    if (ampi_cuda_ask(p, &reached) != cudaSuccess) cudaGetLastError();
+    if (ampi_cuda_ask(p, &a, &reached) != cudaSuccess) cudaGetLastError();
     return reached;
 }
 
 /* Memory at p that kernels cannot reach is refused; `name` is the argument in the sentence. */
 AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name, const void* p) {
+    cudaPointerAttributes a;
     int reached;
-    amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &reached));
+    amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &a, &reached));
     if (r != AMP_OK || reached) return r;
+    if (a.type == cudaMemoryTypeDevice)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT,
+                         "%s: %s is memory of device %d, which the current device cannot reach", op, name, a.device);
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
 }
 

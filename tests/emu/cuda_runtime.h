@@ -331,6 +331,7 @@ template <int M> void ampi_ptx_wgmma_wait_all(float (&)[M], EMU_LINE) { emu_wgmm
     X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                    \
     X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                        \
     X(cudaErrorNotSupported, 801, "operation not supported")                                            \
+    X(cudaErrorInvalidClusterSize, 912, "cluster misconfiguration")                                     \
     X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")       \
     X(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")\
     X(cudaErrorStreamCaptureMerge, 902, "operation would result in a merge of separate capture sequences") \
@@ -553,6 +554,8 @@ void emu_set_eager(int eager);             /* 1: work runs in the call that queu
 void emu_set_device_count(int count);      /* 0 or 1; EMU_DEVICES at the start */
 void emu_set_memory_limit(size_t bytes);   /* the device's size, at first 4 GiB */
 void emu_set_registers(int count);         /* of every kernel, as cudaFuncGetAttributes tells; at first 168 */
+void emu_set_cluster_limit(unsigned most); /* blocks of a cluster; a launch of larger ones is refused; at first 8 */
+void emu_move_to_device(const void* p, int device); /* what cudaMalloc gave; calls go to device 0, which reaches no other */
 long emu_wgmma_count();                    /* wgmma instructions, counted once for each warp */
 long emu_sync_count();                     /* times the host waited for the device */
 long emu_launch_count();                   /* kernel launches, and graph launches, that the host asked for */

@@ -48,6 +48,7 @@ struct Controls {
     int devices = 1, arch = 0;
     size_t memory = (size_t)4 << 30;
     int registers = 168;
+    unsigned cluster_limit = 8;
     long syncs = 0, launches = 0, kernels = 0, allocs = 0, failures = 0, wgmmas = 0;
     long fail_alloc = 0, fail_launch = 0, fail_call = 0;
     Controls() {
@@ -1218,7 +1219,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
 namespace {
 
 enum Place { PAGEABLE, PINNED, WRITE_COMBINED, DEVICE };
-struct Allocation { size_t size; Place place; bool to_be_freed; };
+struct Allocation { size_t size; Place place; bool to_be_freed; int device; };
 std::map<uintptr_t, Allocation> allocations;
 size_t live_bytes, device_bytes;
 
@@ -1247,7 +1248,7 @@ cudaError_t allocate(void** p, size_t size, Place place) {
     if (place == DEVICE && (size > ctl().memory || device_bytes > ctl().memory - size)) return cudaErrorMemoryAllocation;
     if (posix_memalign(p, 256, size)) return *p = nullptr, cudaErrorMemoryAllocation;
     memset(*p, 0xff, size);
-    allocations[(uintptr_t)*p] = Allocation{ size, place, false };
+    allocations[(uintptr_t)*p] = Allocation{ size, place, false, 0 };
     live_bytes += size;
     if (place == DEVICE) device_bytes += size;
     if (place == DEVICE && !device_open) ASAN_POISON_MEMORY_REGION(*p, size);
@@ -1535,6 +1536,7 @@ cudaError_t attributes_of(const cudaLaunchConfig_t& c, unsigned* cluster, bool* 
     }
     bool good = *cluster >= 1 && *cluster <= MAX_CLUSTER && c.gridDim.x % *cluster == 0
                 && (*cluster == 1 || c.blockDim.x * c.blockDim.y * c.blockDim.z % 32 == 0);
+    if (good && *cluster > ctl().cluster_limit) return cudaErrorInvalidClusterSize;
     return good ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
@@ -1723,7 +1725,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
     if (place == PINNED) *a = cudaPointerAttributes{ cudaMemoryTypeHost, 0, v, v };
     void* elsewhere = (void*)((uintptr_t)p ^ (uintptr_t)1 << 46);
     if (place == WRITE_COMBINED) *a = cudaPointerAttributes{ cudaMemoryTypeHost, 0, elsewhere, v };
-    if (place == DEVICE) *a = cudaPointerAttributes{ cudaMemoryTypeDevice, 0, v, nullptr };
+    if (place == DEVICE) {
+        const int device = std::prev(allocations.upper_bound((uintptr_t)p))->second.device;
+        *a = cudaPointerAttributes{ cudaMemoryTypeDevice, device, device ? nullptr : v, nullptr };
+    }
     return cudaSuccess;
 }
 
@@ -2195,6 +2200,8 @@ void emu_set_eager(int eager) { ctl().eager = eager != 0; }
 void emu_set_device_count(int count) { ctl().devices = count; }
 void emu_set_memory_limit(size_t bytes) { ctl().memory = bytes; }
 void emu_set_registers(int count) { ctl().registers = count; }
+void emu_set_cluster_limit(unsigned most) { ctl().cluster_limit = most; }
+void emu_move_to_device(const void* p, int device) { allocations.at((uintptr_t)p).device = device; }
 long emu_wgmma_count() { return ctl().wgmmas; }
 long emu_sync_count() { return ctl().syncs; }
 long emu_launch_count() { return ctl().launches; }

@@ -645,6 +645,42 @@ static void test_pinned_memory() {
     OK(cudaFreeHost(pinned));
 }
 
+/* Memory that calls on device 0 cannot reach; NULL where there is no other device. */
+static void* memory_of_device_1(size_t bytes) {
+    void* p = nullptr;
+#if defined(AMP_CUDA_EMU)
+    OK(cudaMalloc(&p, bytes));
+    emu_move_to_device(p, 1);
+#else
+    int devices = 0;
+    OK(cudaGetDeviceCount(&devices));
+    if (devices < 2) return nullptr;
+    OK(cudaSetDevice(1));
+    OK(cudaMalloc(&p, bytes));
+    OK(cudaSetDevice(0));
+#endif
+    return p;
+}
+
+static void test_other_device() {
+    Problem p(Spec(6, 7, 8, AMP_F16, AMP_F16, AMP_F16));
+    void* far = memory_of_device_1(4096);
+    if (!far) { TEST_SKIP("one GPU"); return; }
+    long before = launches();
+    amp_exec e = quiet_exec();
+    Call call(p);
+    p.c.data.upload();
+    call.a = far;
+    check_refused(call.plain(&e), AMP_ERR_ARGUMENT,
+                  "amp_cuda_gemm: a is memory of device 1, which the current device cannot reach", before);
+    call.a = p.a.data.there();
+    e.workspace = far;
+    e.workspace_size = 4096;
+    check_refused(call.plain(&e), AMP_ERR_ARGUMENT, "the workspace is memory of device 1", before);
+    CHECK(p.c.data.download() == p.c.data.host);
+    OK(cudaFree(far));
+}
+
 static void refuse_desc(const Call& call, amp_result code, const char* words) {
     amp_exec e = quiet_exec();
     long before = launches();
@@ -763,6 +799,7 @@ int main(int argc, char** argv) {
     TEST(test_dense_bound);
     TEST(test_refused_products);
     TEST(test_pinned_memory);
+    TEST(test_other_device);
     TEST(test_refused_descs);
     TEST(test_refused_layers);
     TEST(test_failing_launches);

@@ -738,6 +738,9 @@ static void test_limits() {
     CHECK(attributes.type == cudaMemoryTypeDevice && attributes.devicePointer == d.p);
     OK(cudaPointerGetAttributes(&attributes, &most));
     CHECK(attributes.type == cudaMemoryTypeUnregistered);
+    emu_move_to_device(d.p, 1);
+    OK(cudaPointerGetAttributes(&attributes, d.p));
+    CHECK(attributes.type == cudaMemoryTypeDevice && attributes.device == 1 && !attributes.devicePointer);
 }
 
 static void test_counts_and_failures() {
