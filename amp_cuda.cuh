@@ -28,7 +28,8 @@
    Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host pointers.
    Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
    waits for the GPU unless it says so. From compute capability 9.0 on kernels take their places while the one
-   before them ends, and wait there until it is done, yours too: programmatic dependent launch.
+   before them ends, and wait there until it is done, yours too: programmatic dependent launch. A kernel of yours that
+   is launched so must wait too (cudaGridDependencySynchronize): amp's wait for it, not for those before it.
    Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
    dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic makes is 0x7fffffff here; sums
    run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
@@ -750,8 +751,8 @@ AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
 
 /* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
 template <typename... P, typename... A>
-static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
-                                            dim3 block, size_t shared, unsigned cluster, A... args) {
+static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel)(P...), dim3 grid, dim3 block,
+                                             size_t shared, unsigned cluster, A... args) {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
@@ -774,14 +775,14 @@ static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* pl
     config.attrs = attributes;
     config.numAttrs = count;
     if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
-    return ampi_cuda_check(exec, place, e);
+    return e;
 }
 
 /* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
                                    dim3 block, size_t shared, A... args) {
-    return ampi_cuda_launch_clusters(exec, place, kernel, grid, block, shared, 1, args...);
+    return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block, shared, 1, args...));
 }
 
 /* Host: what every operator needs */
@@ -3054,28 +3055,35 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
 }
 
 /* A block for each multiprocessor, or fewer; where several share a tile, a cluster for each tile. */
-AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
-                                           uint32_t side) {
+AMPI_FN cudaError_t ampi_cuda_launch_hopper(const amp_exec* exec, const ampi_cuda_hopper* h, uint32_t side) {
     void (*kernel)(ampi_cuda_hopper) = side == 256   ? ampi_k_gemm_hopper<256>
                                        : side == 192 ? ampi_k_gemm_hopper<192>
                                        : side == 128 ? ampi_k_gemm_hopper<128>
                                                      : ampi_k_gemm_hopper<64>;
     uint32_t processors = (uint32_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);
     uint32_t clusters = h->p.pieces > 1 || h->units < processors ? h->units : processors;
-    amp_result r = ampi_cuda_check(exec, op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                                  AMPI_HOPPER_SHARED));
-    if (r != AMP_OK) return r;
-    return ampi_cuda_launch_clusters(exec, op, kernel, dim3(clusters * h->p.pieces), dim3(AMPI_HOPPER_THREADS),
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, AMPI_HOPPER_SHARED);
+    if (e != cudaSuccess) return e;
+    return ampi_cuda_launch_clusters(exec, kernel, dim3(clusters * h->p.pieces), dim3(AMPI_HOPPER_THREADS),
                                      AMPI_HOPPER_SHARED, h->p.pieces, *h);
 }
 
-/* Returns 0 where the product is left to another kernel. */
+/* Returns 0 where the product is left to another kernel. A part of a GPU (MIG, MPS) may have no room for a cluster:
+   then k is not cut. */
 AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const ampi_cuda_product* p, amp_result* r) {
     ampi_cuda_hopper h;
+    cudaError_t e;
     if (!ampi_cuda_hopper_takes(p)) return 0;
-    const ampi_cuda_cut cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch);
+    ampi_cuda_cut cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch);
     if (!ampi_cuda_hopper_of(&h, p, &cut)) return 0;
-    *r = ampi_cuda_launch_hopper(exec, op, &h, cut.side);
+    e = ampi_cuda_launch_hopper(exec, &h, cut.side);
+    if (e != cudaSuccess && cut.pieces > 1) {
+        cudaGetLastError();
+        cut = ampi_cuda_cut_hopper_at(cut.side, 1, p->m, p->n, p->k);
+        if (!ampi_cuda_hopper_of(&h, p, &cut)) return 0;
+        e = ampi_cuda_launch_hopper(exec, &h, cut.side);
+    }
+    *r = ampi_cuda_check(exec, op, e);
     return 1;
 }
 
