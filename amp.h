@@ -3463,7 +3463,7 @@ AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
         magnitude)));
 }
 
-/* Not of half. */
+/* s + x * x in double, for four elements at p; of bfloat16 for the even or the odd of eight. */
 AMPI_LANES_FN __m256d AMPI_K(square_reg)(__m256d s, const void* p, amp_dtype t, int odd) {
     const __m128i x = t == AMP_F16 ? _mm_loadl_epi64((const __m128i*)p)
         : _mm_loadu_si128((const __m128i*)p);
