@@ -4,9 +4,9 @@
        #define AMP_IMPLEMENTATION                     #include "amp_cuda.cuh"
        #include "amp_cuda.cuh"
    That file holds amp.h's implementation too, so no other file defines AMP_IMPLEMENTATION.
-   Build: nvcc -O2 -arch=native ... -lcublas (without cuBLAS: -DAMP_NO_CUBLAS). CUDA 11.8 or newer, compute
-   capability 7.5 or newer. For H100 and H200: -gencode arch=compute_90a,code=sm_90a instead of -arch (CUDA 12 or
-   newer); their fastest matrix product exists in that code alone.
+   Build: nvcc -O2 -arch=native ... -lcublas (without cuBLAS: -DAMP_NO_CUBLAS). CUDA 11.8 or newer,
+   compute capability 7.5 or newer. For H100 and H200: -gencode arch=compute_90a,code=sm_90a instead
+   of -arch (CUDA 12 or newer); their fastest matrix product exists in that code alone.
 
    [TOC]   jump: search for ">>name"
      guide        what there is
@@ -16,30 +16,35 @@
      scaler       the loss scale on the device
      optim        optimizers on the device
      backend      the same model on a GPU
-     impl         the implementation, in the same order: impl-base, impl-half, impl-gemm, impl-conv, impl-nn,
-                  impl-scaler, impl-optim, impl-backend */
+     impl         the implementation, in the same order: impl-base, impl-half, impl-gemm, impl-conv,
+                  impl-nn, impl-scaler, impl-optim, impl-backend */
 
 /* >>guide    Read amp.h's guide first; this says what differs. */
 /*
    Two ways in.
-   1. A model of amp.h: set desc.backend = amp_cuda_backend() and train as on the CPU. Nothing else changes.
+   1. A model of amp.h: set desc.backend = amp_cuda_backend() and train as on the CPU. Nothing else
+   changes.
    2. A CUDA program with its own training loop: single calls on its own device memory and stream.
 
-   Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host pointers.
-   Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
-   waits for the GPU unless it says so. From compute capability 9.0 on kernels take their places while the one
-   before them ends, and wait there until it is done, yours too: programmatic dependent launch. A kernel of yours that
-   is launched so must wait too (cudaGridDependencySynchronize): amp's wait for it, not for those before it.
-   Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
-   dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic makes is 0x7fffffff here; sums
-   run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
-   No kernel uses floating-point atomics.
-   Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
-   or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Where the GPU
-   refuses one of several launches of a call, those before it stay done. Pointers are asked what memory they are:
-   host memory, or that of another device without peer access, is AMP_ERR_ARGUMENT before anything is launched, as
-   exec->workspace too. They are aligned as their element type is.
-   Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
+   Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host
+   pointers.
+   Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream.
+   Nothing waits for the GPU unless it says so. From compute capability 9.0 on kernels take their
+   places while the one before them ends, and wait there until it is done, yours too: programmatic
+   dependent launch. A kernel of yours that is launched so must wait too
+   (cudaGridDependencySynchronize): amp's wait for it, not for those before it.
+   Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions,
+   activations, dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic
+   makes is 0x7fffffff here; sums run in another order than on the CPU, but in one fixed order: the
+   same call gives the same bits on every run. No kernel uses floating-point atomics.
+   Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no
+   memory left, or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a
+   later call. Where the GPU refuses one of several launches of a call, those before it stay done.
+   Pointers are asked what memory they are: host memory, or that of another device without peer
+   access, is AMP_ERR_ARGUMENT before anything is launched, as exec->workspace too. They are aligned
+   as their element type is.
+   Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not
+   the bits. */
 
 #include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
 
@@ -54,7 +59,8 @@ extern "C" {
 
 /* Who multiplies matrices. */
 typedef AMPI_ENUM(amp_cuda_gemm_engine) {
-    AMP_CUDA_GEMM_AUTO   = 0,   /* own kernels where they are known to be as fast, else cuBLAS if it is there */
+    AMP_CUDA_GEMM_AUTO   = 0,   /* own kernels where they are known to be as fast, else cuBLAS if it
+                                   is there */
     AMP_CUDA_GEMM_OWN    = 1,   /* own Tensor Core kernels */
     AMP_CUDA_GEMM_CUBLAS = 2    /* cuBLAS where it offers the types and strides, else own kernels */
 } amp_cuda_gemm_engine;
@@ -62,51 +68,56 @@ typedef AMPI_ENUM(amp_cuda_gemm_engine) {
 typedef struct amp_cuda_desc {
     void* stream;                  /* cudaStream_t to work on; NULL = one of its own */
     amp_cuda_gemm_engine gemm;     /* 0 = automatic */
-    int   graph;                   /* 1 = a model's training step is captured once and replayed as a CUDA graph */
+    int   graph;                   /* 1 = a model's training step is captured once and replayed as a
+                                      CUDA graph */
     const amp_logger* logger;      /* NULL = silent */
 } amp_cuda_desc;
 
-/* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned buffers. A
-   model makes its own; raw calls work without one (own kernels, stream of the exec). Bound to the device that
-   is current when it is made, which must be current in its calls too. */
+/* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned buffers.
+   A model makes its own; raw calls work without one (own kernels, stream of the exec). Bound to the
+   device that is current when it is made, which must be current in its calls too. */
 typedef struct amp_cuda amp_cuda;
-/* AMP_ERR_UNSUPPORTED: no device, or one below compute capability 7.5. AMP_ERR_MEMORY, AMP_ERR_DEVICE. */
+/* AMP_ERR_UNSUPPORTED: no device, or one below compute capability 7.5. AMP_ERR_MEMORY,
+   AMP_ERR_DEVICE. */
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc);
 /* Waits for the stream's work, then frees everything. NULL is fine. */
 AMP_DEF void amp_cuda_destroy(amp_cuda* c);
-/* An exec for raw calls on the context's stream, with its logger; a workspace (device memory) is yours to set. With
-   another stream in it, own kernels multiply. */
+/* An exec for raw calls on the context's stream, with its logger; a workspace (device memory) is
+   yours to set. With another stream in it, own kernels multiply. */
 AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c);
 /* Waits for all work of the exec's stream; reports what kernels did wrong meanwhile. */
 AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
 
 /* >>half     Conversions. */
 
-/* F32, F16 and BF16 in every direction; AMP_ERR_DTYPE for F64. Bit for bit what amp_convert gives. dst == src is
-   allowed where both types have one size. */
-AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_exec* exec);
+/* F32, F16 and BF16 in every direction; AMP_ERR_DTYPE for F64. Bit for bit what amp_convert gives.
+   dst == src is allowed where both types have one size. */
+AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src,
+                                    amp_dtype src_dtype, size_t n, const amp_exec* exec);
 /* desc->saturated lies in device memory, desc->logger is not used (exec's is). desc == NULL is
    amp_cuda_convert. */
-AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                         size_t n, const amp_convert_desc* desc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+                                         amp_dtype src_dtype, size_t n,
+                                         const amp_convert_desc* desc, const amp_exec* exec);
 
 /* >>ops      Operators on raw device pointers; see the function of that name in amp.h. */
 
 /* Matrix product */
 
-/* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
-   8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
-   bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
-   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them; the kernel
-   for H100 and H200 needs none. The bits depend on sizes, types, alignment, workspace, the device and the code
-   compiled for it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
-   other bits than 0x7fc00000.
+/* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute
+   capability 8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of
+   amp_gemm and with its bits, by plain FP32 kernels. Fastest where pointers and leading dimensions
+   are multiples of 16 bytes. A long k over a small C is cut into pieces that are added in ascending
+   order, if the workspace holds them; the kernel for H100 and H200 needs none. The bits depend on
+   sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
+   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than
+   0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
-AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-                                 amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
-/* Bytes of device memory with which amp_cuda_gemm of this size runs at full speed on the current device. 0 if
-   it needs none, if the size overflows, or without a device. */
+AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
+                                 amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta,
+                                     void* c, amp_dtype c_dtype, const amp_exec* exec);
+/* Bytes of device memory with which amp_cuda_gemm of this size runs at full speed on the current
+   device. 0 if it needs none, if the size overflows, or without a device. */
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* What happens to a sum on its way into C. */
@@ -119,63 +130,75 @@ typedef AMPI_ENUM(amp_cuda_epilogue) {
 
 /* The whole of it: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */
 typedef struct amp_cuda_gemm_desc {
-    const void* bias; amp_dtype bias_dtype;        /* NULL = none; n numbers, one per column of C, */
+    const void* bias; amp_dtype bias_dtype;        /* NULL = none; n numbers, one per column of
+                                                      C, */
     int    bias_per_row;                           /* 1 = m numbers, one per row */
     size_t bias_stride;                            /* elements from one of a batch to the next */
-    amp_cuda_epilogue epilogue;                    /* f; the activations as in amp_activation_forward */
+    amp_cuda_epilogue epilogue;                    /* f; the activations as in
+                                                      amp_activation_forward */
 } amp_cuda_gemm_desc;
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
-                                      const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, const void* a,
+                                      amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                                      float beta, void* c, amp_dtype c_dtype,
                                       const amp_cuda_gemm_desc* desc, const amp_exec* exec);
 
 /* Dense layer */
 
-/* As amp_linear_forward and amp_linear_backward. The workspace is the largest of amp_cuda_gemm_workspace of
-   (n, out, in), (n, in, out) and (out, in, n). */
-AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                                           size_t n, size_t in, size_t out, const amp_exec* exec);
+/* As amp_linear_forward and amp_linear_backward. The workspace is the largest of
+   amp_cuda_gemm_workspace of (n, out, in), (n, in, out) and (out, in, n). */
+AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
+                                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                           void* y, amp_dtype y_dtype, size_t n, size_t in,
+                                           size_t out, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx,
-                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
-                                            amp_dtype db_dtype, int accumulate, size_t n, size_t in,
-                                            size_t out, const amp_exec* exec);
+                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                            void* dx, amp_dtype dx_dtype, void* dw,
+                                            amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+                                            int accumulate, size_t n, size_t in, size_t out,
+                                            const amp_exec* exec);
 
 /* Convolution */
 
-/* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
-   way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h * stride_w. Few channels of
-   two F16 or two BF16 operands are summed directly, on the FP32 cores: one group, a kernel of more than one pixel, up
-   to 16 outputs and 512 weights each; dx with a stride of 1, dw with the workspace. Each sum has one fixed order
-   either way; that of direct sums depends on the shape alone.
+/* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded
+   on their way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h *
+   stride_w. Few channels of two F16 or two BF16 operands are summed directly, on the FP32 cores:
+   one group, a kernel of more than one pixel, up to 16 outputs and 512 weights each; dx with a
+   stride of 1, dw with the workspace. Each sum has one fixed order either way; that of direct sums
+   depends on the shape alone.
    AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
-AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
-                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                           void* y, amp_dtype y_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                            void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x,
+                                           amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                           const void* b, amp_dtype b_dtype, void* y,
+                                           amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const void* dy,
+                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                            const void* w, amp_dtype w_dtype, void* dx,
+                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec);
 
 /* Pooling, normalisation */
 
-/* As the functions of amp.h. Maxima are the CPU's; averages and the sums of norms have one fixed order of their own. */
-AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
-                                           amp_dtype y_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                            const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-                                            const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
-                                               amp_dtype x_dtype, const void* gamma, const void* beta,
-                                               amp_dtype param_dtype, float* running_mean,
-                                               float* running_var, float* save_mean, float* save_invstd,
-                                               void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* As the functions of amp.h. Maxima are the CPU's; averages and the sums of norms have one fixed
+   order of their own. */
+AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
+                                           amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                           const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
+                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                            void* dx, amp_dtype dx_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+                                               const void* x, amp_dtype x_dtype, const void* gamma,
+                                               const void* beta, amp_dtype param_dtype,
+                                               float* running_mean, float* running_var,
+                                               float* save_mean, float* save_invstd, void* y,
+                                               amp_dtype y_dtype, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                                amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                                const void* gamma, amp_dtype param_dtype,
-                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dy_dtype, const void* x,
+                                                amp_dtype x_dtype, const void* gamma,
+                                                amp_dtype param_dtype, const float* save_mean,
+                                                const float* save_invstd, void* dx,
                                                 amp_dtype dx_dtype, void* dgamma, void* dbeta,
                                                 amp_dtype dparam_dtype, int accumulate,
                                                 const amp_exec* exec);
@@ -184,177 +207,207 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
                                                float* save_mean, float* save_invstd, void* y,
                                                amp_dtype y_dtype, size_t rows, size_t d,
                                                const amp_exec* exec);
-/* For many rows, dgamma and dbeta are formed much faster with amp_cuda_layer_norm_workspace bytes. */
+/* For many rows, dgamma and dbeta are formed much faster with amp_cuda_layer_norm_workspace
+   bytes. */
 AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype x_dtype, const void* gamma,
+                                                amp_dtype param_dtype, const float* save_mean,
+                                                const float* save_invstd, void* dx,
                                                 amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate, size_t rows,
-                                                size_t d, const amp_exec* exec);
+                                                amp_dtype dparam_dtype, int accumulate,
+                                                size_t rows, size_t d, const amp_exec* exec);
 AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d);
 
 /* Element by element, rows */
 
-/* As the functions of amp.h, with the CPU's bits but for softmax, whose sums have a fixed order of their own. */
-AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
-                                               amp_dtype y_dtype, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-                                                const void* saved, amp_dtype saved_dtype, void* dx,
+/* As the functions of amp.h, with the CPU's bits but for softmax, whose sums have a fixed order of
+   their own. */
+AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
+                                               void* y, amp_dtype y_dtype, size_t n,
+                                               const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy,
+                                                amp_dtype dy_dtype, const void* saved,
+                                                amp_dtype saved_dtype, void* dx,
                                                 amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                            size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
+                                            amp_dtype y_dtype, size_t rows, size_t d,
+                                            const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
-                                             size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                            size_t n, float p, uint64_t seed, uint64_t offset,
-                                            const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype,
+                                             size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
+                                            amp_dtype y_dtype, size_t n, float p, uint64_t seed,
+                                            uint64_t offset, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
+                                        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                        const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-                                           amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
-                                           const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
-                                            void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-                                            const amp_exec* exec);
+                                           amp_dtype y_dtype, size_t d_total, size_t column,
+                                           size_t rows, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
+                                            size_t column, void* x, amp_dtype x_dtype, size_t d,
+                                            size_t rows, int accumulate, const amp_exec* exec);
 
 /* Losses */
 
-/* labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be reported without waiting
-   for the GPU: it makes the loss and its row of the gradient NaN, so that a scaler skips the step. With
-   AMP_CUDA_LOSS_WORKSPACE bytes of workspace a mean over much data is formed by the whole GPU, else by a
-   single block. */
+/* labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be reported
+   without waiting for the GPU: it makes the loss and its row of the gradient NaN, so that a scaler
+   skips the step. With AMP_CUDA_LOSS_WORKSPACE bytes of workspace a mean over much data is formed
+   by the whole GPU, else by a single block. */
 #define AMP_CUDA_LOSS_WORKSPACE 8192
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
-                                                          const int32_t* labels, float smoothing, float* loss,
-                                                          size_t n, size_t classes, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits,
+                                                          amp_dtype logits_dtype,
+                                                          const int32_t* labels, float smoothing,
+                                                          float* loss, size_t n, size_t classes,
+                                                          const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits,
+                                                           amp_dtype logits_dtype,
                                                            const int32_t* labels, float smoothing,
                                                            const float* loss_scale, float weight,
-                                                           void* dlogits, amp_dtype dlogits_dtype, size_t n,
-                                                           size_t classes, const amp_exec* exec);
+                                                           void* dlogits, amp_dtype dlogits_dtype,
+                                                           size_t n, size_t classes,
+                                                           const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+                                        amp_dtype target_dtype, float* loss, size_t n,
+                                        const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                         amp_dtype target_dtype, const float* loss_scale, float weight,
-                                         void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                                    amp_dtype target_dtype, float* loss, size_t n,
-                                                    const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                                     amp_dtype target_dtype, const float* loss_scale,
-                                                     float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                         amp_dtype target_dtype, const float* loss_scale,
+                                         float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                         const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
+                                                    const void* target, amp_dtype target_dtype,
+                                                    float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
+                                                     const void* target, amp_dtype target_dtype,
+                                                     const float* loss_scale, float weight,
+                                                     void* dx, amp_dtype dx_dtype, size_t n,
                                                      const amp_exec* exec);
 
 /* >>scaler   The loss scale on the device: no step waits for the host. */
 
-/* A loop of your own, with the kernels of your own, gets a loss scaler by these lines (once: create, and the
-   list of the gradients):
+/* A loop of your own, with the kernels of your own, gets a loss scaler by these lines (once:
+   create, and the list of the gradients):
 
-       const float* scale = amp_cuda_scaler_loss_scale(s);         // device memory; the same address for ever
+       const float* scale = amp_cuda_scaler_loss_scale(s);  // device memory, always the same
        loss_backward<<<...>>>(..., scale);                         // dlogits *= *scale
        ... backward ...
        amp_cuda_scaler_check_loss(s, loss, 1, &exec);              // if you like: see there
        amp_cuda_scaler_check(s, grads, &exec);
        adamw<<<...>>>(..., amp_cuda_scaler_device_state(s));       // if (state->found_inf) return;
-       amp_cuda_scaler_update(s, &exec);                           // float g = grad[i] * state->inverse;
+       amp_cuda_scaler_update(s, &exec);  // float g = grad[i] * state->inverse;
 
-   None of these calls waits, and all may be captured in a CUDA graph, whole windows at a time: what moves lies
-   on the device, and the launches are the same in each step. The order of calls is checked on the host, so a
-   replay is what its capture was. */
+   None of these calls waits, and all may be captured in a CUDA graph, whole windows at a time: what
+   moves lies on the device, and the launches are the same in each step. The order of calls is
+   checked on the host, so a replay is what its capture was. */
 
-/* A list of any number of tensors of any types, cut into chunks; the table lies on the device, so that each pass
-   over all tensors is one launch. Used on one stream at a time. Must outlive graphs that use it. */
+/* A list of any number of tensors of any types, cut into chunks; the table lies on the device, so
+   that each pass over all tensors is one launch. Used on one stream at a time. Must outlive graphs
+   that use it. */
 typedef struct amp_cuda_tensors amp_cuda_tensors;
-/* Names are copied; the tensors' memory stays the caller's. Waits. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE as
-   amp_scaler_check; AMP_ERR_MEMORY; AMP_ERR_DEVICE. */
-AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors, int count,
-                                           const amp_exec* exec);
+/* Names are copied; the tensors' memory stays the caller's. Waits. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE
+   as amp_scaler_check; AMP_ERR_MEMORY; AMP_ERR_DEVICE. */
+AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
+                                           int count, const amp_exec* exec);
 /* Waits for the device. NULL is fine. */
 AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list);
 
 /* amp_scaler with its state on the device. */
 typedef struct amp_cuda_scaler amp_cuda_scaler;
 /* desc as for amp_scaler_init; on_limit is called by amp_cuda_scaler_read. Waits. */
-AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc,
+    const amp_exec* exec);
 /* Waits for the device. NULL is fine. */
 AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s);
 
-/* The factor of the loss, in device memory. To be asked for at least once before anything is checked, and again
-   where gradients checked in this window get new values (micro-batches): as amp_scaler_scale_loss. */
+/* The factor of the loss, in device memory. To be asked for at least once before anything is
+   checked, and again where gradients checked in this window get new values (micro-batches): as
+   amp_scaler_scale_loss. */
 AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s);
-/* Device memory. found_inf (1 = skip the step) holds what the checks so far have seen, until update. */
+/* Device memory. found_inf (1 = skip the step) holds what the checks so far have seen, until
+   update. */
 AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scaler* s);
 
-/* These do what amp_scaler_<verb> does, with the same errors of order at once; what they find stays on the device
-   (amp_cuda_scaler_read). A norm may differ from the CPU's in its last digits: sums run in another order, the
-   same one on every GPU. Unscaled gradients have the CPU's bits. */
-AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
-/* Reads and writes each gradient once, where the scale is a power of two and no quotient underflows; reads it twice
-   otherwise. After AMP_ERR_DEVICE a part of the gradients may be unscaled. */
-AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
+/* These do what amp_scaler_<verb> does, with the same errors of order at once; what they find stays
+   on the device (amp_cuda_scaler_read). A norm may differ from the CPU's in its last digits: sums
+   run in another order, the same one on every GPU. Unscaled gradients have the CPU's bits. */
+AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
+    const amp_exec* exec);
+/* Reads and writes each gradient once, where the scale is a power of two and no quotient
+   underflows; reads it twice otherwise. After AMP_ERR_DEVICE a part of the gradients may be
+   unscaled. */
+AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
+    const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
-                                                const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
+                                                const amp_cuda_tensors* src, int accumulate,
+                                                const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec);
-/* What amp_scaler_scale_loss does with a loss that is inf or NaN: no step, and the scale stays. losses: `count` of
-   them, unscaled, in device memory; AMP_ERR_ARGUMENT if they are not, or count is negative. A window needs another
-   check or report besides. */
+/* What amp_scaler_scale_loss does with a loss that is inf or NaN: no step, and the scale stays.
+   losses: `count` of them, unscaled, in device memory; AMP_ERR_ARGUMENT if they are not, or count
+   is negative. A window needs another check or report besides. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
                                               const amp_exec* exec);
 /* Limits that are reached are remembered for the next read. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
 
-/* Waits, and fills in all of *host: settings, state (after update, scale_in_use is the next window's already), and
-   what the window found (the last one, after update). AMP_ERR_OVERFLOW if since the last read amp_scaler_update would
-   have returned it; *host is valid then too. From there amp_scaler_save can write it. */
+/* Waits, and fills in all of *host: settings, state (after update, scale_in_use is the next
+   window's already), and what the window found (the last one, after update). AMP_ERR_OVERFLOW if
+   since the last read amp_scaler_update would have returned it; *host is valid then too. From there
+   amp_scaler_save can write it. */
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec);
-/* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale. AMP_ERR_STATE
-   inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
-AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec);
+/* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale.
+   AMP_ERR_STATE inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
+AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host,
+    const amp_exec* exec);
 
 /* >>optim    Fused optimizers. */
 
-/* amp_optimizer on the device: clip, unscale, update and the 16-bit copy in one pass over all parameters, which
-   skips itself after an overflow. Learning rate and step counter live on the device too. Where the clip
-   coefficient is the CPU's, so are all bits but those of NaNs; LAMB, if its norms round to the same ratio. */
+/* amp_optimizer on the device: clip, unscale, update and the 16-bit copy in one pass over all
+   parameters, which skips itself after an overflow. Learning rate and step counter live on the
+   device too. Where the clip coefficient is the CPU's, so are all bits but those of NaNs; LAMB, if
+   its norms round to the same ratio. */
 typedef struct amp_cuda_optimizer amp_cuda_optimizer;
-/* desc and params as for amp_optimizer_init, with device pointers; params must outlive the optimizer, and its
-   pointers must stay. Waits. */
-AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp_optimizer_desc* desc,
-                                             amp_param* params, int count, const amp_exec* exec);
+/* desc and params as for amp_optimizer_init, with device pointers; params must outlive the
+   optimizer, and its pointers must stay. Waits. */
+AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
+                                             const amp_optimizer_desc* desc, amp_param* params,
+                                             int count, const amp_exec* exec);
 /* Waits for the device. NULL is fine. */
 AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o);
 
-/* All gradients as a list, for the calls above: checking or unscaling it is known to the step that follows. */
+/* All gradients as a list, for the calls above: checking or unscaling it is known to the step that
+   follows. */
 AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimizer* o);
-/* As amp_optimizer_step. s may be NULL. Three launches (LAMB five), one less if the gradients were checked. */
-AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec);
+/* As amp_optimizer_step. s may be NULL. Three launches (LAMB five), one less if the gradients were
+   checked. */
+AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s,
+    const amp_exec* exec);
 /* Sets every gradient to zero, in one launch. */
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec);
 
-/* Waits. host, if not NULL, becomes what amp_optimizer_init would have made, with the state of now; info, if not
-   NULL, tells what the last step did. */
-AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
-                                           const amp_exec* exec);
-/* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, or a group that
-   was frozen in more steps than there were. */
+/* Waits. host, if not NULL, becomes what amp_optimizer_init would have made, with the state of now;
+   info, if not NULL, tells what the last step did. */
+AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
+                                           amp_optimizer_info* info, const amp_exec* exec);
+/* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, or
+   a group that was frozen in more steps than there were. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec);
 
 /* >>backend  The same model on a GPU. */
 
-/* For amp_model_desc.backend; backend_desc is an amp_cuda_desc or NULL. The model works on the device that is
-   current when it is created, which must be current in its calls too, and on one stream. Scaler, step
-   counter, learning rate and random-number position live on the device: amp_train_step without info waits for
-   nothing, with info once, at its end. Host batches are copied to pinned memory first, so that the caller's
-   memory is free when the call returns; with amp_batch.on_device they must be ready in the order of the
-   stream. With desc.graph the second step of each batch size is captured, the later ones are replayed: rate,
-   loss scale and checkpoints may change between steps; desc.stream may not be the legacy default stream;
-   an amp_comm hook must be fit for capture (NCCL's all-reduce is). In that second step no other thread may
-   use the legacy default stream, unless desc.stream was created as non-blocking. A step before which another
-   set of parameters was frozen (see amp_group) waits, and allocates; capturing begins anew. A step that ends
-   with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
+/* For amp_model_desc.backend; backend_desc is an amp_cuda_desc or NULL. The model works on the
+   device that is current when it is created, which must be current in its calls too, and on one
+   stream. Scaler, step counter, learning rate and random-number position live on the device:
+   amp_train_step without info waits for nothing, with info once, at its end. Host batches are
+   copied to pinned memory first, so that the caller's memory is free when the call returns; with
+   amp_batch.on_device they must be ready in the order of the stream. With desc.graph the second
+   step of each batch size is captured, the later ones are replayed: rate, loss scale and
+   checkpoints may change between steps; desc.stream may not be the legacy default stream; an
+   amp_comm hook must be fit for capture (NCCL's all-reduce is). In that second step no other thread
+   may use the legacy default stream, unless desc.stream was created as non-blocking. A step before
+   which another set of parameters was frozen (see amp_group) waits, and allocates; capturing begins
+   anew. A step that ends with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
 AMP_DEF const amp_backend* amp_cuda_backend(void);
 
 #ifdef __cplusplus
@@ -376,12 +429,14 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #include <cublas_v2.h>
 #endif
 
-/* Defined in a compiler pass for sm_90a, the only one with the instructions of the Hopper kernel. */
+/* Defined in a compiler pass for sm_90a, the only one with the instructions of the Hopper
+   kernel. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(AMPI_TENSOR_MAPS)
   #define AMPI_HOPPER 1
 #endif
 
-/* tests/emu runs the kernels on the CPU: it brings its own cuda_runtime.h and the ampi_ptx_ functions. */
+/* tests/emu runs the kernels on the CPU: it brings its own cuda_runtime.h and the ampi_ptx_
+   functions. */
 #if defined(AMP_CUDA_EMU)
   #define AMPI_D static inline
   #define AMPI_ROLLED
@@ -394,9 +449,11 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
       extern __shared__ __align__(128) unsigned char ampi_shared[];   \
       type* name = reinterpret_cast<type*>(ampi_shared)
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
-  #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
+  /* what follows from x is formed anew, no register kept */
+  #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))
   #define AMPI_D_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
-  #define AMPI_D_UNROLL4 _Pragma("unroll 4")     /* loads of four iterations are under way together */
+  /* loads of four iterations are under way together */
+  #define AMPI_D_UNROLL4 _Pragma("unroll 4")
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -408,25 +465,30 @@ AMPI_FN amp_result ampi_cuda_result(cudaError_t e) {
     switch (e) {
         case cudaSuccess: return AMP_OK;
         case cudaErrorMemoryAllocation: return AMP_ERR_MEMORY;
-        case cudaErrorNoDevice: case cudaErrorInsufficientDriver: case cudaErrorNoKernelImageForDevice:
+        case cudaErrorNoDevice:
+        case cudaErrorInsufficientDriver:
+        case cudaErrorNoKernelImageForDevice:
             return AMP_ERR_UNSUPPORTED;
         default: return AMP_ERR_DEVICE;
     }
 }
 
-/* Turns a CUDA error into a result and a sentence: "amp_cuda_gemm: CUDA error 700, an illegal ...". */
+/* Turns a CUDA error into a result and a sentence: "amp_cuda_gemm: CUDA error 700, an illegal
+   ...". */
 AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cudaError_t e) {
     if (e == cudaSuccess) return AMP_OK;
     cudaGetLastError();      /* an error that does not stick is not reported twice */
-    return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place, (int)e,
-                     cudaGetErrorString(e));
+    return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place,
+                     (int)e, cudaGetErrorString(e));
 }
 
 AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
     return exec ? (cudaStream_t)exec->stream : (cudaStream_t)0;
 }
 
-AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) { return exec ? (amp_cuda*)exec->context : NULL; }
+AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) {
+    return exec ? (amp_cuda*)exec->context : NULL;
+}
 
 /* An object or a result that a call cannot do without. */
 AMPI_FN amp_result ampi_cuda_missing(const amp_exec* exec, const char* place, const char* what) {
@@ -451,8 +513,8 @@ typedef struct ampi_cuda_buffer {
     cudaEvent_t done;
 } ampi_cuda_buffer;
 
-/* A recorded step. graph is NULL while the key was only seen: a first run loads the kernels, which must not
-   happen while a graph is captured. */
+/* A recorded step. graph is NULL while the key was only seen: a first run loads the kernels, which
+   must not happen while a graph is captured. */
 typedef struct ampi_cuda_record {
     uint64_t        key;
     cudaGraphExec_t graph;
@@ -484,22 +546,26 @@ AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
     if (e == cudaSuccess) e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (e != cudaSuccess) {
         cudaGetLastError();
-        return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s", (int)e,
-                         cudaGetErrorString(e));
+        return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s",
+                         (int)e, cudaGetErrorString(e));
     }
     if (10 * major + minor < 75)
         return ampi_fail(logger, AMP_ERR_UNSUPPORTED,
-                         "amp_cuda: device %d has compute capability %d.%d, 7.5 or newer is needed", device,
+                         "amp_cuda: device %d has compute capability %d.%d, "
+                         "7.5 or newer is needed", device,
                          major, minor);
     return AMP_OK;
 }
 
 #if !defined(AMP_NO_CUBLAS)
-/* A workspace of our own makes cuBLAS's results the same on every run, and its calls fit for capture. */
+/* A workspace of our own makes cuBLAS's results the same on every run, and its calls fit for
+   capture. */
 AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     cublasStatus_t e;
     if (c->desc.gemm == AMP_CUDA_GEMM_OWN) return AMP_OK;
@@ -512,10 +578,11 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     e = cublasCreate(&c->blas);
     if (e != CUBLAS_STATUS_SUCCESS) c->blas = NULL;
     if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetStream(c->blas, ampi_cuda_stream(&c->exec));
-    if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
-    return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY : AMP_ERR_DEVICE,
-                     "amp_cuda: cuBLAS does not start: status %d", (int)e);
+    return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY
+                     : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 
 /* The cuBLAS handle and its workspace are freed, if there are any. */
@@ -527,7 +594,8 @@ AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) {
 /* Without cuBLAS, a context that asks for it by name is refused. */
 AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     if (c->desc.gemm != AMP_CUDA_GEMM_CUBLAS) return AMP_OK;
-    return ampi_fail(c->exec.logger, AMP_ERR_UNSUPPORTED, "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
+    return ampi_fail(c->exec.logger, AMP_ERR_UNSUPPORTED,
+        "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
 }
 
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) { (void)c; }
@@ -553,7 +621,8 @@ AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
 /* All recorded steps of the context are freed. */
 AMPI_FN void ampi_cuda_drop_records(amp_cuda* c) {
     int i;
-    for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
+    for (i = 0; i < c->record_count; i++)
+        if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
     memset(c->records, 0, sizeof c->records);
     c->record_count = 0;
 }
@@ -578,12 +647,13 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
 
 /* A new context in *out, in memory of allocator `a`. A bad desc and an unusable device are
    refused, and *out is NULL then. */
-AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
-                                    const amp_allocator* a) {
+AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
+                                    const amp_logger* logger, const amp_allocator* a) {
     amp_cuda* c;
     amp_result r;
     *out = NULL;
-    if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS || (desc->graph != 0 && desc->graph != 1)))
+    if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS
+        || (desc->graph != 0 && desc->graph != 1)))
         return ampi_fail(logger, AMP_ERR_DESC,
                          "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
                          (int)desc->gemm, desc->graph);
@@ -610,7 +680,10 @@ AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc) {
 }
 
 /* Who multiplies for this context; none means own kernels. */
-AMPI_FN amp_cuda_gemm_engine ampi_cuda_engine(const amp_cuda* c) { return c ? c->desc.gemm : AMP_CUDA_GEMM_OWN; }
+AMPI_FN amp_cuda_gemm_engine ampi_cuda_engine(const amp_cuda* c) {
+    return c ? c->desc.gemm : AMP_CUDA_GEMM_OWN;
+}
+
 #if !defined(AMP_NO_CUBLAS)
 AMPI_FN cublasHandle_t ampi_cuda_blas(amp_cuda* c) { return c ? c->blas : NULL; }
 #endif
@@ -640,20 +713,24 @@ AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
 }
 
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
-    return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
+    return ampi_cuda_check(exec, "amp_cuda: zero",
+        cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
 }
 
 /* A batch "on the device" may lie in pinned memory: the kind of copy follows from the addresses. */
 AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
     if (bytes == 0) return AMP_OK;
-    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
+    return ampi_cuda_check(exec, "amp_cuda: copy",
+                                                                   cudaMemcpyAsync(dst, src, bytes,
+                                                                   cudaMemcpyDefault,
                                                                    ampi_cuda_stream(exec)));
 }
 
-/* The next pinned buffer, at least `bytes` large, when the copy that used it last is done. With eight
-   buffers the host runs some steps ahead before it has to wait here. (To ask first whether it is done would leave
-   cudaErrorNotReady as the program's last error.) */
-AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes, ampi_cuda_buffer** out) {
+/* The next pinned buffer, at least `bytes` large, when the copy that used it last is done. With
+   eight buffers the host runs some steps ahead before it has to wait here. (To ask first whether it
+   is done would leave cudaErrorNotReady as the program's last error.) */
+AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes,
+        ampi_cuda_buffer** out) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_buffer* buffer = &c->buffers[c->next_buffer];
     cudaError_t e = cudaEventSynchronize(buffer->done);
@@ -671,18 +748,18 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes, amp
 
 /* The first `bytes` bytes of a pinned buffer are copied to dst on the stream; buffer->done
    passes after that copy. */
-AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer, void* dst,
-                                         size_t bytes) {
+AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer,
+                                         void* dst, size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaError_t e = cudaMemcpyAsync(dst, buffer->data, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaEventRecord(buffer->done, stream);
     return ampi_cuda_check(exec, "amp_cuda: copy to the device", e);
 }
 
-/* Types are converted on the host, on the way into pinned memory: the same bits, and the bus carries the
-   narrower one. */
-AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype,
-                                    size_t n, const amp_exec* exec) {
+/* Types are converted on the host, on the way into pinned memory: the same bits, and the bus
+   carries the narrower one. */
+AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host,
+                                    amp_dtype host_dtype, size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(dst_dtype);
     ampi_cuda_buffer* buffer;
     amp_result r;
@@ -694,7 +771,8 @@ AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* 
 
 /* A copy of `bytes` bytes from host to device by way of a pinned buffer: the host may change
    its memory at once. */
-AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes,
+        const amp_exec* exec) {
     ampi_cuda_buffer* buffer;
     amp_result r;
     if (bytes == 0) return AMP_OK;
@@ -705,22 +783,25 @@ AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, 
 }
 
 /* These two wait. */
-AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
+        const amp_exec* exec) {
     amp_result r;
     if (bytes == 0) return AMP_OK;
     r = ampi_cuda_check(exec, "amp_cuda: copy to the host",
-                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ampi_cuda_stream(exec)));
+                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost,
+                        ampi_cuda_stream(exec)));
     return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
 }
 
 /* n elements from the device, of type host_dtype; the conversion is done on the host.
    The call waits for the stream. */
-AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
-                                      size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src,
+                                      amp_dtype src_dtype, size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(src_dtype);
     ampi_cuda_buffer* buffer;
     amp_result r;
-    if (ampi_dtype_or_f32(host_dtype) == ampi_dtype_or_f32(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
+    if (ampi_dtype_or_f32(host_dtype) == ampi_dtype_or_f32(src_dtype))
+        return ampi_cuda_copy_out(host, src, bytes, exec);
     r = ampi_cuda_take_buffer(exec, bytes, &buffer);
     if (r == AMP_OK) r = ampi_cuda_copy_out(buffer->data, src, bytes, exec);
     return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec) : r;
@@ -728,8 +809,8 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
 
 /* Launches */
 
-/* May kernels start while the one before them ends ("programmatic dependent launch")? All of them wait where they
-   begin, if they are compiled for 9.0: older code, translated, does not. */
+/* May kernels start while the one before them ends ("programmatic dependent launch")? All of them
+   wait where they begin, if they are compiled for 9.0: older code, translated, does not. */
 static __global__ void ampi_k_scaler_flag(const struct ampi_cuda_scaler_block* b, float* flag);
 AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
     enum { KNOWN = 64 };
@@ -743,7 +824,8 @@ AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
         e = cudaDriverGetVersion(&driver);
         if (e == cudaSuccess) e = cudaFuncGetAttributes(&compiled, ampi_k_scaler_flag);
         if (e != cudaSuccess) return e;
-        known[device] = CUDART_VERSION >= 12030 && driver >= 12030 && compiled.ptxVersion >= 90 ? 1 : -1;
+        known[device] = CUDART_VERSION >= 12030 && driver >= 12030 && compiled.ptxVersion >= 90 ? 1
+            : -1;
     }
     *early = known[device] > 0;
     return e;
@@ -751,8 +833,9 @@ AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
 
 /* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
 template <typename... P, typename... A>
-static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel)(P...), dim3 grid, dim3 block,
-                                             size_t shared, unsigned cluster, A... args) {
+static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel)(P...), dim3 grid,
+                                             dim3 block, size_t shared, unsigned cluster,
+                                             A... args) {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
@@ -780,24 +863,28 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
 
 /* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
-static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
-                                   dim3 block, size_t shared, A... args) {
-    return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block, shared, 1, args...));
+static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...),
+                                   dim3 grid, dim3 block, size_t shared, A... args) {
+    return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block,
+        shared, 1, args...));
 }
 
 /* Host: what every operator needs */
 
-/* Threads in a block, unless a kernel says otherwise, and elements that one thread holds at a time. */
+/* Threads in a block, unless a kernel says otherwise, and elements that one thread holds at a
+   time. */
 enum { AMPI_CUDA_BLOCK = 256, AMPI_CUDA_EIGHT = 8, AMPI_CUDA_MAX_BLOCKS = 4096 };
 
-/* Blocks for `work` items of which a block takes `per_block` at a time; kernels loop over what is left. */
+/* Blocks for `work` items of which a block takes `per_block` at a time; kernels loop over what is
+   left. */
 AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
     size_t blocks = work / per_block + (work % per_block != 0);
     return dim3((unsigned)(blocks < AMPI_CUDA_MAX_BLOCKS ? blocks : (size_t)AMPI_CUDA_MAX_BLOCKS));
 }
 
-/* May a kernel of the current device read and write at p? Pinned host memory is mapped; where it was registered, or
-   allocated as write-combined, perhaps at another address. Another device's has no address without peer access. */
+/* May a kernel of the current device read and write at p? Pinned host memory is mapped; where it
+   was registered, or allocated as write-combined, perhaps at another address. Another device's has
+   no address without peer access. */
 AMPI_FN cudaError_t ampi_cuda_ask(const void* p, cudaPointerAttributes* a, int* reached) {
     cudaError_t e = cudaPointerGetAttributes(a, p);
     *reached = e == cudaSuccess && a->type != cudaMemoryTypeUnregistered && a->devicePointer == p;
@@ -813,18 +900,21 @@ AMPI_FN int ampi_cuda_reaches(const void* p) {
 }
 
 /* Memory at p that kernels cannot reach is refused; `name` is the argument in the sentence. */
-AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name, const void* p) {
+AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name,
+        const void* p) {
     cudaPointerAttributes a;
     int reached;
     amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &a, &reached));
     if (r != AMP_OK || reached) return r;
     if (a.type == cudaMemoryTypeDevice)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT,
-                         "%s: %s is memory of device %d, which the current device cannot reach", op, name, a.device);
+                         "%s: %s is memory of device %d, which the current device cannot reach",
+                         op, name, a.device);
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
 }
 
-/* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the model's own. */
+/* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the
+   model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
                                            const void* p) {
     const amp_cuda* c = ampi_cuda_context(exec);
@@ -843,6 +933,7 @@ AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op
         r = ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data);
     return r;
 }
+
 #define AMPI_CUDA_CHECK(exec, op, n, list) \
     ampi_cuda_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
@@ -858,8 +949,9 @@ AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
 
 #if !defined(AMP_CUDA_EMU)
 
-/* Four 8x8 matrices of 16-bit elements from shared memory; lane 8i+r gives the address of row r of matrix i (16
-   bytes, aligned). Lane l receives elements 2*(l%4), 2*(l%4)+1 of row l/4; `trans`: of column l/4. */
+/* Four 8x8 matrices of 16-bit elements from shared memory; lane 8i+r gives the address of row r of
+   matrix i (16 bytes, aligned). Lane l receives elements 2*(l%4), 2*(l%4)+1 of row l/4; `trans`: of
+   column l/4. */
 AMPI_D void ampi_ptx_ldmatrix_x4(uint32_t (&r)[4], const void* p) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -901,7 +993,8 @@ AMPI_D void ampi_ptx_mma_f16_k8(float (&d)[4], const uint32_t (&a)[2], uint32_t 
 AMPI_D void ampi_ptx_cp_async16(void* shared, const void* global, int bytes) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
+                 : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
+                 "r"(bytes) : "memory");
 #endif
 }
 
@@ -920,16 +1013,18 @@ AMPI_D void ampi_ptx_cp_async_wait() {
 #endif
 }
 
-/* From 9.0 on the next kernel's blocks may take their places while this one ends (see ampi_cuda_launch_clusters). Each
-   kernel begins with this: it waits until all that went before is done and seen, then lets the next one come. */
+/* From 9.0 on the next kernel's blocks may take their places while this one ends (see
+   ampi_cuda_launch_clusters). Each kernel begins with this: it waits until all that went before is
+   done and seen, then lets the next one come. */
 AMPI_D void ampi_ptx_grid_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" : : : "memory");
 #endif
 }
 
-/* Adds 1 to a counter and returns what it was. What this thread, and those that it met at a barrier, have written is
-   seen by those that count later, and theirs by this one: less to wait for than with a fence on either side. */
+/* Adds 1 to a counter and returns what it was. What this thread, and those that it met at a
+   barrier, have written is seen by those that count later, and theirs by this one: less to wait for
+   than with a fence on either side. */
 AMPI_D uint32_t ampi_ptx_count(uint32_t* counter) {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -950,20 +1045,26 @@ AMPI_D uint16_t ampi_ptx_f16_from_f32(float f) {
     return h;
 }
 
-/* Compute capability 9.0, compiled for sm_90a alone. Section names are those of the PTX ISA, version 8.0 and later. */
+/* Compute capability 9.0, compiled for sm_90a alone. Section names are those of the PTX ISA,
+   version 8.0 and later. */
 #if defined(AMPI_HOPPER)
 
-/* Where p lies in the shared memory of this block: the form of address that descriptors and barriers want. */
+/* Where p lies in the shared memory of this block: the form of address that descriptors and
+   barriers want. */
 AMPI_D uint32_t ampi_ptx_shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* "Parallel Synchronization and Communication Instructions: mbarrier". A barrier's phase ends when `count` arrivals
-   and all announced bytes are in; phases have the parity 0, 1, 0, ... */
+/* "Parallel Synchronization and Communication Instructions: mbarrier". A barrier's phase ends when
+   `count` arrivals and all announced bytes are in; phases have the parity 0, 1, 0, ... */
 AMPI_D void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(ampi_ptx_shared(barrier)), "r"(count) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(ampi_ptx_shared(barrier)),
+        "r"(count) : "memory");
 }
 
 /* Before the copy engine may use the barriers that this thread made. */
-AMPI_D void ampi_ptx_mbarrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+AMPI_D void ampi_ptx_mbarrier_publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
 /* Arrives, and announces bytes that the copy engine will bring. */
 AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -971,25 +1072,30 @@ AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
 }
 
 AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(ampi_ptx_shared(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(ampi_ptx_shared(barrier))
+        : "memory");
 }
 
-/* Waits until the latest phase of this parity has ended; a new barrier's phase of parity 1 counts as ended. */
+/* Waits until the latest phase of this parity has ended; a new barrier's phase of parity 1 counts
+   as ended. */
 AMPI_D void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
     do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
                      : "=r"(done) : "r"(ampi_ptx_shared(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
 
-/* "cp.async.bulk.tensor": the copy engine brings a box of the tensor that `map` describes, first element (x, y, z);
-   what lies outside of the tensor becomes zero. Its bytes count at the barrier. */
-AMPI_D void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
+/* "cp.async.bulk.tensor": the copy engine brings a box of the tensor that `map` describes, first
+   element (x, y, z); what lies outside of the tensor becomes zero. Its bytes count at the
+   barrier. */
+AMPI_D void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+        int z) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];"
-                 : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+                 : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x),
+                 "r"(y), "r"(z) : "memory");
 }
 
 /* Fetches the description itself, ahead of its first use. */
@@ -997,26 +1103,32 @@ AMPI_D void ampi_ptx_tma_prefetch(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-/* The way back; parts of the box outside of the tensor are left out. Stores count in groups, as cp.async does. */
+/* The way back; parts of the box outside of the tensor are left out. Stores count in groups, as
+   cp.async does. */
 AMPI_D void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                  : : "l"(map), "r"(ampi_ptx_shared(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
 AMPI_D void ampi_ptx_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+
 /* Until at most N of this thread's groups have still to be read from shared memory. */
 template <int N>
 AMPI_D void ampi_ptx_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
 }
 
-/* What this thread wrote to shared memory by ordinary stores is seen by the copy engine and the Tensor Cores. */
-AMPI_D void ampi_ptx_fence_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* What this thread wrote to shared memory by ordinary stores is seen by the copy engine and the
+   Tensor Cores. */
+AMPI_D void ampi_ptx_fence_async() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
 
 /* ldmatrix.x4 backwards: lane 8i+r gives the address of row r of matrix i. */
 AMPI_D void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 : : "r"(ampi_ptx_shared(p)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+                 : : "r"(ampi_ptx_shared(p)), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3]) : "memory");
 }
 
 /* lo in the low half; a NaN gives 0x7fff. */
@@ -1050,13 +1162,15 @@ AMPI_D uint32_t ampi_ptx_add_bf16x2(uint32_t a, uint32_t b) {
 /* One lane of a warp, all of whose lanes call. */
 AMPI_D int ampi_ptx_elect() {
     int mine;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(mine));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}"
+        : "=r"(mine));
     return mine;
 }
 
 /* All threads of the cluster; `threads` of this block, at barrier 1, 2, ... */
 AMPI_D void ampi_ptx_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :
+        : : "memory");
 }
 
 AMPI_D void ampi_ptx_group_sync(uint32_t group, uint32_t threads) {
@@ -1068,42 +1182,52 @@ AMPI_D float4 ampi_ptx_load_there(const void* p, uint32_t rank) {
     float4 v;
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
                  "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(ampi_ptx_shared(p)), "r"(rank) : "memory");
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(ampi_ptx_shared(p)),
+                 "r"(rank) : "memory");
     return v;
 }
 
 /* "setmaxnreg": a warpgroup's registers per thread from here on. */
 template <int N>
-AMPI_D void ampi_ptx_give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N)); }
-template <int N>
-AMPI_D void ampi_ptx_take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N)); }
+AMPI_D void ampi_ptx_give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N));
+}
 
-/* "Asynchronous Warpgroup Level Matrix Instructions". wgmma: d = a * b, or += with `add`, 64 x N in FP32 with 16 of k,
-   by the 128 threads of a warpgroup; a and b are descriptors of matrices in shared memory. TRANS: the matrix lies in
-   rows across k. d may not be touched before ampi_ptx_wgmma_wait_all. */
-#define AMPI_REGS_32                                                                                              \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+template <int N>
+AMPI_D void ampi_ptx_take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N));
+}
+
+/* "Asynchronous Warpgroup Level Matrix Instructions". wgmma: d = a * b, or += with `add`, 64 x N in
+   FP32 with 16 of k, by the 128 threads of a warpgroup; a and b are descriptors of matrices in
+   shared memory. TRANS: the matrix lies in rows across k. d may not be touched before
+   ampi_ptx_wgmma_wait_all. */
+#define AMPI_REGS_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define AMPI_REGS_64 AMPI_REGS_32                                                                                 \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                          \
+#define AMPI_REGS_64 AMPI_REGS_32 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AMPI_REGS_96 AMPI_REGS_64                                                                                 \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                          \
+#define AMPI_REGS_96 AMPI_REGS_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define AMPI_REGS_128 AMPI_REGS_96                                                                                \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "              \
+#define AMPI_REGS_128 AMPI_REGS_96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, " \
+    "%104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define AMPI_TIE_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+#define AMPI_TIE_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+    "+f"(d[i + 4]), "+f"(d[i + 5]), \
                       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define AMPI_TIE_32(i) AMPI_TIE_8(i), AMPI_TIE_8(i + 8), AMPI_TIE_8(i + 16), AMPI_TIE_8(i + 24)
 #define AMPI_TIE_64(i) AMPI_TIE_32(i), AMPI_TIE_32(i + 32)
 #define AMPI_TIE_96(i) AMPI_TIE_64(i), AMPI_TIE_32(i + 64)
 #define AMPI_TIE_128(i) AMPI_TIE_64(i), AMPI_TIE_64(i + 64)
 /* The operands behind the registers of d: a, b, add, and two immediates. */
-#define AMPI_WGMMA(n, type, regs, tie, a_, b_, add_, ta_, tb_)                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #add_ ", 0;\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" regs "}, %" #a_ ", %" #b_   \
-                 ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}"                                                            \
+#define AMPI_WGMMA(n, type, regs, tie, a_, b_, add_, ta_, tb_) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #add_ ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" regs "}, %" \
+                 #a_ ", %" #b_ \
+                 ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}" \
                  : tie : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B) : "memory")
 template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -1131,10 +1255,17 @@ AMPI_D void ampi_ptx_wgmma(float (&d)[128], uint64_t a, uint64_t b, int add) {
 
 /* Before the first wgmma after registers of d were touched. */
 AMPI_D void ampi_ptx_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
-AMPI_D void ampi_ptx_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
-/* Until at most N groups of wgmma are under way: the shared memory of the others may be used again. */
+AMPI_D void ampi_ptx_wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+/* Until at most N groups of wgmma are under way: the shared memory of the others may be used
+   again. */
 template <int N>
-AMPI_D void ampi_ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
+AMPI_D void ampi_ptx_wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory");
+}
+
 /* Until none is: d is valid. The second line keeps the compiler from reading it earlier. */
 template <int M>
 AMPI_D void ampi_ptx_wgmma_wait_all(float (&d)[M]) {
@@ -1174,7 +1305,8 @@ AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
     else ((float*)y)[i] = v;
 }
 
-/* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty instructions. */
+/* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty
+   instructions. */
 AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
     return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
 }
@@ -1186,9 +1318,9 @@ typedef struct ampi_eight { uint32_t w[8]; } ampi_eight;
 
 AMPI_D void ampi_d_set4(uint32_t* w, uint4 q) { w[0] = q.x; w[1] = q.y; w[2] = q.z; w[3] = q.w; }
 
-/* Elements [i, i+8) of x, as far as they are below n; the others are 0. A load of 16 bytes at a time where the
-   address allows: neighbouring threads read neighbouring eights, so all of a warp go the same way. Nothing is
-   converted yet, so that several loads can be under way. */
+/* Elements [i, i+8) of x, as far as they are below n; the others are 0. A load of 16 bytes at a
+   time where the address allows: neighbouring threads read neighbouring eights, so all of a warp go
+   the same way. Nothing is converted yet, so that several loads can be under way. */
 AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, size_t n) {
     const unsigned char* p = (const unsigned char*)x + i * (t == AMP_F32 ? 4u : 2u);
     for (int j = 0; j < 8; j++) r.w[j] = 0;
@@ -1200,7 +1332,8 @@ AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, s
             if (i + (size_t)j < n) r.w[j] = ((const uint32_t*)p)[j];
     } else {
         for (int j = 0; j < 8; j++)
-            if (i + (size_t)j < n) r.w[j / 2] |= (uint32_t)((const uint16_t*)p)[j] << (16 * (j & 1));
+            if (i + (size_t)j < n)
+                r.w[j / 2] |= (uint32_t)((const uint16_t*)p)[j] << (16 * (j & 1));
     }
 }
 
@@ -1224,7 +1357,8 @@ AMPI_D void ampi_d_widen8(float (&v)[8], const ampi_eight& r, amp_dtype t) {
     if (t == AMP_F32)
         for (int j = 0; j < 8; j++) v[j] = ampi_float(r.w[j]);
     else if (t == AMP_F16)
-        for (int j = 0; j < 8; j++) v[j] = ampi_d_widen_half((uint16_t)(r.w[j / 2] >> (16 * (j & 1))));
+        for (int j = 0; j < 8; j++)
+            v[j] = ampi_d_widen_half((uint16_t)(r.w[j / 2] >> (16 * (j & 1))));
     else
         for (int j = 0; j < 8; j++)
             v[j] = ampi_float(ampi_bf16_widen((uint16_t)(r.w[j / 2] >> (16 * (j & 1)))));
@@ -1264,8 +1398,8 @@ AMPI_D float ampi_d_sum8(const float (&v)[8]) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-/* Over the 32 lanes of a warp, all of which take part and receive the result. In each step both partners add
-   the same two numbers, so all lanes hold the same bits. */
+/* Over the 32 lanes of a warp, all of which take part and receive the result. In each step both
+   partners add the same two numbers, so all lanes hold the same bits. */
 template <int N>
 AMPI_D void ampi_d_warp_sum(double (&v)[N]) {
     for (int step = 16; step > 0; step /= 2)
@@ -1274,14 +1408,17 @@ AMPI_D void ampi_d_warp_sum(double (&v)[N]) {
 
 /* The larger; NaNs are passed over. */
 AMPI_D float ampi_d_larger(float a, float b) { return b > a ? b : a; }
+
 /* The maximum over the warp's 32 lanes, in every lane. */
 AMPI_D float ampi_d_warp_max(float v) {
-    for (int step = 16; step > 0; step /= 2) v = ampi_d_larger(v, __shfl_xor_sync(0xffffffffu, v, step));
+    for (int step = 16; step > 0; step /= 2)
+        v = ampi_d_larger(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 
-/* Over a group of T threads: a warp, or a whole block of T threads, all of which take part and receive the
-   result. `shared` holds N doubles for each warp of the block; it may be used again at once. */
+/* Over a group of T threads: a warp, or a whole block of T threads, all of which take part and
+   receive the result. `shared` holds N doubles for each warp of the block; it may be used again at
+   once. */
 template <int T, int N>
 AMPI_D void ampi_d_group_sum(double (&v)[N], double* shared) {
     ampi_d_warp_sum(v);
@@ -1307,8 +1444,8 @@ AMPI_D float ampi_d_group_max(float v, double* shared) {
     return v;
 }
 
-/* The sum of parts that all of a block can see, by its first 256 threads; the others get 0, and may not wait for these
-   again. */
+/* The sum of parts that all of a block can see, by its first 256 threads; the others get 0, and may
+   not wait for these again. */
 AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared) {
     double sum[1] = { 0.0 };
     if (threadIdx.x >= AMPI_CUDA_BLOCK) return 0.0;
@@ -1322,7 +1459,8 @@ AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared
 
 /* Kernels over all elements of one or two operands */
 
-/* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all loads first. */
+/* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all
+   loads first. */
 typedef struct ampi_cuda_map {
     const void *a, *b;
     void* y;
@@ -1333,9 +1471,10 @@ typedef struct ampi_cuda_map {
 enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
 /* The operands a, b and y of n elements each, as kernels take them. */
-AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y,
-                                       amp_dtype yt, size_t n) {
-    ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt), ampi_dtype_or_f32(yt), n };
+AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt,
+                                       void* y, amp_dtype yt, size_t n) {
+    ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt),
+        ampi_dtype_or_f32(yt), n };
     return m;
 }
 
@@ -1345,7 +1484,8 @@ AMPI_D size_t ampi_d_tile_start() {
 }
 
 AMPI_D size_t ampi_d_tile_step() { return (size_t)gridDim.x * AMPI_CUDA_TILE; }
-enum { AMPI_CUDA_SECOND = AMPI_CUDA_TILE / 2 };      /* from a thread's first eight of a tile to its second */
+enum { AMPI_CUDA_SECOND = AMPI_CUDA_TILE / 2 };      /* from a thread's first eight of a tile to its
+                                                        second */
 
 /* Conversion */
 
@@ -1363,7 +1503,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cu
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight r[2];
         AMPI_D_UNROLL
-        for (int u = 0; u < 2; u++) ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+        for (int u = 0; u < 2; u++)
+            ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
         AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_convert8(r[u], m.at, m.yt);
@@ -1372,8 +1513,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cu
     }
 }
 
-/* r[j] = amp_random_bits(seed, index + j): two blocks of four words, or parts of three. Behind the last block,
-   2^62 - 1, comes block 0. */
+/* r[j] = amp_random_bits(seed, index + j): two blocks of four words, or parts of three. Behind the
+   last block, 2^62 - 1, comes block 0. */
 AMPI_D void ampi_d_random8(uint32_t (&r)[8], uint64_t seed, uint64_t index) {
     uint64_t block = index >> 2, last = ((uint64_t)1 << 62) - 1u;
     unsigned skip = (unsigned)index & 3u;
@@ -1394,7 +1535,8 @@ typedef struct ampi_cuda_rounding {
 } ampi_cuda_rounding;
 
 /* Floats to 16 bits with one random word each, by way of double as on the CPU. */
-AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t, uint64_t seed, uint64_t index) {
+AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t, uint64_t seed,
+        uint64_t index) {
     uint32_t random[8], h[8];
     ampi_d_random8(random, seed, index);
     for (int j = 0; j < 8; j++) {
@@ -1405,8 +1547,8 @@ AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t
     for (int j = 0; j < 4; j++) r.w[j] = (h[2 * j] & 0xffffu) | h[2 * j + 1] << 16;
 }
 
-/* Infinity becomes the largest finite value: its bits minus one. Returns how many were infinite; what lies behind the
-   end of the data is 0. */
+/* Infinity becomes the largest finite value: its bits minus one. Returns how many were infinite;
+   what lies behind the end of the data is 0. */
 AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
     const uint32_t inf = t == AMP_F16 ? 0x7c00u : 0x7f80u;
     unsigned hits = 0;
@@ -1426,7 +1568,7 @@ AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(ampi_cuda_map m,
-                                                                              ampi_cuda_rounding d) {
+        ampi_cuda_rounding d) {
     ampi_ptx_grid_wait();
     unsigned long long hits = 0;
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step())
@@ -1447,23 +1589,27 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
 }
 
 /* amp_convert's own checks, and what differs on a device. */
-AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                           size_t n, const amp_convert_desc* d, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src,
+                                           amp_dtype src_dtype, size_t n,
+                                           const amp_convert_desc* d, const amp_exec* exec) {
     const char* op = "amp_cuda_convert";
     const ampi_argument list[] = { { "dst", dst, dst_dtype, AMPI_NULL, AMPI_FLAT(n) },
                                    { "src", src, src_dtype, AMPI_NULL, AMPI_FLAT(n) },
-                                   { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL, AMPI_FLAT(2) } };
+                                   { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL,
+                                       AMPI_FLAT(2) } };
     const ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, d);
     amp_result r = ampi_convert_check(&job, n, n, 1, n);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     if (dst == src && job.to != job.from && n > 0)
-        return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: in place from %s to %s: the sizes differ", op,
+        return ampi_fail(d->logger, AMP_ERR_ARGUMENT,
+                         "%s: in place from %s to %s: the sizes differ", op,
                          amp_dtype_name(src_dtype), amp_dtype_name(dst_dtype));
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                         size_t n, const amp_convert_desc* desc, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+                                         amp_dtype src_dtype, size_t n,
+                                         const amp_convert_desc* desc, const amp_exec* exec) {
     ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
     amp_convert_desc d = {};
     if (desc) d = *desc;
@@ -1472,31 +1618,36 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
     if (r != AMP_OK || n == 0) return r;
     dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_TILE);
     if (!d.saturate && !d.rounding)
-        return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert, grid, dim3(AMPI_CUDA_BLOCK), 0, m);
-    ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset, d.saturated };
-    return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid, dim3(AMPI_CUDA_BLOCK), 0, m,
-                            how);
+        return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert, grid,
+            dim3(AMPI_CUDA_BLOCK), 0, m);
+    ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset,
+        d.saturated };
+    return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid,
+                            dim3(AMPI_CUDA_BLOCK), 0, m, how);
 }
 
-AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
-                                    size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src,
+                                    amp_dtype src_dtype, size_t n, const amp_exec* exec) {
     return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
 }
 
 /* Data of a batch */
 
 /* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x, amp_dtype t,
-                                                                        size_t n) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x,
+                                                                        amp_dtype t, size_t n) {
     ampi_ptx_grid_wait();
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    for (size_t i = (size_t)blockIdx.x * blockDim.x
+        + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         y[i] = ampi_label_fit(ampi_label_at(x, t, i));
 }
 
 /* The arithmetic of the CPU's. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cuda_map m, amp_reading how) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cuda_map m,
+        amp_reading how) {
     ampi_ptx_grid_wait();
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < m.n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x
+        + threadIdx.x; i < m.n; i += (size_t)gridDim.x * blockDim.x) {
         float v = m.at == AMP_U8    ? (float)((const uint8_t*)m.a)[i]
                   : m.at == AMP_F64 ? (float)((const double*)m.a)[i]
                                     : ampi_d_load(m.a, m.at, i);
@@ -1511,16 +1662,19 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
 }
 
 /* Data of the host is read there, into a pinned buffer. */
-AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                                  int from_host, const amp_reading* how, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src,
+                                  amp_dtype src_dtype, size_t n, int from_host,
+                                  const amp_reading* how, const amp_exec* exec) {
     const ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
     const size_t bytes = n * amp_dtype_size(dst_dtype);
     const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
     ampi_cuda_buffer* buffer;
     amp_result r;
     if (!from_host && dst_dtype == AMP_I32)
-        return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0, (int32_t*)dst, src, m.at, n);
-    if (!from_host) return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
+        return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0,
+            (int32_t*)dst, src, m.at, n);
+    if (!from_host)
+        return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
     r = ampi_cuda_take_buffer(exec, bytes, &buffer);
     if (r == AMP_OK) r = ampi_cpu_load(buffer->data, dst_dtype, src, src_dtype, n, 1, how, exec);
     return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
@@ -1528,17 +1682,19 @@ AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* sr
 
 /* >>impl-gemm */
 
-/* Every product - gemm, batches of it, dense layers, convolutions - is an ampi_product of amp.h. It becomes an
-   ampi_cuda_product here, which a kernel takes as its parameter. A kernel reads an operand in one of two ways:
-   - in chunks: 16 aligned bytes of a stored row at a time;
-   - by places: element by element, wherever the element lies, two neighbouring positions for a thread at a
-     time. Images are read so, and matrices whose address or leading dimension is no multiple of 16 bytes;
-     these are images of one row. */
+/* Every product - gemm, batches of it, dense layers, convolutions - is an ampi_product of amp.h. It
+   becomes an ampi_cuda_product here, which a kernel takes as its parameter. A kernel reads an
+   operand in one of two ways:
+   - in chunks: 16 aligned bytes of a stored row at a time; - by places: element by element,
+   wherever the element lies, two neighbouring positions for a thread at a
+     time. Images are read so, and matrices whose address or leading dimension is no multiple of 16
+     bytes; these are images of one row. */
 
 /* Places */
 
 /* x / d for x < 2^31 by one multiplication: x * factor >> shift, factor = ceil(2^shift / d), with
-   shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is below 2^shift. */
+   shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is
+   below 2^shift. */
 typedef struct ampi_cuda_divisor { uint32_t d, factor, shift; } ampi_cuda_divisor;
 
 /* The divisor d with its factor and shift, for quotients without a division. */
@@ -1553,23 +1709,26 @@ AMPI_D uint32_t ampi_d_divide(uint32_t x, const ampi_cuda_divisor& by) {
     return (uint32_t)((uint64_t)x * by.factor >> by.shift);
 }
 
-/* A number in three digits: a stored row is (channel, kernel row, kernel column), a position (image, row, column).
-   So a walk in equal steps needs additions only. */
+/* A number in three digits: a stored row is (channel, kernel row, kernel column), a position
+   (image, row, column). So a walk in equal steps needs additions only. */
 typedef struct ampi_cuda_digits { uint32_t high, middle, low; } ampi_cuda_digits;
 
 AMPI_FN ampi_cuda_digits ampi_cuda_digits_of(size_t i, uint32_t middle, uint32_t low) {
-    ampi_cuda_digits d = { (uint32_t)(i / low / middle), (uint32_t)(i / low % middle), (uint32_t)(i % low) };
+    ampi_cuda_digits d = { (uint32_t)(i / low / middle), (uint32_t)(i / low % middle),
+        (uint32_t)(i % low) };
     return d;
 }
 
 AMPI_D ampi_cuda_digits ampi_d_digits_of(size_t i, uint32_t middle, uint32_t low) {
     size_t above = ampi_d_quotient(i, low), high = ampi_d_quotient(above, middle);
-    ampi_cuda_digits d = { (uint32_t)high, (uint32_t)(above - high * middle), (uint32_t)(i - above * low) };
+    ampi_cuda_digits d = { (uint32_t)high, (uint32_t)(above - high * middle),
+        (uint32_t)(i - above * low) };
     return d;
 }
 
 /* The position `step` further on, digit by digit, with carries. */
-AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint32_t middle, uint32_t low) {
+AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint32_t middle,
+        uint32_t low) {
     uint32_t carry;
     d.low += step.low;
     carry = d.low >= low;
@@ -1583,20 +1742,24 @@ AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint3
 /* An operand; see ampi_operand and ampi_im2col. data is its first element. */
 typedef struct ampi_cuda_operand {
     const void* data;
-    size_t      stride;                           /* elements from one product of a batch to the next */
+    size_t      stride;                           /* elements from one product of a batch to the
+                                                     next */
     amp_dtype   dtype;
     int         along_k;
-    int         boxes;                            /* rows of halves, each from an aligned 16 bytes on */
+    int         boxes;                            /* rows of halves, each from an aligned 16 bytes
+                                                     on */
     int         chunks;                           /* that consist of whole ones */
-    size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its next tile */
+    size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its
+                                                     next tile */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
     uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
     int         mul_h, mul_w, base_h, base_w, step_h, step_w;
-    ampi_cuda_digits row_step, position_step;     /* of a thread: to its next stored row, and to its next tile */
+    ampi_cuda_digits row_step, position_step;     /* of a thread: to its next stored row, and to its
+                                                     next tile */
 } ampi_cuda_operand;
 
-/* What a position sees of its image: in stored row (c, a, b) the element at row y + a*step_h and column
-   x + b*step_w. It is element `at` + c*channel_stride + a*step_h*width + b*step_w. */
+/* What a position sees of its image: in stored row (c, a, b) the element at row y + a*step_h and
+   column x + b*step_w. It is element `at` + c*channel_stride + a*step_h*width + b*step_w. */
 typedef struct ampi_cuda_view {
     size_t at;
     int y, x;
@@ -1614,25 +1777,29 @@ AMPI_D ampi_cuda_view ampi_d_view(const ampi_cuda_operand& o, const ampi_cuda_di
 }
 
 /* Is there an element in this stored row? Negative numbers are large unsigned ones. */
-AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& row, const ampi_cuda_view& w) {
-    uint32_t y = (uint32_t)(w.y + (int)row.middle * o.step_h), x = (uint32_t)(w.x + (int)row.low * o.step_w);
+AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& row,
+        const ampi_cuda_view& w) {
+    uint32_t y = (uint32_t)(w.y + (int)row.middle * o.step_h),
+        x = (uint32_t)(w.x + (int)row.low * o.step_w);
     return row.high < o.channels && y < o.height && x < o.width;
 }
 
 /* The elements of two neighbouring positions, as they lie in memory, or widened; or zeros. */
-AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, size_t at, int second, size_t at2) {
+AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, size_t at,
+        int second, size_t at2) {
     (void)t;
     pair.x = first ? ((const uint16_t*)data)[at] : 0u;
     pair.y = second ? ((const uint16_t*)data)[at2] : 0u;
 }
 
-AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at, int second, size_t at2) {
+AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at,
+        int second, size_t at2) {
     pair.x = first ? ampi_d_load(data, t, at) : 0.0f;
     pair.y = second ? ampi_d_load(data, t, at2) : 0.0f;
 }
 
-/* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its stored rows are the
-   same in each tile and the positions go on; across k it is the other way round. */
+/* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its stored
+   rows are the same in each tile and the positions go on; across k it is the other way round. */
 typedef struct ampi_cuda_walk {
     const void* data;
     ampi_cuda_digits row, position;
@@ -1659,7 +1826,8 @@ template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     ampi_cuda_digits row = w.row;
     for (int u = 0; u < N; u++) {
-        size_t offset = (size_t)((int64_t)((int)row.middle * o.step_h) * o.width + (int)row.low * o.step_w);
+        size_t offset = (size_t)((int64_t)((int)row.middle * o.step_h) * o.width
+            + (int)row.low * o.step_w);
         size_t at = row.high * o.channel_stride + offset;
         ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
                     ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
@@ -1675,8 +1843,8 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
 
 /* The product */
 
-/* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block forms one
-   piece of the sum over k: sums[piece][product of the batch][i][j]. */
+/* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block
+   forms one piece of the sum over k: sums[piece][product of the batch][i][j]. */
 typedef struct ampi_cuda_product {
     size_t m, n, k, batch;
     ampi_cuda_operand a, b;
@@ -1692,16 +1860,18 @@ typedef struct ampi_cuda_product {
     float* sums;
 } ampi_cuda_product;
 
-/* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. In a grid of a block for
-   each tile, blockIdx.y is the number in the batch, blockIdx.z the piece. */
+/* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. In a
+   grid of a block for each tile, blockIdx.y is the number in the batch, blockIdx.z the piece. */
 typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_tile;
 
-/* Blocks run roughly in the order of their number: eight tiles below each other, then the next column. So
-   those under way together share rows of A and columns of B in the L2 cache. */
+/* Blocks run roughly in the order of their number: eight tiles below each other, then the next
+   column. So those under way together share rows of A and columns of B in the L2 cache. */
 enum { AMPI_CUDA_TILE_ROWS = 8 };
-AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth, uint32_t block, uint32_t piece) {
+AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth, uint32_t block,
+        uint32_t piece) {
     uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = block / band * AMPI_CUDA_TILE_ROWS;
-    uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first : (uint32_t)AMPI_CUDA_TILE_ROWS;
+    uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first
+        : (uint32_t)AMPI_CUDA_TILE_ROWS;
     uint32_t inside = block % band, all = (uint32_t)((p.k + depth - 1) / depth);
     ampi_cuda_tile t;
     t.row = first + inside % rows;
@@ -1719,14 +1889,16 @@ AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
 
 /* From sums to C */
 
-/* Eight neighbours of row i of C, as far as there are: `whole` if they are neighbours in memory too. */
+/* Eight neighbours of row i of C, as far as there are: `whole` if they are neighbours in memory
+   too. */
 typedef struct ampi_cuda_place {
     size_t row, j, at, count;
     int whole;
 } ampi_cuda_place;
 
 AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
-    const size_t image = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);     /* a matrix is spared the division */
+    /* a matrix is spared the division */
+    const size_t image = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);
     size_t pixel = j - image * p.part;
     if (p.apart) {
         const size_t y = ampi_d_quotient(pixel, p.cols);
@@ -1741,20 +1913,24 @@ AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t
     c.j = j;
     c.at = ampi_d_c_at(p, c.row, j);
     c.count = p.n - j < 8 ? p.n - j : 8;
-    c.whole = (p.part == p.n && !p.apart) || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at + c.count - 1;
+    c.whole = (p.part == p.n && !p.apart) || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at
+        + c.count - 1;
     return c;
 }
 
 AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_load8(v, p.c, p.c_dtype, c.at, c.at + c.count); return; }
     for (int l = 0; l < 8; l++)
-        v[l] = (size_t)l < c.count ? ampi_d_load(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
+        v[l] = (size_t)l < c.count ? ampi_d_load(p.c, p.c_dtype,
+            ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
 }
 
-AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
+AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p,
+        const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_store8(p.c, p.c_dtype, c.at, c.at + c.count, v); return; }
     for (int l = 0; l < 8; l++)
-        if ((size_t)l < c.count) ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
+        if ((size_t)l < c.count)
+            ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
 }
 
 AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
@@ -1783,12 +1959,14 @@ AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
     }
 }
 
-/* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then fused. */
-AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z, size_t i,
-                                float (&v)[8]) {
+/* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then
+   fused. */
+AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z,
+                                size_t i, float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
-        v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f) : __fmul_rn(p.alpha, ampi_clean_nan(v[l]));
+        v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f)
+            : __fmul_rn(p.alpha, ampi_clean_nan(v[l]));
     if (p.beta != 0.0f) {
         ampi_d_c_load8(add, p, c);
         for (int l = 0; l < 8; l++) v[l] = ampi_fma(1, p.beta, add[l], v[l]);
@@ -1802,13 +1980,14 @@ AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_plac
     ampi_d_c_store8(v, p, c);
 }
 
-AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
+AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, size_t j,
+        float (&v)[8]) {
     ampi_d_epilogue8_at(p, ampi_d_place(p, z, i, j), z, i, v);
 }
 
 /* Eight sums of product z: into C, or as part of a piece. */
-AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i, size_t j,
-                            float (&v)[8]) {
+AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i,
+                            size_t j, float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
         ampi_d_epilogue8(p, z, i, j, v);
@@ -1818,7 +1997,8 @@ AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t pie
     }
 }
 
-/* The pieces of one sum, in ascending order, 16 loads at a time under way together: -0 adds nothing. */
+/* The pieces of one sum, in ascending order, 16 loads at a time under way together: -0 adds
+   nothing. */
 enum { AMPI_CUDA_PIECES_AHEAD = 16 };
 AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces) {
     float sum = -0.0f;
@@ -1833,17 +2013,19 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
     return sum;
 }
 
-/* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then the first warp
-   applies the epilogue to the block's 32 eights. */
+/* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then
+   the first warp applies the epilogue to the block's 32 eights. */
 enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const size_t eights = (p.n + 7) / 8, all = p.batch * p.m * eights, apart = p.batch * p.m * p.n;
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_PIECES_EIGHTS;
-    size_t q = first + threadIdx.x / 8, row = ampi_d_quotient(q, eights), j = (q - row * eights) * 8 + threadIdx.x % 8;
+    size_t q = first + threadIdx.x / 8, row = ampi_d_quotient(q, eights),
+        j = (q - row * eights) * 8 + threadIdx.x % 8;
     float v[8];
-    shared[threadIdx.x] = q < all && j < p.n ? ampi_d_add_pieces(p.sums + row * p.n + j, apart, p.pieces) : 0.0f;
+    shared[threadIdx.x] = q < all && j < p.n ? ampi_d_add_pieces(p.sums + row * p.n + j, apart,
+        p.pieces) : 0.0f;
     __syncthreads();
     q = first + threadIdx.x;
     if (threadIdx.x >= AMPI_CUDA_PIECES_EIGHTS || q >= all) return;
@@ -1855,11 +2037,12 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
 
 /* Plain kernel */
 
-/* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element k of row i
-   of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs over k in the CPU's
-   order: ascending. */
-enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68, AMPI_CUDA_PLAIN_PAIRS = 2,
-       AMPI_CUDA_PLAIN_TILE = (int)AMPI_CUDA_PLAIN_LD * (int)AMPI_CUDA_PLAIN_DEPTH };
+/* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element
+   k of row i of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs
+   over k in the CPU's order: ascending. */
+enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68,
+       AMPI_CUDA_PLAIN_PAIRS = 2, AMPI_CUDA_PLAIN_TILE =
+           (int)AMPI_CUDA_PLAIN_LD * (int)AMPI_CUDA_PLAIN_DEPTH };
 
 /* A thread's first pair of a tile of x by depth: its stored row and its position in the tile. */
 AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* row,
@@ -1869,14 +2052,15 @@ AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t d
     *position = threadIdx.x % pairs * 2;
 }
 
-AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t x, size_t k,
-                                   uint32_t width, uint32_t depth) {
+AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z,
+                                   size_t x, size_t k, uint32_t width, uint32_t depth) {
     uint32_t row, position;
     ampi_d_first_pair(o, width, depth, &row, &position);
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
 }
 
-AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
+AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o,
+        const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
     uint32_t row, position;
     ampi_d_first_pair(o, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, &row, &position);
     for (int u = 0; u < AMPI_CUDA_PLAIN_PAIRS; u++) {
@@ -1891,7 +2075,8 @@ AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, const floa
     }
 }
 
-AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const float* b, uint32_t depth) {
+AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const float* b,
+        uint32_t depth) {
     for (uint32_t k = 0; k < depth; k++) {
         const float4 x = *(const float4*)(a + k * AMPI_CUDA_PLAIN_LD);
         const float4 y = *(const float4*)(b + k * AMPI_CUDA_PLAIN_LD);
@@ -1901,9 +2086,10 @@ AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const floa
     }
 }
 
-/* Four rows of four columns each: the neighbour thread has the other half of an eight. Of two rows each thread
-   gets one; then the next two move up. */
-AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4], size_t i, size_t j) {
+/* Four rows of four columns each: the neighbour thread has the other half of an eight. Of two rows
+   each thread gets one; then the next two move up. */
+AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4], size_t i,
+        size_t j) {
     const uint32_t odd = threadIdx.x & 1u;
     AMPI_ROLLED
     for (uint32_t r = 0; r < 4; r += 2) {
@@ -1940,28 +2126,34 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
         __syncthreads();
         if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
         ampi_d_plain_multiply(sum, tile + x, tile + AMPI_CUDA_PLAIN_TILE + y,
-                              left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
+                              left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left
+                              : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
     }
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
 /* Narrow products */
 
-/* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps threads, neighbours in
-   a warp, form an element of C: each takes every so many places of k, ascending; then they are added by halves. */
+/* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps
+   threads, neighbours in a warp, form an element of C: each takes every so many places of k,
+   ascending; then they are added by halves. */
 enum { AMPI_CUDA_NARROW = 16 };
 
 template <int BF16>
 AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, uint32_t lane) {
-    const size_t a_step = p.a.along_k ? 1 : p.a.channel_stride, b_step = p.b.along_k ? 1 : p.b.channel_stride;
-    const size_t row = i * (p.a.along_k ? p.a.channel_stride : 1), column = j * (p.b.along_k ? p.b.channel_stride : 1);
+    const size_t a_step = p.a.along_k ? 1 : p.a.channel_stride, b_step = p.b.along_k ? 1
+        : p.b.channel_stride;
+    const size_t row = i * (p.a.along_k ? p.a.channel_stride : 1),
+        column = j * (p.b.along_k ? p.b.channel_stride : 1);
     const uint16_t* a = (const uint16_t*)p.a.data + blockIdx.y * p.a.stride + row;
     const uint16_t* b = (const uint16_t*)p.b.data + blockIdx.y * p.b.stride + column;
     float sum = 0.0f;
     AMPI_D_UNROLL4
     for (size_t q = lane; q < p.k; q += p.steps)
-        sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16) : ampi_ptx_f32_from_f16(a[q * a_step]),
-                       BF16 ? ampi_float((uint32_t)b[q * b_step] << 16) : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
+        sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16)
+                       : ampi_ptx_f32_from_f16(a[q * a_step]),
+                       BF16 ? ampi_float((uint32_t)b[q * b_step] << 16)
+                       : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
 
@@ -1970,42 +2162,49 @@ AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t 
     const size_t z = blockIdx.y, at = ampi_d_c_at(p, z * p.c_stride + i * p.ldc, j);
     float v = __fmul_rn(p.alpha, ampi_clean_nan(sum));
     if (p.beta != 0.0f) v = ampi_fma(1, p.beta, ampi_d_load(p.c, p.c_dtype, at), v);
-    if (p.bias) v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + (p.bias_per_row ? i : j)));
+    if (p.bias)
+        v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype,
+            z * p.bias_stride + (p.bias_per_row ? i : j)));
     ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
 }
 
 template <int BF16>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
-    const size_t e = ((size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x) / p.steps, i = ampi_d_quotient(e, p.n);
+    const size_t e = ((size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x) / p.steps,
+        i = ampi_d_quotient(e, p.n);
     const uint32_t lane = threadIdx.x % p.steps;
     float sum = i < p.m ? ampi_d_narrow_sum<BF16>(p, i, e - i * p.n, lane) : 0.0f;
-    for (uint32_t step = p.steps / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, (int)step);
+    for (uint32_t step = p.steps / 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, (int)step);
     if (i < p.m && lane == 0) ampi_d_narrow_epilogue(p, i, e - i * p.n, sum);
 }
 
 /* Tensor Core kernel: shared memory */
 
-/* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part, in 16 x 8 of
-   the mma instruction. k goes in steps of 32. A circular buffer of three stages holds the tiles of A and of B
-   that are multiplied and those under way; each is X x 32 halves, in the order in which the operand lies in memory:
-     along k    X rows of 32 halves: chunk c (eight halves, 16 bytes) of row r lies at chunk c ^ (r/2 % 4);
+/* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part,
+   in 16 x 8 of the mma instruction. k goes in steps of 32. A circular buffer of three stages holds
+   the tiles of A and of B that are multiplied and those under way; each is X x 32 halves, in the
+   order in which the operand lies in memory:
+     along k    X rows of 32 halves: chunk c (eight, 16 bytes) of row r lies at chunk c ^ (r/2 % 4);
      across k   32 rows of X halves: chunk c of row r lies at chunk c ^ (r % 8).
-   ldmatrix reads chunk c of eight rows at a time. Two rows of the first form fill the 32 banks, and r/2 % 4
-   takes all four values twice, once in either half; a row of the second form fills the banks once or twice, and
-   r % 8 takes all eight values: so the eight chunks lie in different banks, in both forms. Writes take whole
-   rows and meet no conflict either. */
+   ldmatrix reads chunk c of eight rows at a time. Two rows of the first form fill the 32 banks, and
+   r/2 % 4 takes all four values twice, once in either half; a row of the second form fills the
+   banks once or twice, and r % 8 takes all eight values: so the eight chunks lie in different
+   banks, in both forms. Writes take whole rows and meet no conflict either. */
 enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_STAGES = 3, AMPI_CUDA_SLICE = 32, AMPI_CUDA_SLICE_LD = 40 };
 
 /* Halves from the start of a tile to chunk `chunk` of row `row`; `width` is X. */
 AMPI_D uint32_t ampi_d_chunk_at(int along_k, uint32_t width, uint32_t row, uint32_t chunk) {
-    return along_k ? row * 32 + (chunk ^ (row / 2 & 3u)) * 8 : row * width + (chunk ^ (row & 7u)) * 8;
+    return along_k ? row * 32 + (chunk ^ (row / 2 & 3u)) * 8
+        : row * width + (chunk ^ (row & 7u)) * 8;
 }
 
-/* A fragment is 16 x 16 of a tile as four 8 x 8 matrices: matrix q is the x half q % 2 and the k half q / 2 of A;
-   for B the other way round. For lane l that means elements 2*(l%4) and the next along k of row or column l/4:
-   what mma wants. Across k the rows in memory go along x, and ldmatrix transposes. This is where a lane's row
-   of the fragment at (x, k = 0) lies in the tile, x a multiple of 32. */
+/* A fragment is 16 x 16 of a tile as four 8 x 8 matrices: matrix q is the x half q % 2 and the k
+   half q / 2 of A; for B the other way round. For lane l that means elements 2*(l%4) and the next
+   along k of row or column l/4: what mma wants. Across k the rows in memory go along x, and
+   ldmatrix transposes. This is where a lane's row of the fragment at (x, k = 0) lies in the tile, x
+   a multiple of 32. */
 AMPI_D uint32_t ampi_d_lane_at(int along_k, uint32_t width, uint32_t x, int is_b) {
     const uint32_t lane = threadIdx.x % 32, in = lane % 8, q = lane / 8;
     const uint32_t xh = is_b ? q / 2 : q & 1u, kh = is_b ? q & 1u : q / 2;
@@ -2013,27 +2212,32 @@ AMPI_D uint32_t ampi_d_lane_at(int along_k, uint32_t width, uint32_t x, int is_b
                    : ampi_d_chunk_at(0, width, kh * 8 + in, x / 8 + xh);
 }
 
-/* The fragment 16*i further along x and 16*h along k: whole rows further one way, two chunks the other way,
-   which the swizzle turns into an exclusive or: the chunk so far has neither bit of 2*i, nor of 2*h. */
+/* The fragment 16*i further along x and 16*h along k: whole rows further one way, two chunks the
+   other way, which the swizzle turns into an exclusive or: the chunk so far has neither bit of 2*i,
+   nor of 2*h. */
 template <int X, int ALONG_K>
-AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lane_at, uint32_t i, uint32_t h) {
+AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lane_at, uint32_t i,
+        uint32_t h) {
     if (ALONG_K) ampi_ptx_ldmatrix_x4(r, tile + (lane_at ^ 16 * h) + i * 16 * AMPI_CUDA_DEPTH);
     else ampi_ptx_ldmatrix_x4_trans(r, tile + (lane_at ^ 16 * i) + h * 16 * X);
 }
 
 /* Tensor Core kernel: feeding */
 
-/* What one thread brings of each tile of one operand: two chunks, or eight pairs. `held` is on its way through
-   registers: pairs always, chunks where there is no cp.async. */
+/* What one thread brings of each tile of one operand: two chunks, or eight pairs. `held` is on its
+   way through registers: pairs always, chunks where there is no cp.async. */
 typedef struct ampi_cuda_feed {
     ampi_cuda_walk walk;
-    const uint16_t* from;                         /* the first chunk of the next tile; its stored row and position */
-    uint32_t row, position, at;                   /* at: where the first one goes in a stage, in halves */
+    const uint16_t* from;                         /* the first chunk of the next tile; its stored
+                                                     row and position */
+    uint32_t row, position, at;                   /* at: where the first one goes in a stage, in
+                                                     halves */
     uint2 held[8];
 } ampi_cuda_feed;
 
 template <int X, bool PLACES>
-AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, size_t z, size_t x, size_t k) {
+AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, size_t z, size_t x,
+        size_t k) {
     uint32_t row, column;
     if (PLACES && !o.chunks) {
         ampi_d_first_pair(o, X, AMPI_CUDA_DEPTH, &row, &column);
@@ -2082,10 +2286,11 @@ AMPI_D void ampi_d_feed_start(ampi_cuda_feed& f, const ampi_cuda_operand& o, uin
     else ampi_d_feed_chunks<X>(f, o, stage);
 }
 
-/* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4, which inverts the
-   third bit of the swizzle. */
+/* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4,
+   which inverts the third bit of the swizzle. */
 template <int X, bool PLACES>
-AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* stage) {
+AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& o,
+        uint16_t* stage) {
     if (PLACES && !o.chunks) {
         for (uint32_t u = 0; u < 8; u++)
             *(uint32_t*)(stage + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X)
@@ -2094,8 +2299,8 @@ AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& 
     }
 #if __CUDA_ARCH__ < 800
     for (uint32_t u = 0; u < 2; u++)
-        *(uint4*)(stage + f.at + u * 16 * X) = make_uint4(f.held[2 * u].x, f.held[2 * u].y, f.held[2 * u + 1].x,
-                                                          f.held[2 * u + 1].y);
+        *(uint4*)(stage + f.at + u * 16 * X) = make_uint4(f.held[2 * u].x, f.held[2 * u].y,
+                                                          f.held[2 * u + 1].x, f.held[2 * u + 1].y);
 #endif
 }
 
@@ -2116,10 +2321,12 @@ AMPI_D void ampi_d_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
 
 /* One stage: 32 of k for this warp's part of the tile. */
 template <int X, int A_ALONG_K, int B_ALONG_K, int BF16>
-AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage, uint32_t a_at,
+        uint32_t b_at) {
     for (uint32_t h = 0; h < AMPI_CUDA_DEPTH / 16; h++) {
         uint32_t left[X / 32][4], r[4], right[4][2];
-        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment<X, A_ALONG_K>(left[i], stage, a_at, i, h);
+        for (uint32_t i = 0; i < X / 32; i++)
+            ampi_d_fragment<X, A_ALONG_K>(left[i], stage, a_at, i, h);
         for (uint32_t j = 0; j < 4; j += 2) {
             ampi_d_fragment<X, B_ALONG_K>(r, stage, b_at, j / 2, h);
             right[j][0] = r[0]; right[j][1] = r[1];
@@ -2130,11 +2337,11 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage
     }
 }
 
-/* The forms of the operands are chosen once for 32 of k, here and not as kernels of their own: the choice costs a
-   few instructions beside a hundred, and there are eight of them. */
+/* The forms of the operands are chosen once for 32 of k, here and not as kernels of their own: the
+   choice costs a few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
-AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* stage,
-                                 uint32_t a_at, uint32_t b_at) {
+AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
+                                 const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
     if (p.a.along_k) {
         if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, stage, a_at, b_at);
         else ampi_d_multiply_as<X, 1, 0, BF16>(sum, stage, a_at, b_at);
@@ -2145,27 +2352,28 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
 }
 
 template <int X>
-AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* stage,
-                            uint32_t a_at, uint32_t b_at) {
+AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
+                            const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
 #if __CUDA_ARCH__ >= 800
     if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, stage, a_at, b_at); return; }
 #endif
     ampi_d_multiply_type<X, 0>(sum, p, stage, a_at, b_at);
 }
 
-/* The warp's sums go through shared memory, 32 rows at a time, so that each lane gets eights of a row. An mma's
-   element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move up, so that the code is there
-   once. */
+/* The warp's sums go through shared memory, 32 rows at a time, so that each lane gets eights of a
+   row. An mma's element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move
+   up, so that the code is there once. */
 template <int X>
-AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice, size_t i,
-                               size_t j) {
+AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4],
+                               float* slice, size_t i, size_t j) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_SLICE) {
         for (uint32_t q = 0; q < 16; q++)
             *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8)
-                = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2], sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
+                = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2],
+                    sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
         for (uint32_t next = 2; next < X / 32; next++)
             for (uint32_t q = 0; q < 16; q++) sum[next - 2][q / 4][q % 4] = sum[next][q / 4][q % 4];
         __syncwarp();
@@ -2180,20 +2388,25 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
     }
 }
 
-/* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile has arrived
-   for all, and the stage of the step before is free. */
+/* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile
+   has arrived for all, and the stage of the step before is free. */
 template <int X, bool PLACES>
-static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
+static __global__ void __launch_bounds__(2 * X,
+        PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(uint16_t, shared);
-    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_STAGES - 1, warp = threadIdx.x / 32;
+    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_STAGES - 1,
+        warp = threadIdx.x / 32;
     const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
-    const uint32_t a_at = ampi_d_lane_at(p.a.along_k, X, x, 0), b_at = ampi_d_lane_at(p.b.along_k, X, y, 1) + half;
+    const uint32_t a_at = ampi_d_lane_at(p.a.along_k, X, x, 0),
+        b_at = ampi_d_lane_at(p.b.along_k, X, y, 1) + half;
     ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
     float sum[X / 32][4][4] = {};
     ampi_cuda_feed fa, fb;
-    ampi_d_feed_begin<X, PLACES>(fa, p.a, blockIdx.y, (size_t)t.row * X, (size_t)t.from * AMPI_CUDA_DEPTH);
-    ampi_d_feed_begin<X, PLACES>(fb, p.b, blockIdx.y, (size_t)t.column * X, (size_t)t.from * AMPI_CUDA_DEPTH);
+    ampi_d_feed_begin<X, PLACES>(fa, p.a, blockIdx.y, (size_t)t.row * X,
+        (size_t)t.from * AMPI_CUDA_DEPTH);
+    ampi_d_feed_begin<X, PLACES>(fb, p.b, blockIdx.y, (size_t)t.column * X,
+        (size_t)t.from * AMPI_CUDA_DEPTH);
     for (uint32_t s = 0, fill = 0; s < t.steps + ahead; s++) {
         uint16_t* stage = shared + fill * 2 * half;
         fill = fill + 1 == AMPI_CUDA_STAGES ? 0 : fill + 1;      /* there lies step s - ahead */
@@ -2220,40 +2433,52 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
 
 /* Hopper kernel: the ladder */
 
-/* On compute capability 9.0 mma.sync, which the kernel above is made of, reaches some 60 % of the Tensor Cores' rate.
-   Seven steps lead from it to this kernel:
-   1. wgmma. Four warps multiply 64 x N at once, with both operands read from shared memory where they lie: no ldmatrix,
-      no fragments in registers. N = 256 reads B once for 64 rows: shared memory is no longer the limit.
-   2. The copy engine (TMA). One thread asks for a box of 64 x 64 halves by its coordinates; the engine finds the
-      addresses, swizzles and fills with zeros what lies outside: no address arithmetic, no bounds, no registers.
-   3. A circular buffer with barriers. Each stage has one that says "full" (its bytes have come) and one that says
-      "empty" (its readers are done). A warp of its own fills them as far ahead as there are stages; nobody
-      waits for all.
-   4. Registers move. 64 x 256 sums are 128 registers of each thread: the feeding warpgroup gives up its own.
-   5. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: stages are being
+/* On compute capability 9.0 mma.sync, which the kernel above is made of, reaches some 60 % of the
+   Tensor Cores' rate. Seven steps lead from it to this kernel:
+   1. wgmma. Four warps multiply 64 x N at once, with both operands read from shared memory where
+   they lie: no ldmatrix,
+      no fragments in registers. N = 256 reads B once for 64 rows: shared memory is no longer the
+      limit.
+   2. The copy engine (TMA). One thread asks for a box of 64 x 64 halves by its coordinates; the
+   engine finds the
+      addresses, swizzles and fills with zeros what lies outside: no address arithmetic, no bounds,
+      no registers.
+   3. A circular buffer with barriers. Each stage has one that says "full" (its bytes have come) and
+   one that says
+      "empty" (its readers are done). A warp of its own fills them as far ahead as there are stages;
+      nobody waits for all.
+   4. Registers move. 64 x 256 sums are 128 registers of each thread: the feeding warpgroup gives up
+   its own.
+   5. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: stages
+   are being
       filled for the next one while the last one is written.
-   6. The copy engine writes. A tile of C goes through a little shared memory of its own, and the block goes on while
+   6. The copy engine writes. A tile of C goes through a little shared memory of its own, and the
+   block goes on while
       it is under way.
-   7. Clusters. Where C has few tiles, up to eight blocks share one: each takes a piece of k, and then they add their
-      pieces up out of each other's shared memory, a part of the tile each: no second pass, no workspace. (Blocks that
-      fetch B for each other, which a cluster also offers, were no faster on an H100.)
+   7. Clusters. Where C has few tiles, up to eight blocks share one: each takes a piece of k, and
+   then they add their
+      pieces up out of each other's shared memory, a part of the tile each: no second pass, no
+      workspace. (Blocks that fetch B for each other, which a cluster also offers, were no faster on
+      an H100.)
 
-   A block forms 128 x N of C, N = 256, 192, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of
-   k; a stage holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64
-   of k for 64 rows or columns: along k the rows in memory go along k, and a tile's boxes, one behind the other, are
-   fetched as one. Across k they go the other way. Both look the same to all but wgmma, which is told by two flags. The
-   128-byte swizzle moves chunk c (16 bytes) of a box's row r to chunk c ^ (r % 8). So eight rows of one chunk lie in
-   different banks. */
-enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
-       AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_STAGES = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
+   A block forms 128 x N of C, N = 256, 192, 128 or 64: two warpgroups 64 x N each, a third one
+   feeds. A step is 64 of k; a stage holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128
+   bytes, 8 KB each. A box is 64 of k for 64 rows or columns: along k the rows in memory go along k,
+   and a tile's boxes, one behind the other, are fetched as one. Across k they go the other way.
+   Both look the same to all but wgmma, which is told by two flags. The 128-byte swizzle moves chunk
+   c (16 bytes) of a box's row r to chunk c ^ (r % 8). So eight rows of one chunk lie in different
+   banks. */
+enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128,
+       AMPI_HOPPER_THREADS = 384, AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_STAGES = 192 << 10,
+           AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
        AMPI_HOPPER_BARRIERS = 16, AMPI_HOPPER_PIECES = 8,
        AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
        AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
 #if defined(AMPI_TENSOR_MAPS)
 
-/* What the kernel gets: tensor maps of A, B and C, seen as (place in a row, row, number in the batch). p.pieces blocks
-   are a cluster. */
+/* What the kernel gets: tensor maps of A, B and C, seen as (place in a row, row, number in the
+   batch). p.pieces blocks are a cluster. */
 typedef struct ampi_cuda_hopper {
     CUtensorMap a, b, c;
     ampi_cuda_product p;
@@ -2265,17 +2490,20 @@ typedef struct ampi_cuda_hopper {
 
 /* N columns: bytes of a stage, and the number of stages; 4, 4, 6 or 8. */
 template <int N> struct ampi_hopper {
-    enum { STAGE_BYTES = AMPI_HOPPER_BOX * (2 + N / 64), STAGES = AMPI_HOPPER_STAGES / STAGE_BYTES };
+    enum { STAGE_BYTES = AMPI_HOPPER_BOX * (2 + N / 64),
+        STAGES = AMPI_HOPPER_STAGES / STAGE_BYTES };
 };
 
-/* The stages as one warpgroup sees them: the one it comes to next, and the parity of that stage's next phase. */
+/* The stages as one warpgroup sees them: the one it comes to next, and the parity of that stage's
+   next phase. */
 typedef struct ampi_hopper_pipeline {
     unsigned char* stages;
     uint64_t *full, *empty;
     uint32_t stage, parity;
 } ampi_hopper_pipeline;
 
-/* The same for all lanes of a warp, in a form by which the compiler sees it: descriptors lie in uniform registers. */
+/* The same for all lanes of a warp, in a form by which the compiler sees it: descriptors lie in
+   uniform registers. */
 AMPI_D uint32_t ampi_d_warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 
 /* The pipeline's next stage; its parity flips when the stages begin again. */
@@ -2285,14 +2513,16 @@ AMPI_D void ampi_d_pipeline_next(ampi_hopper_pipeline& pipe) {
     if (pipe.stage == ampi_hopper<N>::STAGES) { pipe.stage = 0; pipe.parity ^= 1u; }
 }
 
-/* A block's next piece of work: product z of the batch, steps [from, from + steps) of k, for the tile at (i, j). */
+/* A block's next piece of work: product z of the batch, steps [from, from + steps) of k, for the
+   tile at (i, j). */
 typedef struct ampi_hopper_tile { uint32_t i, j, z, from, steps; } ampi_hopper_tile;
 
 /* Clusters take units in the order of their number, in bands as ampi_d_tile has them. */
 template <int N>
 AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t unit) {
     const uint32_t tiles = h.p.tiles_m * h.p.tiles_n;
-    const ampi_cuda_tile c = ampi_d_tile_at(h.p, AMPI_HOPPER_DEPTH, unit % tiles, blockIdx.x % h.p.pieces);
+    const ampi_cuda_tile c = ampi_d_tile_at(h.p, AMPI_HOPPER_DEPTH, unit % tiles,
+        blockIdx.x % h.p.pieces);
     ampi_hopper_tile t;
     t.i = c.row * AMPI_HOPPER_M;
     t.j = c.column * N;
@@ -2305,17 +2535,19 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
 /* Hopper kernel: feeding */
 
 /* An operand's tile at row or column x, for one stage: `boxes` times 64 rows or columns. */
-AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o, unsigned char* to, uint64_t* full,
-                                uint32_t x, uint32_t k, uint32_t z, uint32_t boxes) {
+AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o,
+                                unsigned char* to, uint64_t* full, uint32_t x, uint32_t k,
+                                uint32_t z, uint32_t boxes) {
     const int product = o.stride ? (int)z : 0;
     if (o.along_k) { ampi_ptx_tma_load(to, map, full, (int)k, (int)x, product); return; }
     for (uint32_t box = 0; box < boxes; box++)
-        ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, (int)(x + 64 * box), (int)k, product);
+        ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, (int)(x + 64 * box), (int)k,
+            product);
 }
 
 template <int N>
-AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe, const ampi_hopper_tile& t,
-                               uint32_t step) {
+AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe,
+                               const ampi_hopper_tile& t, uint32_t step) {
     unsigned char* stage = pipe.stages + pipe.stage * ampi_hopper<N>::STAGE_BYTES;
     uint64_t* full = pipe.full + pipe.stage;
     const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
@@ -2340,15 +2572,16 @@ AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_pipeline p
 
 /* Hopper kernel: multiplying */
 
-/* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in units of 16 bytes,
-   the address in bits 0-13, the leading offset in bits 16-29, the stride in bits 32-45; in bits 62-63 the swizzle, 1
-   for 128 bytes. The address counts from the start of the block's own memory: what lies above 18 bits is the block's
-   number in its cluster, and would fall into the leading offset. The stride leads from eight rows of 128 bytes to the
-   next eight. The leading offset leads across k from 64 rows or columns to the next 64, a box; along k it has no
+/* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in
+   units of 16 bytes, the address in bits 0-13, the leading offset in bits 16-29, the stride in bits
+   32-45; in bits 62-63 the swizzle, 1 for 128 bytes. The address counts from the start of the
+   block's own memory: what lies above 18 bits is the block's number in its cluster, and would fall
+   into the leading offset. The stride leads from eight rows of 128 bytes to the next eight. The
+   leading offset leads across k from 64 rows or columns to the next 64, a box; along k it has no
    meaning and is 1. */
 AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
-    return (uint64_t)((ampi_ptx_shared(p) & 0x3ffffu) >> 4) | (uint64_t)(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16
-           | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((ampi_ptx_shared(p) & 0x3ffffu) >> 4) | (uint64_t)(trans
+           ? AMPI_HOPPER_BOX >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* This warp has left a stage. */
@@ -2356,12 +2589,14 @@ AMPI_D void ampi_d_hopper_release(const ampi_hopper_pipeline& pipe, uint32_t sta
     if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(pipe.empty + stage);
 }
 
-/* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across k. The Tensor Cores
-   get a step's work while they still do the last one's: only then that stage is given back. */
+/* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across
+   k. The Tensor Cores get a step's work while they still do the last one's: only then that stage is
+   given back. */
 template <int N, int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, uint32_t steps) {
     const uint32_t a_step = (TRANS_A ? 16 * 128 : 32) >> 4, b_step = (TRANS_B ? 16 * 128 : 32) >> 4;
-    const uint64_t first_a = ampi_d_descriptor(pipe.stages + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
+    const uint64_t first_a = ampi_d_descriptor(pipe.stages
+        + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
     const uint64_t first_b = ampi_d_descriptor(pipe.stages + 2 * AMPI_HOPPER_BOX, TRANS_B);
     uint32_t last = pipe.stage;
     for (uint32_t step = 0; step < steps; step++) {
@@ -2371,7 +2606,8 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
         ampi_ptx_wgmma_fence();
         AMPI_D_UNROLL
         for (uint32_t q = 0; q < AMPI_HOPPER_DEPTH / 16; q++)
-            ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0 || q > 0);
+            ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0
+                || q > 0);
         ampi_ptx_wgmma_commit();
         ampi_ptx_wgmma_wait<1>();
         if (step > 0) ampi_d_hopper_release(pipe, last);
@@ -2384,8 +2620,8 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
 
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
-AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_pipeline& pipe,
-                                   uint32_t steps) {
+AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h,
+                                   ampi_hopper_pipeline& pipe, uint32_t steps) {
     if (h.p.a.along_k) {
         if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, pipe, steps);
         else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, pipe, steps);
@@ -2397,12 +2633,12 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 
 /* Hopper kernel: from sums to C */
 
-/* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element e is row
-   lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
+/* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element
+   e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
 
 /* Eight sums of a warp's slice of 32 columns, which begin at column `first` of the tile. */
-AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t, const float* slice, uint32_t row,
-                                uint32_t column, uint32_t first) {
+AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t,
+                                const float* slice, uint32_t row, uint32_t column, uint32_t first) {
     const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
@@ -2417,10 +2653,11 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
     ampi_d_epilogue8_at(p, c, t.z, i, v);
 }
 
-/* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
+/* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a
+   row. */
 template <int N>
-AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                  float* slice) {
+AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
+                                  const ampi_hopper_tile& t, float* slice) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2429,7 +2666,8 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
         for (uint32_t q = 0; q < N / 8; q++) {
             if (q / 4 != across) continue;      /* registers have no index at run time */
             *(float2*)(corner + q % 4 * 8) = make_float2(sum[4 * q], sum[4 * q + 1]);
-            *(float2*)(corner + 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8) = make_float2(sum[4 * q + 2], sum[4 * q + 3]);
+            *(float2*)(corner + 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8) = make_float2(sum[4 * q + 2],
+                sum[4 * q + 3]);
         }
         __syncwarp();
         AMPI_ROLLED
@@ -2439,9 +2677,10 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
     }
 }
 
-/* A tile of which each block of the cluster has a piece. Each lays its sums into the stages, which nobody needs any
-   more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then each takes its share of the groups of
-   8 columns, adds the pieces in ascending order, and delivers. */
+/* A tile of which each block of the cluster has a piece. Each lays its sums into the stages, which
+   nobody needs any more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then
+   each takes its share of the groups of 8 columns, adds the pieces in ascending order, and
+   delivers. */
 AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     float4 v[AMPI_HOPPER_PIECES];
     AMPI_D_UNROLL
@@ -2455,7 +2694,8 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
 }
 
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-                                         const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
+                                         const unsigned char* fours, float* slice, uint32_t first,
+                                         uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2475,8 +2715,8 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
 }
 
 template <int N>
-AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                unsigned char* exchange, float* slice) {
+AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
+                                const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
     const uint32_t rank = blockIdx.x % p.pieces;
     unsigned char* fours = exchange + (threadIdx.x - 128) * 16;
     ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the stages */
@@ -2485,10 +2725,12 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
         *(float4*)(fours + g * AMPI_HOPPER_GROUP)
             = make_float4(sum[4 * g], sum[4 * g + 1], sum[4 * g + 2], sum[4 * g + 3]);
     ampi_ptx_cluster_sync();
-    ampi_d_hopper_deliver_groups(p, t, fours, slice, N / 8 * rank / p.pieces, N / 8 * (rank + 1) / p.pieces);
+    ampi_d_hopper_deliver_groups(p, t, fours, slice, N / 8 * rank / p.pieces,
+        N / 8 * (rank + 1) / p.pieces);
 }
 
-/* What ampi_d_epilogue8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
+/* What ampi_d_epilogue8 does where beta is 0 and f is none or ReLU; without the last step for
+   NaNs. */
 AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
     if (p.bias) v = __fadd_rn(v, bias);
@@ -2496,20 +2738,23 @@ AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float
 }
 
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
-    return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + at) : 0.0f;
+    return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype,
+        z * p.bias_stride + at) : 0.0f;
 }
 
-/* What a lane has of the bias: that of its two rows, or of two of the 64 columns from j on, 2*lane and the next. */
+/* What a lane has of the bias: that of its two rows, or of two of the 64 columns from j on, 2*lane
+   and the next. */
 AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32_t i, uint32_t j) {
     const uint32_t lane = threadIdx.x % 32, at = p.bias_per_row ? i + lane / 4 : j + 2 * lane;
     if (!p.bias) return make_float2(0.0f, 0.0f);
-    return make_float2(ampi_d_hopper_bias(p, z, at), ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
+    return make_float2(ampi_d_hopper_bias(p, z, at),
+        ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
 }
 
-/* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from the bias' first
-   column. */
-AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e, uint32_t block,
-                                 const float2& bias) {
+/* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from
+   the bias' first column. */
+AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e,
+                                 uint32_t block, const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
     if (p.bias && !p.bias_per_row) {
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
@@ -2520,14 +2765,14 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
 
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
-AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i, uint32_t block,
-                                    const float2& bias) {
+AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i,
+                                    uint32_t block, const float2& bias) {
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
-/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among them makes the sum
-   NaN; so do infinities that cancel, and then nothing is found. Any NaN becomes the one that ampi_clean_nan is rounded
-   to. */
+/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among
+   them makes the sum NaN; so do infinities that cancel, and then nothing is found. Any NaN becomes
+   the one that ampi_clean_nan is rounded to. */
 template <int BF16>
 AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
     const uint32_t inf = BF16 ? 0x7f80u : 0x7c00u, quiet = BF16 ? 0x7fc0u : 0x7e00u;
@@ -2538,7 +2783,8 @@ AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
 
 /* A lane's 32 numbers of 64 columns: pair i is rows 8*(i%2), columns 8*(i/2). */
 template <int BF16, int RAW>
-AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum, const float2& bias) {
+AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum,
+        const float2& bias) {
     uint32_t all = 0;
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 16; i++) {
@@ -2551,26 +2797,29 @@ AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, 
     for (uint32_t i = 0; i < 16; i++) r[i] = ampi_d_hopper_clean<BF16>(r[i]);
 }
 
-/* A warp's 16 rows of 64 halves into a box, whose chunks are swizzled: four times 16 columns, as four 8 x 8 matrices
-   each. */
+/* A warp's 16 rows of 64 halves into a box, whose chunks are swizzled: four times 16 columns, as
+   four 8 x 8 matrices each. */
 template <int BF16, int RAW>
-AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
-                                     const float2& bias) {
+AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p,
+                                     const float* sum, const float2& bias) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t r[16];
     ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
     AMPI_D_UNROLL
     for (uint32_t b = 0; b < 4; b++) {
         const uint32_t four[4] = { r[4 * b], r[4 * b + 1], r[4 * b + 2], r[4 * b + 3] };
-        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, four);
+        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16,
+            four);
     }
 }
 
-/* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their block. */
+/* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their
+   block. */
 template <int RAW>
-AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
-                                     const float2& bias, uint32_t first) {
-    const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2, inside = lane % 2 * 8;
+AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p,
+                                     const float* sum, const float2& bias, uint32_t first) {
+    const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2,
+        inside = lane % 2 * 8;
     float2 v[8];
     float all = 0.0f;
     AMPI_D_UNROLL
@@ -2580,27 +2829,34 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
         all += v[i].y;
     }
     AMPI_D_UNROLL
-    for (uint32_t i = 0; i < 8 && all != all; i++) v[i] = make_float2(ampi_clean_nan(v[i].x), ampi_clean_nan(v[i].y));
+    for (uint32_t i = 0; i < 8 && all != all; i++)
+        v[i] = make_float2(ampi_clean_nan(v[i].x), ampi_clean_nan(v[i].y));
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8; i++)
-        *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) = v[i];
+        *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) =
+            v[i];
 }
 
-/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes that alternate. The first barrier: the box has
-   been read; the second: it has been written. */
+/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes that alternate. The first
+   barrier: the box has been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
-AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                unsigned char* out, uint32_t& next_box) {
-    const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
+AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
+                                const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
+    const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(),
+        width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
     AMPI_D_UNROLL
     for (uint32_t q = 0; q < N / width; q++, next_box ^= 1u) {
         unsigned char* box = out + next_box * AMPI_HOPPER_BOX;
-        if (!RAW && q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
+        if (!RAW && q * width % 64 == 0)
+            bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
         ampi_ptx_group_sync(group, 128);
-        if (TYPE == AMP_F32) ampi_d_hopper_put_floats<RAW>(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
-        else ampi_d_hopper_put_halves<TYPE == AMP_BF16, RAW>(box + top * 128, h.p, sum + 32 * q, bias);
+        if (TYPE == AMP_F32)
+            ampi_d_hopper_put_floats<RAW>(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
+        else
+            ampi_d_hopper_put_halves<TYPE == AMP_BF16,
+                RAW>(box + top * 128, h.p, sum + 32 * q, bias);
         ampi_ptx_fence_async();
         ampi_ptx_group_sync(group, 128);
         if (threadIdx.x % 128 == 0) {
@@ -2611,8 +2867,9 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
 }
 
 template <int N, int RAW>
-AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
-                                     unsigned char* out, uint32_t& next_box) {
+AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
+                                     const ampi_hopper_tile& t, unsigned char* out,
+                                     uint32_t& next_box) {
     if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, next_box);
     else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, next_box);
     else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, next_box);
@@ -2620,7 +2877,8 @@ AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&su
 
 /* A multiplying warpgroup: 64 rows of each tile. */
 template <int N>
-AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe, unsigned char* out) {
+AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe,
+        unsigned char* out) {
     const uint32_t half = ampi_d_warpgroup() - 1, warp = threadIdx.x % 128 / 32;
     float sum[N / 2] = {};
     uint32_t next_box = 0;
@@ -2641,12 +2899,14 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipelin
             ampi_d_hopper_store_type<N, 0>(h, sum, t, out, next_box);
         }
     }
-    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();      /* what is written is there when the kernel ends */
+    /* what is written is there when the kernel ends */
+    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();
 }
 
 /* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp. */
 template <int N>
-AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h, unsigned char* shared) {
+AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h,
+        unsigned char* shared) {
     ampi_hopper_pipeline pipe;
     pipe.stages = shared;
     pipe.full = (uint64_t*)(shared + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT);
@@ -2666,15 +2926,16 @@ AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h, un
 
 #endif
 
-/* One warp of the first warpgroup feeds, the two others multiply. Where blocks share a tile, each has one, and none may
-   leave while others still read its sums: all their threads meet twice. In a pass for any other architecture the kernel
-   is empty. */
+/* One warp of the first warpgroup feeds, the two others multiply. Where blocks share a tile, each
+   has one, and none may leave while others still read its sums: all their threads meet twice. In a
+   pass for any other architecture the kernel is empty. */
 template <int N>
 static __global__ void __launch_bounds__(AMPI_HOPPER_THREADS, 1)
 ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
 #if defined(AMPI_HOPPER)
     AMPI_SHARED(unsigned char, memory);
-    unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);      /* the swizzle's period */
+    /* the swizzle's period */
+    unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);
     const ampi_hopper_pipeline pipe = ampi_d_hopper_pipeline<N>(h, shared);
     ampi_ptx_grid_wait();
     __syncthreads();
@@ -2703,8 +2964,8 @@ typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 
 /* Is it a matrix of halves whose rows begin at multiples of 16 bytes? */
 AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, size_t stride) {
-    return !v->is_image && v->area == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0 && v->ld % 8 == 0
-           && stride % 8 == 0;
+    return !v->is_image && v->area == 0 && v->dtype != AMP_F32 && (uintptr_t)v->data % 16 == 0
+           && v->ld % 8 == 0 && stride % 8 == 0;
 }
 
 /* An image's places; channels and images are still to be set. */
@@ -2719,8 +2980,8 @@ AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_im2col* g) {
     o->step_h = g->h.next; o->step_w = g->w.next;
 }
 
-/* Other operands: a channel for each stored row. A matrix is one image of one row. The weights of an input
-   gradient are an image for each output, of those kernel positions that are in use. */
+/* Other operands: a channel for each stored row. A matrix is one image of one row. The weights of
+   an input gradient are an image for each output, of those kernel positions that are in use. */
 AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, size_t length) {
     o->image_stride = v->output;
     o->channel_stride = v->ld;
@@ -2733,7 +2994,8 @@ AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, siz
 }
 
 /* Of m or n and of k, one is the number of stored rows, the other their length. */
-AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k, size_t stride) {
+AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k,
+        size_t stride) {
     const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
     ampi_cuda_operand o;
     memset(&o, 0, sizeof o);
@@ -2750,7 +3012,8 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     return o;
 }
 
-AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi_cuda_batch* batch) {
+AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
+        const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
     ampi_cuda_product p;
     memset(&p, 0, sizeof p);
@@ -2774,14 +3037,15 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi
 
 AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
     int device = 0, value = 0;
-    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what, device) == cudaSuccess)
+    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what,
+        device) == cudaSuccess)
         return value;
     cudaGetLastError();
     return 0;
 }
 
-/* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k. On Hopper `side` is
-   the columns of a tile. */
+/* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k.
+   On Hopper `side` is the columns of a tile. */
 typedef struct ampi_cuda_cut {
     uint32_t side, steps, pieces;
     size_t tiles_m, tiles_n;
@@ -2789,7 +3053,8 @@ typedef struct ampi_cuda_cut {
 
 AMPI_FN size_t ampi_cuda_parts(size_t n, size_t part) { return n / part + (n % part != 0); }
 
-AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n, size_t k) {
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n,
+        size_t k) {
     ampi_cuda_cut cut;
     cut.side = side;
     cut.tiles_m = ampi_cuda_parts(m, side);
@@ -2799,10 +3064,11 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, 
     return cut;
 }
 
-/* Tiles of 128 read each element of A and B half as often as tiles of 64, which keep more multiprocessors busy:
-   the large ones are taken where they are at least as many as the multiprocessors. If even the small ones are
-   few and k is long, k is cut until there are two blocks for each multiprocessor; a piece has at least 8 steps.
-   So what it writes and the second pass reads (8 bytes a sum) stays small beside what it multiplies. */
+/* Tiles of 128 read each element of A and B half as often as tiles of 64, which keep more
+   multiprocessors busy: the large ones are taken where they are at least as many as the
+   multiprocessors. If even the small ones are few and k is long, k is cut until there are two
+   blocks for each multiprocessor; a piece has at least 8 steps. So what it writes and the second
+   pass reads (8 bytes a sum) stays small beside what it multiplies. */
 enum { AMPI_CUDA_PIECE_STEPS = 8, AMPI_CUDA_MAX_PIECES = 64 };
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = (size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), tiles, pieces;
@@ -2811,7 +3077,8 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t bat
     cut = ampi_cuda_cut_of(64, AMPI_CUDA_DEPTH, m, n, k);
     tiles = cut.tiles_m * cut.tiles_n * batch;
     if (tiles == 0 || tiles >= processors) return cut;
-    pieces = ampi_min_size(ampi_cuda_parts(2 * processors, tiles), cut.steps / AMPI_CUDA_PIECE_STEPS);
+    pieces = ampi_min_size(ampi_cuda_parts(2 * processors, tiles),
+        cut.steps / AMPI_CUDA_PIECE_STEPS);
     pieces = ampi_min_size(pieces, AMPI_CUDA_MAX_PIECES);
     if (pieces < 2) return cut;
     cut.steps = (uint32_t)ampi_cuda_parts(cut.steps, pieces);
@@ -2828,9 +3095,9 @@ AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t
 
 #if defined(AMPI_TENSOR_MAPS)
 
-/* Is this a device of compute capability 9.0, and was the kernel compiled for sm_90a? Otherwise it is empty, and needs
-   next to no registers. Three warpgroups must begin with as many as they have in the end: who takes what is not there
-   waits for ever. */
+/* Is this a device of compute capability 9.0, and was the kernel compiled for sm_90a? Otherwise it
+   is empty, and needs next to no registers. Three warpgroups must begin with as many as they have
+   in the end: who takes what is not there waits for ever. */
 AMPI_FN int ampi_cuda_hopper_here(void) {
     cudaFuncAttributes compiled;
     if (ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) != 9
@@ -2841,7 +3108,8 @@ AMPI_FN int ampi_cuda_hopper_here(void) {
     return 0;
 }
 
-AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size_t m, size_t n, size_t k) {
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size_t m, size_t n,
+        size_t k) {
     ampi_cuda_cut cut;
     size_t steps = ampi_max_size(ampi_cuda_parts(k, AMPI_HOPPER_DEPTH), 1);
     cut.side = side;
@@ -2852,24 +3120,28 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size
     return cut;
 }
 
-/* What a cut costs, in microseconds as an H100 was seen to take: as many rounds as the multiprocessors need, of steps
-   and what a tile needs besides. Shared memory feeds the Tensor Cores, so narrow tiles, which read A for fewer columns,
-   cost more than their share. Blocks that share a tile meet twice and read each other's sums. */
+/* What a cut costs, in microseconds as an H100 was seen to take: as many rounds as the
+   multiprocessors need, of steps and what a tile needs besides. Shared memory feeds the Tensor
+   Cores, so narrow tiles, which read A for fewer columns, cost more than their share. Blocks that
+   share a tile meet twice and read each other's sums. */
 AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t batch) {
     static const double step[4] = { 0.24, 0.39, 0.49, 0.63 }, end[4] = { 0.1, 0.8, 1.6, 2.1 };
     const size_t blocks = cut->tiles_m * cut->tiles_n * batch * cut->pieces, i = cut->side / 64 - 1;
-    const double cost = (double)ampi_cuda_parts(blocks, processors) * (cut->steps * step[i] + end[i]);
+    const double cost = (double)ampi_cuda_parts(blocks,
+        processors) * (cut->steps * step[i] + end[i]);
     return cut->pieces > 1 ? cost + 3.6 + 0.25 * cut->pieces : cost;
 }
 
-/* Blocks of a cluster lie in one part of the GPU, of 16 multiprocessors or a few more: so many clusters at once. */
+/* Blocks of a cluster lie in one part of the GPU, of 16 multiprocessors or a few more: so many
+   clusters at once. */
 AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
     return processors < 16 ? processors / pieces : processors / 16 * (16 / pieces);
 }
 
 /* The cheapest of the four widths and of 1, 2, 4 or 8 pieces, which all have to run at once. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch) {
-    size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
+    size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount),
+        1);
     ampi_cuda_cut best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
     double least = ampi_cuda_hopper_cost(&best, processors, batch);
     for (uint32_t side = 256; side >= 64; side -= 64)
@@ -2893,7 +3165,8 @@ AMPI_FN int ampi_cuda_hopper_here(void) { return 0; }
 AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t batch) {
     size_t all;
     if (!ampi_mul_size(m, n, &all) || !ampi_mul_size(all, batch, &all)
-        || all > SIZE_MAX / (AMPI_CUDA_MAX_PIECES * sizeof(float)) || k / AMPI_CUDA_DEPTH >= UINT32_MAX) return 0;
+        || all > SIZE_MAX / (AMPI_CUDA_MAX_PIECES * sizeof(float))
+        || k / AMPI_CUDA_DEPTH >= UINT32_MAX) return 0;
     ampi_cuda_cut cut = ampi_cuda_cut_mma(m, n, k, batch);
     all = ampi_cuda_pieces_bytes(&cut, m, n, batch);
     return all ? all + 16 : 0;
@@ -2903,8 +3176,9 @@ AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_cuda_product_workspace(m, n, k, 1);
 }
 
-/* The Tensor Cores take two operands of one 16-bit type. BF16 needs code compiled for 8.0 or newer, whatever the
-   device is: older code is translated for a newer device, but has no such instruction. */
+/* The Tensor Cores take two operands of one 16-bit type. BF16 needs code compiled for 8.0 or newer,
+   whatever the device is: older code is translated for a newer device, but has no such
+   instruction. */
 AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
     cudaFuncAttributes compiled;
     if (a != b || a == AMP_F32) return 0;
@@ -2917,9 +3191,10 @@ AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
 
 /* Launches */
 
-/* A thread's steps from pair to pair or chunk to chunk and from tile to tile; see ampi_d_walk_tile and
-   ampi_d_feed_chunks. */
-AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t depth, uint32_t threads) {
+/* A thread's steps from pair to pair or chunk to chunk and from tile to tile; see ampi_d_walk_tile
+   and ampi_d_feed_chunks. */
+AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t depth,
+        uint32_t threads) {
     uint32_t pairs = (o->along_k ? depth : side) / 2;
     o->row_step = ampi_cuda_digits_of(threads / pairs, o->kernel_h, o->kernel_w);
     o->position_step = ampi_cuda_digits_of(depth, o->rows, o->cols);
@@ -2929,34 +3204,37 @@ AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t d
 
 /* A grid's second side ends at 65535: larger batches go in parts. */
 enum { AMPI_CUDA_MAX_BATCH = 32768 };
-AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op, void (*kernel)(ampi_cuda_product),
-                                        ampi_cuda_product* p, const ampi_cuda_cut* cut, uint32_t depth,
-                                        uint32_t threads, size_t shared) {
+AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
+                                        void (*kernel)(ampi_cuda_product), ampi_cuda_product* p,
+                                        const ampi_cuda_cut* cut, uint32_t depth, uint32_t threads,
+                                        size_t shared) {
     if (cut->tiles_m * cut->tiles_n >= (size_t)1 << 28)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: %llu x %llu tiles are too many", op,
-                         (ampi_ull)cut->tiles_m, (ampi_ull)cut->tiles_n);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
+                         "%s: %llu x %llu tiles are too many", op, (ampi_ull)cut->tiles_m,
+                         (ampi_ull)cut->tiles_n);
     p->tiles_m = (uint32_t)cut->tiles_m;
     p->tiles_n = (uint32_t)cut->tiles_n;
     p->steps = cut->steps;
     p->pieces = cut->pieces;
     ampi_cuda_set_steps(&p->a, cut->side, depth, threads);
     ampi_cuda_set_steps(&p->b, cut->side, depth, threads);
-    return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch, p->pieces),
-                            dim3(threads), shared, *p);
+    return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch,
+                            p->pieces), dim3(threads), shared, *p);
 }
 
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
-    return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH, AMPI_CUDA_BLOCK,
-                                4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
+    return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH,
+                                AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
 }
 
 /* The second pass over a sum that was cut. */
-AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op, const ampi_cuda_product* p) {
+AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op,
+        const ampi_cuda_product* p) {
     if (p->pieces == 1) return AMP_OK;
     size_t blocks = ampi_cuda_parts(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_PIECES_EIGHTS);
-    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks), dim3(AMPI_CUDA_BLOCK),
-                            AMPI_CUDA_BLOCK * sizeof(float), *p);
+    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks),
+                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
 /* A stage holds a tile of A and one of B. */
@@ -2974,7 +3252,8 @@ AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_
     p->bf16 = p->a.dtype == AMP_BF16;
     p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
     if (!p->sums) cut = ampi_cuda_cut_of(cut.side, AMPI_CUDA_DEPTH, p->m, p->n, p->k);
-    r = ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side, ampi_cuda_mma_shared(cut.side));
+    r = ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side,
+        ampi_cuda_mma_shared(cut.side));
     return r == AMP_OK ? ampi_cuda_add_pieces(exec, op, p) : r;
 }
 
@@ -2991,7 +3270,8 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     cudaError_t e;
     if (known) return known;
 #if CUDART_VERSION >= 12050
-    e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+    e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+        &found);
 #else
     e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found);
 #endif
@@ -3001,8 +3281,9 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
 }
 
 /* `count` matrices of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
-AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t height,
-                                 size_t ld, size_t count, size_t stride, uint32_t rows) {
+AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length,
+                                 size_t height, size_t ld, size_t count, size_t stride,
+                                 uint32_t rows) {
     const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, height, stride ? count : 1 };
     const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
     const cuuint32_t box[3] = { (cuuint32_t)(128 / size), rows, 1 }, every[3] = { 1, 1, 1 };
@@ -3010,33 +3291,40 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
                                      : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
-    return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+                            == CUDA_SUCCESS;
 }
 
 /* `tile` rows or columns at a time. */
-AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch, uint32_t tile) {
-    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride,
-                                o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
+AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch,
+        uint32_t tile) {
+    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride,
+                                batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
-/* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what it writes to whole
-   16 bytes (an H100 does; no document says so): a row that ends within some has a gap behind it, which is not ours. */
+/* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
+   it writes to whole 16 bytes (an H100 does; no document says so): a row that ends within some has
+   a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c_dtype);
-    return p->pieces == 1 && p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU
-           && (uintptr_t)p->c % 16 == 0 && p->n % unit == 0 && p->ldc % unit == 0
+    return p->pieces == 1 && p->beta == 0.0f && p->part == p->n
+           && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
+               && p->n % unit == 0 && p->ldc % unit == 0
            && (p->batch == 1 || p->c_stride % unit == 0);
 }
 
-/* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
+/* A product large enough to fill a tile's better part, of matrices that the copy engine can
+   fetch. */
 AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product* p) {
-    return p->a.boxes && p->b.boxes && p->m >= 64 && p->n >= 64 && p->k >= 64 && ampi_cuda_hopper_here();
+    return p->a.boxes && p->b.boxes && p->m >= 64 && p->n >= 64 && p->k >= 64
+        && ampi_cuda_hopper_here();
 }
 
 /* The kernel's parameter; 0 where it cannot be had. */
-AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p, const ampi_cuda_cut* cut) {
+AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
+        const ampi_cuda_cut* cut) {
     const size_t units = cut->tiles_m * cut->tiles_n * p->batch, limit = (size_t)1 << 30;
     if (cut->tiles_m * cut->tiles_n >= limit / p->batch) return 0;
     memset(h, 0, sizeof *h);
@@ -3050,27 +3338,32 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
     h->by_engine = ampi_cuda_hopper_by_engine(&h->p);
     return ampi_cuda_operand_map(&h->a, &p->a, p->batch, AMPI_HOPPER_M)
            && ampi_cuda_operand_map(&h->b, &p->b, p->batch, cut->side)
-           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc, p->batch,
-                                                     p->c_stride, 64));
+           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc,
+                                                     p->batch, p->c_stride, 64));
 }
 
-/* A block for each multiprocessor, or fewer; where several share a tile, a cluster for each tile. */
-AMPI_FN cudaError_t ampi_cuda_launch_hopper(const amp_exec* exec, const ampi_cuda_hopper* h, uint32_t side) {
+/* A block for each multiprocessor, or fewer; where several share a tile, a cluster for each
+   tile. */
+AMPI_FN cudaError_t ampi_cuda_launch_hopper(const amp_exec* exec, const ampi_cuda_hopper* h,
+        uint32_t side) {
     void (*kernel)(ampi_cuda_hopper) = side == 256   ? ampi_k_gemm_hopper<256>
                                        : side == 192 ? ampi_k_gemm_hopper<192>
                                        : side == 128 ? ampi_k_gemm_hopper<128>
                                                      : ampi_k_gemm_hopper<64>;
     uint32_t processors = (uint32_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);
     uint32_t clusters = h->p.pieces > 1 || h->units < processors ? h->units : processors;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, AMPI_HOPPER_SHARED);
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        AMPI_HOPPER_SHARED);
     if (e != cudaSuccess) return e;
-    return ampi_cuda_launch_clusters(exec, kernel, dim3(clusters * h->p.pieces), dim3(AMPI_HOPPER_THREADS),
-                                     AMPI_HOPPER_SHARED, h->p.pieces, *h);
+    return ampi_cuda_launch_clusters(exec, kernel, dim3(clusters * h->p.pieces),
+                                     dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->p.pieces,
+                                     *h);
 }
 
-/* Returns 0 where the product is left to another kernel. A part of a GPU (MIG, MPS) may have no room for a cluster:
-   then k is not cut. */
-AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const ampi_cuda_product* p, amp_result* r) {
+/* Returns 0 where the product is left to another kernel. A part of a GPU (MIG, MPS) may have no
+   room for a cluster: then k is not cut. */
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const ampi_cuda_product* p,
+        amp_result* r) {
     ampi_cuda_hopper h;
     cudaError_t e;
     if (!ampi_cuda_hopper_takes(p)) return 0;
@@ -3090,11 +3383,15 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const amp
 #else
 
 AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product*) { return 0; }
-AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_product*, amp_result*) { return 0; }
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_product*,
+        amp_result*) {
+    return 0;
+}
 
 #endif
 
-/* Few places of k, or few rows or columns and all along k, which threads beside each other then read together. */
+/* Few places of k, or few rows or columns and all along k, which threads beside each other then
+   read together. */
 AMPI_FN int ampi_cuda_is_narrow(const ampi_cuda_product* p, const ampi_product* s) {
     if (s->a.is_image || s->b.is_image || p->k == 0 || p->m * p->n > (size_t)1 << 24) return 0;
     if (p->k <= AMPI_CUDA_NARROW) return 1;
@@ -3102,33 +3399,38 @@ AMPI_FN int ampi_cuda_is_narrow(const ampi_cuda_product* p, const ampi_product* 
            && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
 }
 
-AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
+AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op,
+        ampi_cuda_product* p) {
     size_t blocks;
     p->steps = 1;
     while (p->steps < 32 && p->k > AMPI_CUDA_NARROW * (size_t)p->steps) p->steps *= 2;
     blocks = ampi_cuda_parts(p->m * p->n * p->steps, AMPI_CUDA_BLOCK);
-    return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_narrow<1> : ampi_k_gemm_narrow<0>,
-                            dim3((unsigned)blocks, (unsigned)p->batch), dim3(AMPI_CUDA_BLOCK), 0, *p);
+    return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_narrow<1>
+                            : ampi_k_gemm_narrow<0>, dim3((unsigned)blocks, (unsigned)p->batch),
+                            dim3(AMPI_CUDA_BLOCK), 0, *p);
 }
 
 /* Here a kernel is chosen. */
-AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, const ampi_product* s,
-                                            ampi_cuda_product p) {
+AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op,
+                                            const ampi_product* s, ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
     if (ampi_cuda_is_narrow(&p, s)) return ampi_cuda_run_narrow(exec, op, &p);
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
-/* Kernels count stored rows and places in 31 bits, steps of k in 32. A convolution's planes have been looked at. */
+/* Kernels count stored rows and places in 31 bits, steps of k in 32. A convolution's planes have
+   been looked at. */
 AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
-    const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels : ampi_max_size(v->area, 1);
+    const size_t limit = 0x7fffffff, places = v->is_image ? v->image.pixels
+        : ampi_max_size(v->area, 1);
     return (v->along_k ? side : k) <= limit && (v->along_k ? k : side) / places <= limit;
 }
 
 /* All products of a batch, by own kernels. */
-AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, const ampi_product* s,
-                                         const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op,
+                                         const ampi_product* s, const ampi_cuda_batch* batch,
+                                         amp_cuda_epilogue epilogue) {
     for (size_t z = 0; z < batch->count; z += AMPI_CUDA_MAX_BATCH) {
         ampi_cuda_batch part = *batch;
         ampi_product first = *s;
@@ -3149,36 +3451,43 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 
 #if !defined(AMP_NO_CUBLAS)
 
-/* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per column is
-   written to C first and added by beta = 1: one rounding, as C's type holds it exactly. */
+/* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per
+   column is written to C first and added by beta = 1: one rounding, as C's type holds it
+   exactly. */
 AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
     const size_t limit = 0x7fffffff;
     if (s->a.is_image || s->b.is_image || s->a.dtype != s->b.dtype) return 0;
     if (c->dtype != s->a.dtype && c->dtype != AMP_F32) return 0;
-    if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
-    if (c->bias && (c->bias_per_row || c->beta != 0.0f || (c->bias_dtype != c->dtype && c->dtype != AMP_F32))) return 0;
-    return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
-           && c->ld <= limit && batch->count <= limit;
+    if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8)
+        return 0;
+    if (c->bias && (c->bias_per_row || c->beta != 0.0f
+        || (c->bias_dtype != c->dtype && c->dtype != AMP_F32))) return 0;
+    return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit
+           && s->b.ld <= limit && c->ld <= limit && batch->count <= limit;
 }
 
-/* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
+/* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch
+   for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
                                           amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
-    return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
+    return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)
+        && ampi_cuda_hopper_takes(&p);
 }
 
-/* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
-   does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
-   count; below, own kernels keep one order of summation everywhere and take bias and rounding along. It never gets
-   the work of an exec with a stream of its own: its handle, with the workspace, is bound to the context's. */
-AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch,
-                                  amp_cuda_epilogue epilogue) {
+/* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in
+   which a large GPU does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its
+   kernels, written for each GPU, count; below, own kernels keep one order of summation everywhere
+   and take bias and rounding along. It never gets the work of an exec with a stream of its own: its
+   handle, with the workspace, is bound to the context's. */
+AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s,
+                                  const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     amp_cuda* c = ampi_cuda_context(exec);
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
-    if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream) return 0;
+    if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream)
+        return 0;
     if (engine == AMP_CUDA_GEMM_CUBLAS) return 1;
     return work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0)
            && !ampi_cuda_hopper_has_epilogue(s, batch, epilogue);
@@ -3189,22 +3498,24 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 }
 
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
-AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s, const ampi_cuda_batch* batch,
-                                           float beta) {
+AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s,
+                                           const ampi_cuda_batch* batch, float beta) {
     const ampi_operand *a = &s->a, *b = &s->b;
     const ampi_epilogue* c = &s->c;
     cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
-    cublasOperation_t tb = b->along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = a->along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
+    cublasOperation_t tb = b->along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = a->along_k ? CUBLAS_OP_N
+        : CUBLAS_OP_T;
     cublasStatus_t e = cublasSetMathMode(blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
-    return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &c->alpha, b->data, in,
-                                      (int)b->ld, (long long)batch->b, a->data, in, (int)a->ld, (long long)batch->a,
-                                      &beta, c->data, out, (int)c->ld, (long long)batch->c, (int)batch->count,
+    return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &c->alpha,
+                                      b->data, in, (int)b->ld, (long long)batch->b, a->data, in,
+                                      (int)a->ld, (long long)batch->a, &beta, c->data, out,
+                                      (int)c->ld, (long long)batch->c, (int)batch->count,
                                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 
-AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, const ampi_product* s,
-                                          const ampi_cuda_batch* batch) {
+AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
+                                          const ampi_product* s, const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
     ampi_product bias = *s;
     amp_result r = AMP_OK;
@@ -3216,25 +3527,29 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, 
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
 }
 
-AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch,
-                              amp_cuda_epilogue epilogue) {
+AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s,
+                              const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
 }
 
 #else
 
-AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_cuda_batch*, amp_cuda_epilogue) {
+AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_cuda_batch*,
+        amp_cuda_epilogue) {
     return 0;
 }
 
 #endif
 
 /* Computes a checked product, or as many as the batch counts. */
-AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
-                                         const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op,
+                                         const ampi_product* s, const ampi_cuda_batch* batch,
+                                         amp_cuda_epilogue epilogue) {
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
-    if (!ampi_cuda_countable(&s->a, s->m, s->k) || !ampi_cuda_countable(&s->b, s->n, s->k) || s->k >= (size_t)1 << 35)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
+    if (!ampi_cuda_countable(&s->a, s->m, s->k) || !ampi_cuda_countable(&s->b, s->n, s->k)
+        || s->k >= (size_t)1 << 35)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more",
+            op);
 #if !defined(AMP_NO_CUBLAS)
     if (epilogue == AMP_CUDA_EPILOGUE_NONE && ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_blas(exec, op, s, batch);
@@ -3242,9 +3557,11 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
     return ampi_cuda_product_own(exec, op, s, batch, epilogue);
 }
 
-/* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory then. */
-AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, const ampi_product* s,
-                                          const ampi_cuda_batch* batch, int relu) {
+/* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory
+   then. */
+AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op,
+                                          const ampi_product* s, const ampi_cuda_batch* batch,
+                                          int relu) {
     const amp_cuda_epilogue epilogue = relu ? AMP_CUDA_EPILOGUE_RELU : AMP_CUDA_EPILOGUE_NONE;
     amp_result r;
     if (!relu || !ampi_cuda_by_blas(exec, s, batch, epilogue))
@@ -3255,7 +3572,8 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, 
                                        s->m * s->n * batch->count, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
+AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
+        const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
     return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
 }
@@ -3263,28 +3581,31 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, c
 /* Amp_cuda_gemm */
 
 /* What amp_gemm has no need to check. */
-AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s, const amp_logger* logger,
-                                        const char* op) {
-    const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN, AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
+AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s,
+                                        const amp_logger* logger, const char* op) {
+    const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
+        AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
     amp_result r;
-    if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
+    if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH
+        || (d->bias_per_row != 0 && d->bias_per_row != 1))
         return ampi_fail(logger, AMP_ERR_DESC,
-                         "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
-                         (int)d->epilogue, d->bias_per_row);
+                         "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1",
+                         op, (int)d->epilogue, d->bias_per_row);
     if (!d->bias) return AMP_OK;
     r = ampi_check_matrix(logger, op, &bias);
     return r == AMP_OK ? ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride) : r;
 }
 
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, const void* a, amp_dtype a_dtype,
-                                      const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, const void* a,
+                                      amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                                      float beta, void* c, amp_dtype c_dtype,
                                       const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
     const char* op = desc ? "amp_cuda_gemm_with" : "amp_cuda_gemm";
     const amp_cuda_gemm_desc d = desc ? *desc : amp_cuda_gemm_desc();
     amp_gemm_shape s;
     ampi_product p;
-    amp_result r = ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype, b, b_dtype, beta,
-                                     c, c_dtype);
+    amp_result r = ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype,
+                                     b, b_dtype, beta, c, c_dtype);
     if (r == AMP_OK) r = ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op);
     if (r != AMP_OK || s.m == 0 || s.n == 0) return r;
     r = ampi_cuda_check_pointer(exec, op, "c", c);
@@ -3298,15 +3619,17 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
 
-AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-                                 amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
+                                 amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta,
+                                 void* c, amp_dtype c_dtype, const amp_exec* exec) {
     return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
 }
 
 /* Gradients of biases */
 
-/* db[o] = sum of dy over images n and pixels p of a plane, element (n*outputs + o)*pixels + p; a dense layer has
-   planes of one pixel. Sums are formed in double in an order that depends on sizes alone. */
+/* db[o] = sum of dy over images n and pixels p of a plane, element (n*outputs + o)*pixels + p; a
+   dense layer has planes of one pixel. Sums are formed in double in an order that depends on sizes
+   alone. */
 typedef struct ampi_cuda_bias_sum {
     const void* dy; amp_dtype dy_dtype;
     void* db; amp_dtype db_dtype;
@@ -3325,9 +3648,9 @@ AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum)
     ampi_d_store(s.db, s.db_dtype, o, ampi_clean_nan(v));
 }
 
-/* The eights of a channel's planes are cut into parts, a warp's work: part p has chunks p, p + count, ... of 128
-   eights. One block adds a channel's parts. They meet in the workspace, or, where they are few or it is missing, in
-   the shared memory of a block that computes them all. */
+/* The eights of a channel's planes are cut into parts, a warp's work: part p has chunks p, p +
+   count, ... of 128 eights. One block adds a channel's parts. They meet in the workspace, or, where
+   they are few or it is missing, in the shared memory of a block that computes them all. */
 enum { AMPI_CUDA_BIAS_WARPS = 32,       /* at most */
        AMPI_CUDA_BIAS_CHUNK = 32 * (int)AMPI_CUDA_BIAS_AHEAD, AMPI_CUDA_BIAS_PARTS = 1024,
        AMPI_CUDA_BIAS_ALL_PARTS = 16384,       /* of all channels, unless these are more */
@@ -3340,8 +3663,10 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     double sum = 0.0;
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
-        size_t at = q + 32u * u, image = ampi_d_quotient(at, eights), plane = (image * s.outputs + o) * s.pixels;
-        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8, image < s.n ? plane + s.pixels : 0);
+        size_t at = q + 32u * u, image = ampi_d_quotient(at, eights),
+            plane = (image * s.outputs + o) * s.pixels;
+        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8,
+            image < s.n ? plane + s.pixels : 0);
     }
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
@@ -3357,14 +3682,17 @@ AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, do
     if (threadIdx.x == 0) ampi_d_bias_store(s, blockIdx.x, sum);
 }
 
-static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
+static __global__ void __launch_bounds__(32
+        * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t all = s.n * ((s.pixels + 7) / 8), warps = blockDim.x / 32;
     double* parts = s.parts ? s.parts + blockIdx.x * s.count : shared + 32;
-    for (size_t part = blockIdx.y * warps + threadIdx.x / 32; part < s.count; part += gridDim.y * warps) {
+    for (size_t part = blockIdx.y * warps + threadIdx.x / 32; part
+        < s.count; part += gridDim.y * warps) {
         double sum[1] = { 0.0 };
-        for (size_t q = part * AMPI_CUDA_BIAS_CHUNK + threadIdx.x % 32; q < all; q += s.count * AMPI_CUDA_BIAS_CHUNK)
+        for (size_t q = part * AMPI_CUDA_BIAS_CHUNK + threadIdx.x % 32; q
+            < all; q += s.count * AMPI_CUDA_BIAS_CHUNK)
             sum[0] += ampi_d_bias_chunk(s, blockIdx.x, q);
         ampi_d_warp_sum(sum);
         if (threadIdx.x % 32 == 0) parts[part] = sum[0];
@@ -3380,18 +3708,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_parts(ampi
     ampi_d_bias_end(s, s.parts + blockIdx.x * s.count, shared);
 }
 
-/* A block of 16 warps sums 16 neighbouring columns: two lanes read eight each, of every 256th row; then the lanes of a
-   warp and the warps are added. */
+/* A block of 16 warps sums 16 neighbouring columns: two lanes read eight each, of every 256th row;
+   then the lanes of a warp and the warps are added. */
 enum { AMPI_CUDA_BIAS_BLOCK = 512, AMPI_CUDA_BIAS_COLUMNS = 16, AMPI_CUDA_BIAS_ROWS = 256 };
 
 /* The next rows of eight columns, added up to a float each. */
-AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t column, double (&v)[8]) {
+AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t column,
+        double (&v)[8]) {
     ampi_eight r[AMPI_CUDA_BIAS_AHEAD];
     float sum[8] = {};
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = row + u * (unsigned)AMPI_CUDA_BIAS_ROWS;
-        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outputs + column, at < s.n ? (at + 1) * s.outputs : 0);
+        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outputs + column,
+            at < s.n ? (at + 1) * s.outputs : 0);
     }
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
@@ -3402,8 +3732,8 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
     for (int j = 0; j < 8; j++) v[j] += (double)sum[j];
 }
 
-/* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half of the sums, so that
-   lane l ends with number l / 4. */
+/* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half
+   of the sums, so that lane l ends with number l / 4. */
 AMPI_D double ampi_d_reduce8(double (&v)[8]) {
     AMPI_D_UNROLL
     for (int half = 4; half > 0; half /= 2) {
@@ -3416,12 +3746,14 @@ AMPI_D double ampi_d_reduce8(double (&v)[8]) {
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 2);
 }
 
-static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK)
+        ampi_k_bias_columns(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_BIAS_COLUMNS, o = first + threadIdx.x;
     const size_t column = first + threadIdx.x % 2 * 8u;
-    const unsigned lane = threadIdx.x % 8 * 4 + threadIdx.x / 8;      /* that ends with column threadIdx.x */
+    /* that ends with column threadIdx.x */
+    const unsigned lane = threadIdx.x % 8 * 4 + threadIdx.x / 8;
     double v[8] = {}, sum = 0.0;
     for (size_t row = threadIdx.x / 2; column < s.outputs && row < s.n;
          row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)
@@ -3429,13 +3761,15 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_colum
     shared[threadIdx.x] = ampi_d_reduce8(v);
     __syncthreads();
     if (threadIdx.x >= AMPI_CUDA_BIAS_COLUMNS || o >= s.outputs) return;
-    for (unsigned warp = 0; warp < AMPI_CUDA_BIAS_BLOCK / 32; warp++) sum += shared[32 * warp + lane];
+    for (unsigned warp = 0; warp < AMPI_CUDA_BIAS_BLOCK / 32; warp++)
+        sum += shared[32 * warp + lane];
     ampi_d_bias_store(s, o, sum);
 }
 
 AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outputs, size_t pixels) {
     size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
-    return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK), ampi_max_size(most, 1));
+    return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK),
+        ampi_max_size(most, 1));
 }
 
 /* Two parts for each warp of one block take less time than a second launch. */
@@ -3444,24 +3778,27 @@ AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outputs, size_t pixels) {
     return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outputs * sizeof(double) : 0;
 }
 
-AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op, ampi_cuda_bias_sum s) {
+AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
+        ampi_cuda_bias_sum s) {
     const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outputs, s.pixels);
     s.count = ampi_cuda_bias_parts(s.n, s.outputs, s.pixels);
     if (bytes) s.parts = (double*)ampi_cuda_scratch(exec, bytes);
     const unsigned blocks = s.parts ? (unsigned)ampi_cuda_parts(s.count, AMPI_CUDA_BIAS_WARPS) : 1u;
-    const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK : 32 * AMPI_CUDA_BIAS_WARPS;
-    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outputs, blocks), dim3(threads),
+    const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK
+        : 32 * AMPI_CUDA_BIAS_WARPS;
+    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes,
+                                    dim3((unsigned)s.outputs, blocks), dim3(threads),
                                     AMPI_CUDA_BIAS_SHARED, s);
     if (r != AMP_OK || !s.parts) return r;
-    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs), dim3(AMPI_CUDA_BLOCK),
-                            AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
+    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs),
+                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
-AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy, amp_dtype dy_dtype,
-                                       void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outputs,
-                                       size_t pixels) {
-    ampi_cuda_bias_sum s = { dy, ampi_dtype_or_f32(dy_dtype), db, ampi_dtype_or_f32(db_dtype), n, outputs, pixels, accumulate, 0,
-                             NULL };
+AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy,
+                                       amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
+                                       int accumulate, size_t n, size_t outputs, size_t pixels) {
+    ampi_cuda_bias_sum s = { dy, ampi_dtype_or_f32(dy_dtype), db, ampi_dtype_or_f32(db_dtype), n,
+                             outputs, pixels, accumulate, 0, NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
     const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
@@ -3471,34 +3808,38 @@ AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, con
 
 /* Dense layer */
 
-AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op, const char* const* names,
-                                            const void* const* pointers, int count) {
+AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op,
+                                            const char* const* names, const void* const* pointers,
+                                            int count) {
     amp_result r = AMP_OK;
-    for (int i = 0; i < count && r == AMP_OK; i++) r = ampi_cuda_check_pointer(exec, op, names[i], pointers[i]);
+    for (int i = 0; i < count && r == AMP_OK; i++)
+        r = ampi_cuda_check_pointer(exec, op, names[i], pointers[i]);
     return r;
 }
 
 /* The operands of a layer's forward and backward pass; those that are not used are NULL. */
-AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x, const void* w,
-                                           const void* b, const void* y) {
+AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x,
+                                           const void* w, const void* b, const void* y) {
     const char* const names[] = { "x", "w", "b", "y" };
     const void* const pointers[] = { x, w, b, y };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
 }
 
-AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy, const void* x,
-                                            const void* w, const void* dx, const void* dw, const void* db) {
+AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy,
+                                            const void* x, const void* w, const void* dx,
+                                            const void* dw, const void* db) {
     const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
     const void* const pointers[] = { dy, dw ? x : NULL, dx ? w : NULL, dx, dw, db };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
 }
 
-AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                                           size_t n, size_t in, size_t out, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
+                                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                           void* y, amp_dtype y_dtype, size_t n, size_t in,
+                                           size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
-                           AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
+                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
@@ -3507,12 +3848,13 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
 }
 
 /* For a model, whose pointers are good. */
-AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                         const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                         size_t in, size_t out, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w,
+                                         amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                         void* y, amp_dtype y_dtype, size_t n, size_t in,
+                                         size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
-                           AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
+                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
     ampi_linear_y(&s, &t, n, in, out);
@@ -3520,13 +3862,14 @@ AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const
 }
 
 AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx,
-                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
-                                            amp_dtype db_dtype, int accumulate, size_t n, size_t in,
-                                            size_t out, const amp_exec* exec) {
+                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                            void* dx, amp_dtype dx_dtype, void* dw,
+                                            amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+                                            int accumulate, size_t n, size_t in, size_t out,
+                                            const amp_exec* exec) {
     const char* op = "amp_cuda_linear_backward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
-                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
+                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
     amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
@@ -3539,34 +3882,43 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
         r = ampi_cuda_product_one(exec, op, &s);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), n, out, 1);
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
+        n, out, 1);
 }
 
 /* >>impl-conv */
 
-/* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a plane. */
-AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_exec* exec, const char* op) {
+/* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a
+   plane. */
+AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_exec* exec,
+        const char* op) {
     const int64_t side = (int64_t)1 << 30;
     const size_t plane = (size_t)1 << 31;
-    if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side
-        && c->in_pixels < plane && c->out_pixels < plane && c->area < plane) return AMP_OK;
+    if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side
+        && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side && c->in_pixels < plane
+        && c->out_pixels < plane && c->area < plane) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
-                     "%s: a %dx%d input padded by %dx%d, or its output, is too large", op, c->s.height, c->s.width,
-                     c->s.pad_h, c->s.pad_w);
+                     "%s: a %dx%d input padded by %dx%d, or its output, is too large", op,
+                     c->s.height, c->s.width, c->s.pad_h, c->s.pad_w);
 }
 
-typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
+typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
+        AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
 
 /* Few channels: direct sums */
 
-/* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to multiply them on the
-   FP32 cores, where their products are exact. One form serves for two of the three products:
-     y[n,o,i,j] = sum over c, a, b of w[o,c,a,b] * x[n, c, i*stride_h - pad_h + a*dilation_h, the same of j and b];
-   and dx with a stride of 1 is the y of dy: channels and outputs change places, the kernel is mirrored, the padding
-   is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied too, as they are when it is unfolded.
-   A block works on a tile, which is some images or a band of rows of one, and on eight outputs. Shared memory holds
-   what the tile sees of x in FP32: element (channel, image, row, column) of `tall` rows of `wide` each. */
-enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };      /* elements: all tensors have below 2^31 */
+/* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to
+   multiply them on the FP32 cores, where their products are exact. One form serves for two of the
+   three products:
+     y[n,o,i,j] = sum over c, a, b of w[o,c,a,b] * x[n, c, i*stride_h - pad_h + a*dilation_h, the
+     same of j and b];
+   and dx with a stride of 1 is the y of dy: channels and outputs change places, the kernel is
+   mirrored, the padding is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied
+   too, as they are when it is unfolded. A block works on a tile, which is some images or a band of
+   rows of one, and on eight outputs. Shared memory holds what the tile sees of x in FP32: element
+   (channel, image, row, column) of `tall` rows of `wide` each. */
+/* elements: all tensors have below 2^31 */
+enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
 
 typedef struct ampi_cuda_direct {
     const void *x, *w, *bias;                     /* for dw, w is dy */
@@ -3574,12 +3926,15 @@ typedef struct ampi_cuda_direct {
     amp_dtype dtype, bias_dtype, y_dtype;         /* dtype: of x and w */
     uint32_t n, channels, outputs, height, width, rows, cols, kernel_h, kernel_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
-    uint32_t out_step, channel_step;              /* elements of w from one output or channel to the next */
+    uint32_t out_step, channel_step;              /* elements of w from one output or channel to the
+                                                     next */
     uint32_t images, band, bands, tiles, tall, wide;
     uint32_t channels_at_once;                    /* in shared memory */
-    uint32_t lanes, down;                         /* threads beside each other in a row of x, and how many rows */
+    uint32_t lanes, down;                         /* threads beside each other in a row of x, and
+                                                     how many rows */
     ampi_cuda_digits step;                        /* of a thread: so many rows further */
-    ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_kernel_h;      /* pixels of a band, kernel_h / KH */
+    /* pixels of a band, kernel_h / KH */
+    ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_kernel_h;
     uint32_t jobs, splits, shares;                /* of dw */
     int relu, add;                                /* add: to what y holds */
     float* sums;
@@ -3602,10 +3957,10 @@ AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
     return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
 
-/* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down` rows at a time;
-   eight of its loads are under way together. */
-AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
-                               uint32_t count) {
+/* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down`
+   rows at a time; eight of its loads are under way together. */
+AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d,
+                               const ampi_cuda_direct_tile& t, uint32_t c, uint32_t count) {
     const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
     const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
     const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
@@ -3618,8 +3973,10 @@ AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
             AMPI_D_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
-                uint32_t channel = ampi_d_divide(at.high, d.by_images), image = at.high - channel * d.images;
-                uint32_t y = top + at.middle, place = ((image * d.channels + channel) * d.height + y) * d.width + x;
+                uint32_t channel = ampi_d_divide(at.high, d.by_images),
+                    image = at.high - channel * d.images;
+                uint32_t y = top + at.middle, place = ((image * d.channels + channel) * d.height
+                    + y) * d.width + x;
                 int inside = channel < count && image < t.images && y < d.height && x < d.width;
                 v[u] = inside ? from[place] : (uint16_t)0;
                 ampi_d_step(at, d.step, d.tall, 1);
@@ -3631,25 +3988,30 @@ AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_
     }
 }
 
-/* The kernel's rows go KH at a time; a position is (channel, rows / KH, column, row % KH), all but the last as one
-   number in this order. The element of w that it stands for, of output 0. */
+/* The kernel's rows go KH at a time; a position is (channel, rows / KH, column, row % KH), all but
+   the last as one number in this order. The element of w that it stands for, of output 0. */
 template <int KH>
 AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t position, uint32_t a) {
-    const uint32_t above = ampi_d_divide(position, d.by_kernel_w), c = ampi_d_divide(above, d.by_kernel_h);
+    const uint32_t above = ampi_d_divide(position, d.by_kernel_w),
+        c = ampi_d_divide(above, d.by_kernel_h);
     const uint32_t row = (above - c * d.by_kernel_h.d) * KH + a;
     const uint32_t place = row * d.kernel_w + (position - above * d.kernel_w);
     return c * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
 }
 
-/* The weights of eight outputs, those of a position beside each other. A thread brings those of one output. */
+/* The weights of eight outputs, those of a position beside each other. A thread brings those of one
+   output. */
 template <int KH>
 AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
-    const uint32_t all = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTPUTS;
+    const uint32_t all = d.channels * d.kernel_h * d.kernel_w,
+        below = blockDim.x / AMPI_CUDA_DIRECT_OUTPUTS;
     const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTPUTS;
     const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
     AMPI_D_UNROLL4
-    for (uint32_t position = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; position < all; position += below) {
-        uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, position / KH, position % KH)] : (uint16_t)0;
+    for (uint32_t position = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; position
+        < all; position += below) {
+        uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, position / KH,
+            position % KH)] : (uint16_t)0;
         to[position * AMPI_CUDA_DIRECT_OUTPUTS + o] = ampi_d_direct_widen(v, d.dtype);
     }
 }
@@ -3666,11 +4028,12 @@ AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
     for (int l = 0; l < 8; l++) sum[l] = ampi_fma(1, v, by[l], sum[l]);
 }
 
-/* P pixels below each other share what they see of x: of a column of KH rows, P + KH - 1 elements. (P > 1: stride and
-   dilation along a column are 1.) x: what the first pixel sees of `count` channels, w: their weights. */
+/* P pixels below each other share what they see of x: of a column of KH rows, P + KH - 1 elements.
+   (P > 1: stride and dilation along a column are 1.) x: what the first pixel sees of `count`
+   channels, w: their weights. */
 template <int P, int KH>
-AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w, const ampi_cuda_direct& d,
-                                   uint32_t count) {
+AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w,
+                                   const ampi_cuda_direct& d, uint32_t count) {
     const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
     for (uint32_t c = 0; c < count; c++, x += plane)
         for (uint32_t r = 0; r < d.kernel_h; r += KH)
@@ -3689,14 +4052,16 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 }
 
 /* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
-AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out, uint32_t pixel,
-                                float (&sum)[8]) {
+AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out,
+                                uint32_t pixel, float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outputs + out) * plane + pixel;
     ampi_eight r;
     AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
-        if (d.bias && out + o < d.outputs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
-        if (d.add && out + o < d.outputs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
+        if (d.bias && out + o < d.outputs)
+            sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
+        if (d.add && out + o < d.outputs)
+            sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
         sum[o] = ampi_clean_nan(d.relu ? ampi_f32_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
@@ -3708,8 +4073,8 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     }
 }
 
-/* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row % KH) ascending,
-   whatever P and the tiles are. */
+/* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row
+   % KH) ascending, whatever P and the tiles are. */
 template <int P, int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
@@ -3717,7 +4082,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
     const uint32_t area = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
     const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
-    const uint32_t row = at.middle * P, first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
+    const uint32_t row = at.middle * P,
+        first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
     float* x = shared + d.channels * area * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[P][8] = {};
     ampi_d_direct_weights<KH>(shared, d, out);
@@ -3733,23 +4099,28 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
     AMPI_D_UNROLL
     for (uint32_t p = 0; p < P; p++)
         if (at.high < t.images && row + p < t.rows)
-            ampi_d_direct_store(d, t.image + at.high, out, (t.row + row + p) * d.cols + at.low, sum[p]);
+            ampi_d_direct_store(d, t.image + at.high, out, (t.row + row + p) * d.cols + at.low,
+                sum[p]);
 }
 
 /* Few channels: direct sums of dw */
 
-/* dw[o,c,a,b] = sum over images and pixels (i, j) of dy[n,o,i,j] * x[n, c, i*stride_h - pad_h + a*dilation_h, ...].
-   A job is KH weights below each other, of eight outputs. A block has its share of the tiles, and a thread one job and
-   every `splits`-th column of them. The columns' sums are added in ascending order, and then the shares' as those of
-   a bias are (ampi_k_bias_columns). KH > 1: stride and dilation along a column are 1. */
+/* dw[o,c,a,b] = sum over images and pixels (i, j) of dy[n,o,i,j] * x[n, c, i*stride_h - pad_h +
+   a*dilation_h, ...]. A job is KH weights below each other, of eight outputs. A block has its share
+   of the tiles, and a thread one job and every `splits`-th column of them. The columns' sums are
+   added in ascending order, and then the shares' as those of a bias are (ampi_k_bias_columns). KH >
+   1: stride and dilation along a column are 1. */
 
 /* dy of eight outputs: element (image, row, column, output). A thread brings those of one pixel. */
-AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t out) {
+AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d,
+        const ampi_cuda_direct_tile& t, uint32_t out) {
     const uint32_t pixels = d.by_pixels.d, plane = d.rows * d.cols;
-    const uint16_t* from = (const uint16_t*)d.w + (t.image * d.outputs + out) * plane + t.row * d.cols;
+    const uint16_t* from = (const uint16_t*)d.w + (t.image * d.outputs + out) * plane
+        + t.row * d.cols;
     for (uint32_t q = threadIdx.x; q < t.images * pixels; q += blockDim.x) {
         uint32_t image = ampi_d_divide(q, d.by_pixels), pixel = q - image * pixels;
-        uint32_t at = image * d.outputs * plane + pixel, outputs = pixel < t.rows * d.cols ? d.outputs - out : 0;
+        uint32_t at = image * d.outputs * plane + pixel, outputs = pixel < t.rows * d.cols
+            ? d.outputs - out : 0;
         uint16_t v[8];
         float f[8];
         AMPI_D_UNROLL
@@ -3763,8 +4134,8 @@ AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d, const am
 
 /* A column of dy and what its first pixel sees of x; the next one sees one new element of it. */
 template <int KH>
-AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
-                                 uint32_t rows) {
+AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy,
+                                 const ampi_cuda_direct& d, uint32_t rows) {
     const uint32_t down = (uint32_t)d.stride_h * d.wide;
     float v[KH], by[8];
     AMPI_D_UNROLL
@@ -3782,21 +4153,24 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
 
 /* A thread's columns of a tile. */
 template <int KH>
-AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
-                                  const ampi_cuda_direct_tile& t, uint32_t job, uint32_t split) {
+AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy,
+                                  const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t,
+                                  uint32_t job, uint32_t split) {
     const uint32_t above = job / d.kernel_w, b = job % d.kernel_w, c = above / d.by_kernel_h.d;
     const uint32_t row = above % d.by_kernel_h.d * KH * (uint32_t)d.dilation_h;
     for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
         uint32_t image = q / d.cols, j = q - image * d.cols;
         const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
         ampi_d_direct_column<KH>(sum, sees + j * (uint32_t)d.stride_w + b * (uint32_t)d.dilation_w,
-                                 dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTPUTS, d, t.rows);
+                                 dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTPUTS, d,
+                                 t.rows);
     }
 }
 
 /* The block's sums: thread t's number k lies at k*threads + t. */
 template <int KH>
-AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const float (&sum)[KH][8], uint32_t out) {
+AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d,
+        const float (&sum)[KH][8], uint32_t out) {
     const uint32_t weights = d.outputs * d.out_step;
     __syncthreads();          /* the last tile has been read */
     AMPI_D_UNROLL
@@ -3809,7 +4183,8 @@ AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const 
         AMPI_D_UNROLL4
         for (uint32_t s = 1; s < d.splits; s++) v = __fadd_rn(v, part[s * d.jobs]);
         if (o < d.outputs)
-            d.sums[(size_t)blockIdx.x * weights + o * d.out_step + ampi_d_direct_place<KH>(d, job, k / 8)] = v;
+            d.sums[(size_t)blockIdx.x * weights + o * d.out_step + ampi_d_direct_place<KH>(d, job,
+                k / 8)] = v;
     }
 }
 
@@ -3836,13 +4211,15 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
 
 /* Few channels: which, and how */
 
-/* Bounds: outputs; weights of each (which take 16 KB); floats of x in the forward kernel (24 KB); of all in that for
-   dw (40 KB, as the sums of its 256 threads take at KH = 5); blocks that dw is shared out to. */
-enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512, AMPI_CUDA_DIRECT_X = 6144,
-       AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
+/* Bounds: outputs; weights of each (which take 16 KB); floats of x in the forward kernel (24 KB);
+   of all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5); blocks that dw is
+   shared out to. */
+enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512,
+       AMPI_CUDA_DIRECT_X = 6144, AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
 /* The product `part`; s tells its operands. */
-AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
+AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const ampi_product* s,
+        ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
     const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
@@ -3874,12 +4251,17 @@ AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d_sizes* c, ampi_cuda_conv2d_p
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
     const size_t outputs = transposed ? c->cg : c->og, channels = transposed ? c->og : c->cg;
-    if (z->groups != 1 || c->area == 1 || (transposed && (z->stride_h != 1 || z->stride_w != 1))) return 0;
+    if (z->groups != 1 || c->area == 1 || (transposed && (z->stride_h != 1 || z->stride_w != 1)))
+        return 0;
     if (c->x_count > INT32_MAX || c->y_count > INT32_MAX) return 0;
-    return outputs <= AMPI_CUDA_DIRECT_MAX_OUTPUTS && c->area <= AMPI_CUDA_DIRECT_MAX_WEIGHTS / channels;
+    return outputs <= AMPI_CUDA_DIRECT_MAX_OUTPUTS
+        && c->area <= AMPI_CUDA_DIRECT_MAX_WEIGHTS / channels;
 }
 
-AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride_h != 1 || d->dilation_h != 1; }
+AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) {
+    return d->stride_h != 1 || d->dilation_h != 1;
+}
+
 /* KH: how many rows of the kernel go together. */
 AMPI_FN uint32_t ampi_cuda_direct_kh(const ampi_cuda_direct* d) {
     return d->kernel_h % 5 == 0 ? 5 : d->kernel_h % 3 == 0 ? 3 : 1;
@@ -3887,8 +4269,10 @@ AMPI_FN uint32_t ampi_cuda_direct_kh(const ampi_cuda_direct* d) {
 
 /* Floats of one channel that a band of so many rows sees; padded sides are below 2^30. */
 AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
-    size_t tall = (band - 1) * (size_t)d->stride_h + (size_t)(d->kernel_h - 1) * (size_t)d->dilation_h + 1;
-    size_t wide = (size_t)(d->cols - 1) * (size_t)d->stride_w + (size_t)(d->kernel_w - 1) * (size_t)d->dilation_w + 1;
+    size_t tall = (band - 1) * (size_t)d->stride_h
+        + (size_t)(d->kernel_h - 1) * (size_t)d->dilation_h + 1;
+    size_t wide = (size_t)(d->cols - 1) * (size_t)d->stride_w
+        + (size_t)(d->kernel_w - 1) * (size_t)d->dilation_w + 1;
     return tall * wide;
 }
 
@@ -3900,7 +4284,8 @@ AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t 
     d->bands = (uint32_t)bands;
     d->images = (uint32_t)images;
     d->tiles = (uint32_t)tiles;
-    d->wide = (d->cols - 1) * (uint32_t)d->stride_w + (d->kernel_w - 1) * (uint32_t)d->dilation_w + 1;
+    d->wide = (d->cols - 1) * (uint32_t)d->stride_w + (d->kernel_w - 1) * (uint32_t)d->dilation_w
+        + 1;
     d->tall = (uint32_t)(ampi_cuda_direct_area(d, band) / d->wide);
     d->by_images = ampi_cuda_divisor_of(d->images);
     d->by_pixels = ampi_cuda_divisor_of(d->band * d->cols);
@@ -3912,10 +4297,11 @@ AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t 
     return tiles < (size_t)1 << 30;
 }
 
-/* The tiles of up to so many threads, each with `per` pixels below each other; returns how many threads that are. 0: a
-   tile is too large. */
+/* The tiles of up to so many threads, each with `per` pixels below each other; returns how many
+   threads that are. 0: a tile is too large. */
 AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_t threads) {
-    size_t all = ampi_cuda_parts(d->rows, per), count = ampi_min_size(all, ampi_max_size(threads / d->cols, 1));
+    size_t all = ampi_cuda_parts(d->rows, per),
+        count = ampi_min_size(all, ampi_max_size(threads / d->cols, 1));
     size_t area, images = 1;
     if (d->cols > AMPI_CUDA_BLOCK) return 0;
     while (count > 0 && ampi_cuda_direct_area(d, count * per) > AMPI_CUDA_DIRECT_X) count--;
@@ -3925,40 +4311,53 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     if (count == all)
         images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
                                              AMPI_CUDA_DIRECT_X / area), 1);
-    d->channels_at_once = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
+    d->channels_at_once = (uint32_t)ampi_min_size(d->channels,
+        AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
-    return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_kh(d), threads) ? threads : 0;
+    return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_kh(d), threads)
+        ? threads : 0;
 }
 
-/* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
-   where they fill all of it twice. */
-AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d, amp_result* r) {
+/* Four pixels for a thread where that leaves a warp for each scheduler, of four in a
+   multiprocessor; large blocks where they fill all of it twice. */
+AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
+        amp_result* r) {
     const uint32_t groups = (uint32_t)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     const uint32_t kh = ampi_cuda_direct_kh(d);
-    const size_t most = 128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
-    const size_t columns = (size_t)d->n * d->cols * groups, fours = columns * ampi_cuda_parts(d->rows, 4);
+    const size_t most =
+        128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
+    const size_t columns = (size_t)d->n * d->cols * groups,
+        fours = columns * ampi_cuda_parts(d->rows, 4);
     const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
     const size_t work = per == 4 ? fours : columns * d->rows;
-    const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK : AMPI_CUDA_BLOCK / 2);
+    const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK
+        : AMPI_CUDA_BLOCK / 2);
     void (*kernel)(ampi_cuda_direct) =
-        per == 4 ? (kh == 5 ? ampi_k_direct<4, 5> : kh == 3 ? ampi_k_direct<4, 3> : ampi_k_direct<4, 1>)
-                 : (kh == 5 ? ampi_k_direct<1, 5> : kh == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
+        per == 4 ? (kh == 5 ? ampi_k_direct<4, 5> : kh == 3 ? ampi_k_direct<4,
+                 3> : ampi_k_direct<4, 1>) : (kh == 5 ? ampi_k_direct<1,
+                 5> : kh == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
     size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
     if (threads == 0) return 0;
     floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
-    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), dim3(threads), floats * sizeof(float), *d);
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), dim3(threads),
+        floats * sizeof(float), *d);
     return 1;
 }
 
-/* The tiles of dw: such that all blocks have some, with four rows or more, and as large as shared memory allows; of a
-   share's images, each tile has as many as the others. They depend on the shape alone. 0: a tile is too large. */
+/* The tiles of dw: such that all blocks have some, with four rows or more, and as large as shared
+   memory allows; of a share's images, each tile has as many as the others. They depend on the shape
+   alone. 0: a tile is too large. */
 AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
-    const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
-    const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTPUTS, n = d->n;
+    const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outputs,
+        AMPI_CUDA_DIRECT_OUTPUTS);
+    const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTPUTS,
+        n = d->n;
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
-    size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)), images = 1, each, columns;
+    size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)),
+        images = 1, each, columns;
     size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
-    while (band > 0 && d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel > room) band--;
+    while (band > 0 && d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel > room)
+        band--;
     d->jobs = d->channels * (d->kernel_h / kh) * d->kernel_w;
     if (band == 0 || d->jobs > AMPI_CUDA_BLOCK) return 0;
     band = ampi_cuda_parts(d->rows, ampi_cuda_parts(d->rows, band));
@@ -3968,7 +4367,8 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
         images = ampi_cuda_parts(each, ampi_cuda_parts(each, images));
     }
     columns = images * d->cols;
-    d->splits = (uint32_t)ampi_cuda_parts(columns, ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
+    d->splits = (uint32_t)ampi_cuda_parts(columns,
+        ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
     if (!ampi_cuda_direct_set_tiles(d, band, images, kh, AMPI_CUDA_BLOCK)) return 0;
     d->shares = (uint32_t)ampi_min_size(d->tiles, blocks);
     return 1;
@@ -3987,8 +4387,8 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
 }
 
 /* Without the workspace another kernel has to do it. */
-AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d, int accumulate,
-                                       amp_result* r) {
+AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
+                                       int accumulate, amp_result* r) {
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     void (*kernel)(ampi_cuda_direct) =
         kh == 5 ? ampi_k_direct_dw<5> : kh == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
@@ -3999,15 +4399,17 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), dim3(AMPI_CUDA_BLOCK),
                           AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
     if (*r == AMP_OK)
-        *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate, d->shares,
-                                 (size_t)d->outputs * d->out_step, 1);
+        *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate,
+                                 d->shares, (size_t)d->outputs * d->out_step, 1);
     return 1;
 }
 
 /* Returns 0 where the product is left to other kernels. */
-AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c, const ampi_product* s,
-                                 ampi_cuda_conv2d_part part, int relu, amp_result* r) {
-    if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)) return 0;
+AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
+                                 const ampi_product* s, ampi_cuda_conv2d_part part, int relu,
+                                 amp_result* r) {
+    if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype))
+        return 0;
     ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
     d.relu = relu;
     return part == AMPI_CONV2D_DW ? ampi_cuda_direct_launch_dw(exec, op, &d, s->c.beta != 0.0f, r)
@@ -4016,8 +4418,9 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
 
 /* The three products */
 
-AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
-                                        const ampi_convolution* v, ampi_cuda_conv2d_part part, int relu) {
+AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op,
+                                        const ampi_conv2d_sizes* c, const ampi_convolution* v,
+                                        ampi_cuda_conv2d_part part, int relu) {
     const ampi_cuda_batch groups = { v->groups, v->a_group, v->b_group, v->c_group, v->bias_group };
     amp_result r;
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
@@ -4025,7 +4428,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, co
 }
 
 /* The next phase of dx that has pixels, from number *i on; see ampi_conv2d_dx. 0: there is none. */
-AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t* i) {
+AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes* c,
+        const ampi_layer_refs* t, size_t* i) {
     const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
     const size_t wide = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
     if (*i == down * wide) return 0;
@@ -4035,15 +4439,16 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes*
 }
 
 /* Where a phase meets no kernel position nothing is added to dx. */
-AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
-                                       const ampi_layer_refs* t) {
+AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
+                                       const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     ampi_convolution v;
     amp_result r = AMP_OK;
     size_t i = 0;
     int zero = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
     if (zero && !ampi_adds_input(t->accumulate))
-        r = ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype), exec);
+        r = ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype),
+            exec);
     for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, t, &i);)
         if (v.s.k > 0) r = ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0);
     return r;
@@ -4062,18 +4467,21 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     memset(&none, 0, sizeof none);
     ampi_conv2d_y(&v, &c, &none);
     most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
-    while (ampi_cuda_conv2d_phase(&v, &c, &none, &i)) most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
+    while (ampi_cuda_conv2d_phase(&v, &c, &none, &i))
+        most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
     ampi_conv2d_dw(&v, &c, &none);
     size_t db = ampi_cuda_bias_bytes((size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
-    return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)), db ? db + 16 : 0);
+    return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)),
+        db ? db + 16 : 0);
 }
 
-AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
-                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
-                                      amp_dtype y_dtype, int relu, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x,
+                                      amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                                      int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype }, AMPI_NO_REF, AMPI_NO_REF,
-                           AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
+                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
@@ -4084,27 +4492,30 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void*
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 
-AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
-                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                           void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
+                                           amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                           const void* b, amp_dtype b_dtype, void* y,
+                                           amp_dtype y_dtype, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0, exec);
 }
 
 /* For a model. */
-AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
-                                         const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
+AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x,
+                                         amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                         const void* b, amp_dtype b_dtype, void* y,
                                          amp_dtype y_dtype, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 1, exec);
 }
 
-AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
-                                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                            void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
+                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                            const void* w, amp_dtype w_dtype, void* dx,
+                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
                                             void* db, amp_dtype db_dtype, int accumulate,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype }, { dx, dx_dtype },
-                           { dw, dw_dtype }, { db, db_dtype }, accumulate };
+    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
+                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
@@ -4116,8 +4527,8 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
         r = ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), (size_t)c.s.n,
-                               (size_t)c.s.out_channels, c.out_pixels);
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
+                               (size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
 }
 
 /* >>impl-nn */
@@ -4132,7 +4543,8 @@ AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing)
     return x ? ampi_d_load(x, t, i) : missing;
 }
 
-AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n, float missing) {
+AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n,
+        float missing) {
     if (x) ampi_d_load8(v, x, t, i, n);
     else for (int j = 0; j < 8; j++) v[j] = missing;
 }
@@ -4172,7 +4584,8 @@ typedef struct ampi_cuda_pool {
 typedef struct ampi_cuda_window { int top, bottom, left, right; } ampi_cuda_window;
 
 AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
-    ampi_span rows = ampi_window(oh, p.sh, p.ph, p.kh, p.h), columns = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+    ampi_span rows = ampi_window(oh, p.sh, p.ph, p.kh, p.h),
+        columns = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
     ampi_cuda_window w = { rows.first, rows.last, columns.first, columns.last };
     return w;
 }
@@ -4207,7 +4620,8 @@ AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window&
     return acc;
 }
 
-/* A warp shares a large window: lane l takes pixels l, l + 32, ... of it, eight to a partial sum. */
+/* A warp shares a large window: lane l takes pixels l, l + 32, ... of it, eight to a partial
+   sum. */
 AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
     const size_t width = (size_t)(w.right - w.left), area = width * (size_t)(w.bottom - w.top);
     float max = ampi_float(0xff800000u);
@@ -4216,7 +4630,8 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
         float v[8];
         for (int j = 0; j < 8; j++) {
             size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
-            size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left + (k - row * width);
+            size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left
+                + (k - row * width);
             v[j] = k < area ? ampi_d_load(q.x, q.xt, at) : 0.0f;
             if (k < area) max = ampi_d_pool_max(max, v[j]);
         }
@@ -4226,7 +4641,8 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
         ampi_d_warp_sum(sum);
         return (float)sum[0];
     }
-    for (int step = 16; step > 0; step /= 2) max = ampi_d_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
+    for (int step = 16; step > 0; step /= 2)
+        max = ampi_d_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
     return max;
 }
 
@@ -4235,7 +4651,8 @@ template <int T>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
-    const size_t n = p.planes * (size_t)p.oh * (size_t)p.ow, step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
+    const size_t n = p.planes * (size_t)p.oh * (size_t)p.ow,
+        step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
     size_t i = (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / T) + threadIdx.x / T;
     for (; i < n; i += step) {
         int oh, ow;
@@ -4247,12 +4664,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
     }
 }
 
-/* Windows of K x K pixels that lie side by side and fill the image are taken in tiles: G neighbours of one row of
-   windows to a thread, which reads each of their pixels once. No row of windows is left out between two planes, so
-   the tiles of all planes are one row after another: with S tiles to a row of windows, tile i lies in row i / S.
-   Its pixels of image row r begin at (i/S * K + r) * w + i%S * K*G; w being S * K*G, that is
-   i * K*G + (i/S * (K-1) + r) * w. */
-AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g, uint32_t r) {
+/* Windows of K x K pixels that lie side by side and fill the image are taken in tiles: G neighbours
+   of one row of windows to a thread, which reads each of their pixels once. No row of windows is
+   left out between two planes, so the tiles of all planes are one row after another: with S tiles
+   to a row of windows, tile i lies in row i / S. Its pixels of image row r begin at (i/S * K + r) *
+   w + i%S * K*G; w being S * K*G, that is i * K*G + (i/S * (K-1) + r) * w. */
+AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g,
+        uint32_t r) {
     return i * k * g + (ampi_d_divide(i, q.by_tiles) * (k - 1) + r) * (uint32_t)q.p.w;
 }
 
@@ -4266,7 +4684,8 @@ AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t
         ampi_cuda_vector<float, N> r = *(const ampi_cuda_vector<float, N>*)((const float*)x + i);
         for (int j = 0; j < N; j++) v[j] = r.e[j];
     } else {
-        ampi_cuda_vector<uint16_t, N> r = *(const ampi_cuda_vector<uint16_t, N>*)((const uint16_t*)x + i);
+        ampi_cuda_vector<uint16_t, N> r = *(const ampi_cuda_vector<uint16_t,
+            N>*)((const uint16_t*)x + i);
         for (int j = 0; j < N; j++)
             v[j] = t == AMP_F16 ? ampi_d_widen_half(r.e[j]) : ampi_float(ampi_bf16_widen(r.e[j]));
     }
@@ -4289,10 +4708,12 @@ AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK
+        + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G], y[G];
         AMPI_D_UNROLL
-        for (int r = 0; r < K; r++) ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
+        for (int r = 0; r < K; r++)
+            ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
@@ -4312,18 +4733,18 @@ AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
     return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
 }
 
-/* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the windows are others.
-   `image` is x or dx, `out` y or dy. An index has 31 bits. */
-AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype, const void* out,
-                                 amp_dtype out_dtype) {
+/* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the
+   windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
+AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype,
+                                 const void* out, amp_dtype out_dtype) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
     if (p->h != p->oh * k || p->w != p->ow * k) return 0;
     if (p->planes > (size_t)INT32_MAX / ((size_t)p->h * (size_t)p->w)) return 0;
     for (int g = k == 2 && p->ow % 2 == 0 ? 2 : 1; g > 0; g--) {
-        if (!ampi_cuda_vectors_at(q->x, q->xt, k * g) || !ampi_cuda_vectors_at(image, image_dtype, k * g)
-            || !ampi_cuda_vectors_at(out, out_dtype, g)) continue;
+        if (!ampi_cuda_vectors_at(q->x, q->xt, k * g) || !ampi_cuda_vectors_at(image, image_dtype,
+            k * g) || !ampi_cuda_vectors_at(out, out_dtype, g)) continue;
         q->by_tiles = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
         q->tiles = (uint32_t)(p->planes * (size_t)p->oh) * q->by_tiles.d;
         return g;
@@ -4331,8 +4752,9 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
     return 0;
 }
 
-AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
-                                           amp_dtype y_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
+                                           amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                           const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
     ampi_cuda_pool q = {};
     amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
@@ -4348,15 +4770,15 @@ AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
                                          : group == 1 ? ampi_k_pool_tiles<2, 1>
                                                       : ampi_k_pool_tiles<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
-                                0, q);
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
     if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
         return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
                                 dim3(AMPI_CUDA_BLOCK), 0, q);
-    return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
-                            0, q);
+    return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 /* The windows [first, last) that cover row (or column) r. */
@@ -4368,24 +4790,28 @@ AMPI_D ampi_span ampi_d_windows_over(int r, int out, int stride, int pad, int ke
     return s;
 }
 
-/* Whether pixel (r, c) is the first maximum of a window. Most pixels are not, and meet a better one soon. */
-AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane, int r, int c,
-                            int32_t key) {
+/* Whether pixel (r, c) is the first maximum of a window. Most pixels are not, and meet a better one
+   soon. */
+AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane,
+                            int r, int c, int32_t key) {
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
-            int32_t other = ampi_pool_key(ampi_d_load(q.x, q.xt, plane + (size_t)i * (size_t)q.p.w + (size_t)j));
+            int32_t other = ampi_pool_key(ampi_d_load(q.x, q.xt,
+                plane + (size_t)i * (size_t)q.p.w + (size_t)j));
             int before = i < r || (i == r && j < c);
             if (other > key || (before && other == key)) return 0;
         }
     return 1;
 }
 
-/* Each input pixel gathers from the windows that cover it: no two threads write to one place. For more than four blocks
-   at a time registers would be spilled. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 4) ampi_k_pool_backward(ampi_cuda_pool q) {
+/* Each input pixel gathers from the windows that cover it: no two threads write to one place. For
+   more than four blocks at a time registers would be spilled. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
+        4) ampi_k_pool_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
-    const size_t n = p.planes * (size_t)p.h * (size_t)p.w, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    const size_t n = p.planes * (size_t)p.h * (size_t)p.w,
+        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
     for (size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < n; i += step) {
         int r, c;
         size_t plane = ampi_d_pixel(i, p.h, p.w, &r, &c), start = plane * (size_t)p.h * (size_t)p.w;
@@ -4405,7 +4831,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 4) ampi_k_pool_backwar
     }
 }
 
-/* The place of the first maximum of the K x K window that begins in column c of x: pixel (k / K, k % K). */
+/* The place of the first maximum of the K x K window that begins in column c of x: pixel (k / K, k
+   % K). */
 template <int K, int N>
 AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
     int32_t most = ampi_pool_key(x[0][c]);
@@ -4421,9 +4848,11 @@ AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
 
 /* In tiles; a slope is added to 0, as above, where -0 becomes 0. */
 template <int K, int G>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK
+        + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G] = {}, dy[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K && q.p.max; r++)
@@ -4434,16 +4863,18 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles_back
             const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
             const int first = ampi_d_pool_first(x, g * K);
             AMPI_D_UNROLL
-            for (int k = 0; k < K * K; k++) x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
+            for (int k = 0; k < K * K; k++)
+                x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
         }
         AMPI_D_UNROLL
-        for (int r = 0; r < K; r++) ampi_d_store_vector(q.y, q.yt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
+        for (int r = 0; r < K; r++)
+            ampi_d_store_vector(q.y, q.yt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
     }
 }
 
-AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
-                                            const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-                                            const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
+                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                            void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
     ampi_cuda_pool q = {};
     amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
@@ -4452,7 +4883,8 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
+                                   { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL,
+                                       AMPI_FLAT(n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
     q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.dy = dy; q.dyt = ampi_dtype_or_f32(dy_dtype);
     q.y = dx; q.yt = ampi_dtype_or_f32(dx_dtype);
@@ -4461,8 +4893,8 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
                                          : group == 1 ? ampi_k_pool_tiles_backward<2, 1>
                                                       : ampi_k_pool_tiles_backward<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
-                                0, q);
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
                             dim3(AMPI_CUDA_BLOCK), 0, q);
@@ -4492,8 +4924,8 @@ AMPI_D void ampi_d_bn_place(const ampi_cuda_bn& s, size_t c, size_t q, size_t* i
     *i = image < s.n ? *end - s.spatial + (q - image * eights) * 8 : 0;
 }
 
-/* Calls f(x, g, i, end) for this thread's eights of x, and of dy if DY, at i; U loads of each are under way at a
-   time. */
+/* Calls f(x, g, i, end) for this thread's eights of x, and of dy if DY, at i; U loads of each are
+   under way at a time. */
 template <int U, int DY, typename F>
 AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     const size_t eights = s.n * ((s.spatial + 7) / 8);
@@ -4517,8 +4949,8 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     }
 }
 
-/* The mean of a part of the channel, at most one eight of each thread: a number near the channel's mean, or 0 where
-   there is no such number, so that the sums tell an infinite mean from a NaN. */
+/* The mean of a part of the channel, at most one eight of each thread: a number near the channel's
+   mean, or 0 where there is no such number, so that the sums tell an infinite mean from a NaN. */
 AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
     double v[2] = { 0.0, 0.0 };
     size_t i, end;
@@ -4534,9 +4966,9 @@ AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
     return (ampi_bits(pivot) & 0x7fffffffu) < 0x7f800000u ? pivot : 0.0f;
 }
 
-/* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2 / M. What
-   cancels there is small: the pivot is the mean of m of the M values, so (mean - pivot)^2 is at most M/m times
-   the variance. Thread 0 alone computes, in double, and writes. */
+/* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2
+   / M. What cancels there is small: the pivot is the mean of m of the M values, so (mean - pivot)^2
+   is at most M/m times the variance. Thread 0 alone computes, in double, and writes. */
 AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, double* shared) {
     const float pivot = ampi_d_bn_pivot(s, c, shared);
     double v[2] = { 0.0, 0.0 };
@@ -4556,7 +4988,8 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
     s.save_mean[c] = stats[0];
     s.save_invstd[c] = stats[1];
     if (s.momentum == 0.0f) return;
-    ampi_bn_run(s.running_mean, s.running_var, s.held, c, s.momentum, stats[0], (float)(squares / (count - 1.0)));
+    ampi_bn_run(s.running_mean, s.running_var, s.held, c, s.momentum, stats[0],
+        (float)(squares / (count - 1.0)));
 }
 
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
@@ -4593,11 +5026,12 @@ AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
     return ampi_cuda_grid(p->channels, 1);
 }
 
-AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
-                                               amp_dtype x_dtype, const void* gamma, const void* beta,
-                                               amp_dtype param_dtype, float* running_mean,
-                                               float* running_var, float* save_mean, float* save_invstd,
-                                               void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+                                               const void* x, amp_dtype x_dtype, const void* gamma,
+                                               const void* beta, amp_dtype param_dtype,
+                                               float* running_mean, float* running_var,
+                                               float* save_mean, float* save_invstd, void* y,
+                                               amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_forward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
@@ -4609,23 +5043,30 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL,
+                                       AMPI_FLAT(p.channels) },
                                    { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
-                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
+                                   { "running_mean", running_mean, AMP_F32, running,
+                                       AMPI_FLAT(p.channels) },
+                                   { "running_var", running_var, AMP_F32, running,
+                                       AMPI_FLAT(p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, saved,
+                                       AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, saved,
+                                       AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype); q.yt = ampi_dtype_or_f32(y_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.yt = ampi_dtype_or_f32(y_dtype);
     q.training = training;
-    return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
-                            AMPI_CUDA_BN_SHARED, q);
+    return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q),
+                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
-/* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and dbeta. */
+/* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and
+   dbeta. */
 AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], double* shared) {
     const float mean = s.mean[c];
     v[0] = v[1] = 0.0;
@@ -4641,7 +5082,8 @@ AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], doub
 }
 
 /* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_frozen(ampi_cuda_bn s) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK)
+        ampi_k_batch_norm_frozen(ampi_cuda_bn s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     ampi_cuda_bn only = s;
@@ -4651,15 +5093,18 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_f
         const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
         double v[2];
         if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
-        if (s.y) ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
+        if (s.y)
+            ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) g[j] *= k;
             ampi_d_give8(s.y, s.yt, i, end, g, s.add);
         });
     }
 }
 
-/* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before it writes it. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
+/* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before
+   it writes it. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
+        1) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     float* slope = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
@@ -4683,9 +5128,10 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_nor
 }
 
 AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                                amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                                const void* gamma, amp_dtype param_dtype,
-                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dy_dtype, const void* x,
+                                                amp_dtype x_dtype, const void* gamma,
+                                                amp_dtype param_dtype, const float* save_mean,
+                                                const float* save_invstd, void* dx,
                                                 amp_dtype dx_dtype, void* dgamma, void* dbeta,
                                                 amp_dtype dparam_dtype, int accumulate,
                                                 const amp_exec* exec) {
@@ -4697,41 +5143,60 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
+                                   { "gamma", gamma, param_dtype, AMPI_NULL,
+                                       AMPI_FLAT(p.channels) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL,
+                                       AMPI_FLAT(n) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN,
+                                       AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN,
+                                       AMPI_FLAT(p.channels) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(p.channels) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
+    q.pt = ampi_dtype_or_f32(param_dtype);
     q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
-    return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen : ampi_k_batch_norm_backward,
-                            ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+    return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen
+                            : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q),
+                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
 /* Rows */
 
-/* A row belongs to a group of T threads: a warp (eight rows to a block), or a block of T threads. Eight number k
-   of a thread begins at column (k*T + thread) * 8. Rows of up to KEEP eights to a thread are read once and kept
-   in registers; with KEEP = 0 each pass over a longer row reads it again, from the cache. */
+/* A row belongs to a group of T threads: a warp (eight rows to a block), or a block of T threads.
+   Eight number k of a thread begins at column (k*T + thread) * 8. Rows of up to KEEP eights to a
+   thread are read once and kept in registers; with KEEP = 0 each pass over a longer row reads it
+   again, from the cache. */
 #define AMPI_CUDA_THREADS(T) ((T) == 32 ? (int)AMPI_CUDA_BLOCK : (T))
 
 /* Starts kernel<T, KEEP> as the length of the rows demands. */
-#define AMPI_CUDA_LAUNCH_ROWS(exec, op, kernel, rows, d, shared, q)                                            \
-    ((d) <= 32 * 4 * 8                                                                                         \
-         ? ampi_cuda_launch(exec, op, kernel<32, 4>, ampi_cuda_grid(rows, AMPI_CUDA_BLOCK / 32),               \
-                            dim3(AMPI_CUDA_THREADS(32)), shared, q)                                            \
-     : (d) <= 256 * 4 * 8                                                                                      \
-         ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, q)           \
-         : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), dim3(512), shared, q))
+#define AMPI_CUDA_LAUNCH_ROWS(exec, op, kernel, rows, d, shared, q) \
+    ((d) <= 32 * 4 \
+        * 8 \
+         ? ampi_cuda_launch(exec, op, kernel<32, 4>, \
+         ampi_cuda_grid(rows, AMPI_CUDA_BLOCK / 32), \
+                            dim3(AMPI_CUDA_THREADS(32)), shared, \
+                            q) \
+     : (d) <= 256 * 4 \
+     * 8 \
+         ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, \
+         q) \
+         : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), dim3(512), shared, \
+         q))
 /* Rows that such a block takes at a time. */
-AMPI_FN size_t ampi_cuda_rows_at_once(size_t d) { return d <= 32 * 4 * 8 ? AMPI_CUDA_BLOCK / 32 : 1; }
-/* Shared memory that the sums and maxima of a row need at most: two doubles for each of 32 warps. */
+AMPI_FN size_t ampi_cuda_rows_at_once(size_t d) {
+    return d <= 32 * 4 * 8 ? AMPI_CUDA_BLOCK / 32 : 1;
+}
+
+/* Shared memory that the sums and maxima of a row need at most: two doubles for each of 32
+   warps. */
 enum { AMPI_CUDA_ROW_SHARED = 2 * 32 * 8 };
 
 template <int T>
@@ -4740,9 +5205,12 @@ AMPI_D size_t ampi_d_group() {
 }
 
 template <int T>
-AMPI_D size_t ampi_d_groups() { return T == 32 ? (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 32) : gridDim.x; }
+AMPI_D size_t ampi_d_groups() {
+    return T == 32 ? (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 32) : gridDim.x;
+}
 
-/* Calls f(k, i) for the eights of this thread that begin at a column i < d. With KEEP = 0, k is always 0. */
+/* Calls f(k, i) for the eights of this thread that begin at a column i < d. With KEEP = 0, k is
+   always 0. */
 template <int T, int KEEP, typename F>
 AMPI_D void ampi_d_eights(size_t d, F f) {
     size_t i = (size_t)(threadIdx.x % T) * 8;
@@ -4761,14 +5229,16 @@ struct ampi_row {
     ampi_eight raw[KEEP > 0 ? KEEP : 1];
     float v[KEEP > 0 ? KEEP : 1][8];
 };
-/* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find them. */
+/* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find
+   them. */
 template <int T, int KEEP>
 AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size_t row, size_t d) {
     r.x = x; r.t = t;
     r.start = row * d;
     r.end = r.start + d;
     if (KEEP > 0)
-        ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
+        ampi_d_eights<T,
+            KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
 }
 
 template <int KEEP>
@@ -4838,10 +5308,12 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
 }
 
 AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const amp_exec* exec) {
-    if (d < 1) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
+    if (d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+            "%s: rows of no elements have no mean", op);
     if (!ampi_has_finite_bits(&eps) || eps <= 0.0f)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g must be greater than 0 and finite", op,
-                         (double)eps);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
+                         "%s: eps %g must be greater than 0 and finite", op, (double)eps);
     return AMP_OK;
 }
 
@@ -4856,21 +5328,26 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
                                    { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
+                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(rows) } };
     ampi_cuda_ln q = {};
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, eps, exec)) != AMP_OK || rows == 0) return r;
-    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype); q.yt = ampi_dtype_or_f32(y_dtype);
+    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean;
+    q.save_invstd = save_invstd;
+    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.yt = ampi_dtype_or_f32(y_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = eps;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd, as on the CPU. */
 template <int T, int KEEP>
-static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm_backward(ampi_cuda_ln q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+        ampi_k_layer_norm_backward(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
@@ -4904,9 +5381,10 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
     }
 }
 
-/* dgamma and dbeta: sums down the columns. The rows are cut into parts, a number that depends on the rows alone;
-   a part's sums are rounded to float and then added in the order of the parts. One block adds them, or
-   they meet in the workspace. A block takes 256 columns, a warp of it every eighth row. */
+/* dgamma and dbeta: sums down the columns. The rows are cut into parts, a number that depends on
+   the rows alone; a part's sums are rounded to float and then added in the order of the parts. One
+   block adds them, or they meet in the workspace. A block takes 256 columns, a warp of it every
+   eighth row. */
 enum { AMPI_CUDA_LN_COLUMNS = 256, AMPI_CUDA_LN_WARPS = AMPI_CUDA_BLOCK / 32 };
 
 AMPI_FN size_t ampi_cuda_ln_parts(size_t rows) {
@@ -4914,7 +5392,8 @@ AMPI_FN size_t ampi_cuda_ln_parts(size_t rows) {
 }
 
 AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
-    return ampi_cuda_ln_parts(rows) > 1 ? ampi_area(ampi_cuda_ln_parts(rows) * 2 * sizeof(float), d) : 0;
+    return ampi_cuda_ln_parts(rows) > 1 ? ampi_area(ampi_cuda_ln_parts(rows) * 2 * sizeof(float),
+        d) : 0;
 }
 
 AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d) {
@@ -4923,8 +5402,8 @@ AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d) {
 }
 
 /* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
-AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i, double (&dg)[8],
-                           double (&db)[8]) {
+AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i,
+                           double (&dg)[8], double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
         AMPI_ROLLED
@@ -4932,7 +5411,8 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
             ampi_eight x[2], dy[2];
             AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
-                size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS), end = r < last ? (r + 1) * q.d : 0;
+                size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS),
+                    end = r < last ? (r + 1) * q.d : 0;
                 ampi_d_fetch8(x[u], q.x, q.xt, r * q.d + i, end);
                 ampi_d_fetch8(dy[u], q.dy, q.dyt, r * q.d + i, end);
             }
@@ -4958,14 +5438,16 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
 AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
     double sum = 0.0;
     __syncthreads();
-    for (int j = 0; j < 8; j++) shared[threadIdx.x / 32 * AMPI_CUDA_LN_COLUMNS + threadIdx.x % 32 * 8 + j] = v[j];
+    for (int j = 0; j < 8; j++)
+        shared[threadIdx.x / 32 * AMPI_CUDA_LN_COLUMNS + threadIdx.x % 32 * 8 + j] = v[j];
     __syncthreads();
     for (int warp = 0; warp < AMPI_CUDA_LN_WARPS; warp++)
         sum += shared[warp * AMPI_CUDA_LN_COLUMNS + (int)threadIdx.x];
     return (float)sum;
 }
 
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_columns(ampi_cuda_ln q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_layer_norm_columns(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_LN_COLUMNS, column = first + threadIdx.x;
@@ -4973,7 +5455,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_colu
     double dgamma = 0.0, dbeta = 0.0;
     for (size_t part = blockIdx.y; part < q.parts; part += gridDim.y) {
         double dg[8] = {}, db[8] = {};
-        size_t row = part * (q.rows / q.parts) + (part < q.rows % q.parts ? part : q.rows % q.parts);
+        size_t row = part * (q.rows / q.parts) + (part < q.rows % q.parts ? part
+            : q.rows % q.parts);
         size_t last = row + q.rows / q.parts + (part < q.rows % q.parts);
         if (i < q.d) ampi_d_ln_down(q, row + threadIdx.x / 32, last, i, dg, db);
         float g = ampi_d_ln_across(dg, shared), b = ampi_d_ln_across(db, shared);
@@ -5005,20 +5488,23 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
     const size_t shared = (size_t)AMPI_CUDA_LN_WARPS * AMPI_CUDA_LN_COLUMNS * sizeof(double);
     const unsigned blocks = (unsigned)((q.d + AMPI_CUDA_LN_COLUMNS - 1) / AMPI_CUDA_LN_COLUMNS);
     q.parts = ampi_cuda_ln_parts(q.rows);
-    if (q.parts > 1) q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
+    if (q.parts > 1)
+        q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
     amp_result r = ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
-                                    dim3(blocks, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK),
-                                    shared, q);
+                                    dim3(blocks, q.partial ? (unsigned)q.parts : 1u),
+                                    dim3(AMPI_CUDA_BLOCK), shared, q);
     if (r != AMP_OK || !q.partial) return r;
-    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(blocks), dim3(AMPI_CUDA_BLOCK), 0, q);
+    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(blocks), dim3(AMPI_CUDA_BLOCK),
+        0, q);
 }
 
 AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype x_dtype, const void* gamma,
+                                                amp_dtype param_dtype, const float* save_mean,
+                                                const float* save_invstd, void* dx,
                                                 amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate, size_t rows,
-                                                size_t d, const amp_exec* exec) {
+                                                amp_dtype dparam_dtype, int accumulate,
+                                                size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_backward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
@@ -5026,9 +5512,12 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
                                    { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN,
+                                       AMPI_FLAT(rows) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(d) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(d) } };
     ampi_cuda_ln q = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, 1.0f, exec)) != AMP_OK) return r;
@@ -5038,21 +5527,24 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
     if (r != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
+    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
+    q.pt = ampi_dtype_or_f32(param_dtype);
     q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
     if ((dgamma || dbeta) && (r = ampi_cuda_ln_columns(q, op, exec)) != AMP_OK) return r;
     if (!dx || rows == 0) return AMP_OK;
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d,
+        AMPI_CUDA_ROW_SHARED, q);
 }
 
 /* Element by element */
 
-/* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns the eights v
-   (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if a thread computes anything
-   beforehand. y may be a or b: a thread has read an eight when it writes it. */
+/* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns
+   the eights v (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if
+   a thread computes anything beforehand. y may be a or b: a thread has read an eight when it writes
+   it. */
 template <typename F>
 AMPI_D void ampi_d_begin(F&) {}
 
@@ -5081,10 +5573,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
 }
 
 template <typename F>
-static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m, const F& f) {
+static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m,
+        const F& f) {
     if (m.n == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE), dim3(AMPI_CUDA_BLOCK), 0,
-                            m, f);
+    return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
+                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
 }
 
 struct ampi_op_activation { amp_activation f; };
@@ -5107,10 +5600,12 @@ AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[
     }
 }
 
-AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8], size_t) {
+AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8],
+        size_t) {
     switch (op.f) {
         case AMP_GELU: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_slope(1, s[j]); break;
-        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_tanh_slope(1, s[j]); break;
+        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_tanh_slope(1, s[j]);
+        break;
         case AMP_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_fma(1, -s[j], s[j], 1.0f); break;
         case AMP_SIGMOID: for (int j = 0; j < 8; j++) dy[j] *= s[j] * (1.0f - s[j]); break;
         default: for (int j = 0; j < 8; j++) dy[j] = ampi_relu_back(dy[j], s[j]); break;
@@ -5134,35 +5629,41 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
     }
 }
 
-AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
-                                               amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
+                                               void* y, amp_dtype y_dtype, size_t n,
+                                               const amp_exec* exec) {
     const char* op = "amp_cuda_activation_forward";
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const ampi_op_activation functor = { f };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n), functor);
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n),
+        functor);
 }
 
-AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-                                                const void* saved, amp_dtype saved_dtype, void* dx,
-                                                amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy,
+                                                amp_dtype dy_dtype, const void* saved,
+                                                amp_dtype saved_dtype, void* dx,
+                                                amp_dtype dx_dtype, size_t n,
+                                                const amp_exec* exec) {
     const char* op = "amp_cuda_activation_backward";
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL,
+                                       AMPI_FLAT(n) } };
     const ampi_op_activation_slope functor = { f };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, n),
-                             functor);
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, dy_dtype, saved, saved_dtype, dx,
+                             dx_dtype, n), functor);
 }
 
-/* amp_dropout_forward with a second part of the offset in device memory, offset + *position * stride, which a
-   captured graph can move on. */
-AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
-                                     uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride,
+/* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
+   stride, which a captured graph can move on. */
+AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n,
+                                     float p, uint64_t seed, uint64_t offset,
+                                     const uint64_t* position, uint64_t stride,
                                      const amp_exec* exec) {
     const char* op = "amp_cuda_dropout_forward";
     const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
@@ -5170,20 +5671,21 @@ AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_d
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
     if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: probability %g is outside [0,1)", op,
-                         (double)p);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
+                         "%s: probability %g is outside [0,1)", op, (double)p);
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
 }
 
-AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                            size_t n, float p, uint64_t seed, uint64_t offset,
-                                            const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
+                                            amp_dtype y_dtype, size_t n, float p, uint64_t seed,
+                                            uint64_t offset, const amp_exec* exec) {
     return ampi_cuda_dropout(x, x_dtype, y, y_dtype, n, p, seed, offset, NULL, 0, exec);
 }
 
-AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
+                                        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                        const amp_exec* exec) {
     const char* op = "amp_cuda_add_forward";
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
@@ -5191,13 +5693,14 @@ AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const 
     const ampi_op_add functor = { 0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n), functor);
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n),
+        functor);
 }
 
 /* Columns of a matrix */
 
-/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and has rows of
-   its own length. */
+/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and
+   has rows of its own length. */
 typedef struct ampi_cuda_columns {
     const void* x;
     void* y;
@@ -5208,7 +5711,8 @@ typedef struct ampi_cuda_columns {
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cuda_columns q) {
     ampi_ptx_grid_wait();
-    const size_t eights = (q.d + 7) / 8, n = q.rows * eights, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    const size_t eights = (q.d + 7) / 8, n = q.rows * eights,
+        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
     for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
         size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
         size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
@@ -5227,38 +5731,39 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cu
     }
 }
 
-AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op, const ampi_cuda_columns& q) {
+AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
+        const ampi_cuda_columns& q) {
     size_t n = q.rows * ((q.d + 7) / 8);
     if (n == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0,
-                            q);
+    return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-                                           amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
-                                           const amp_exec* exec) {
+                                           amp_dtype y_dtype, size_t d_total, size_t column,
+                                           size_t rows, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_forward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
                                    { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
-    const ampi_cuda_columns q = { x, y, ampi_dtype_or_f32(x_dtype), ampi_dtype_or_f32(y_dtype), 0, d, column, d_total, rows, d,
-                                  0 };
+    const ampi_cuda_columns q = { x, y, ampi_dtype_or_f32(x_dtype), ampi_dtype_or_f32(y_dtype), 0,
+                                  d, column, d_total, rows, d, 0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }
 
-AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
-                                            void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-                                            const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
+                                            size_t column, void* x, amp_dtype x_dtype, size_t d,
+                                            size_t rows, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_backward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
-    const ampi_cuda_columns q = { y, x, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(x_dtype), column, d_total, 0, d, rows, d,
-                                  accumulate != 0 };
+    const ampi_cuda_columns q = { y, x, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(x_dtype),
+                                  column, d_total, 0, d, rows, d, accumulate != 0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
@@ -5273,17 +5778,19 @@ typedef struct ampi_cuda_softmax {
     size_t rows, d;
 } ampi_cuda_softmax;
 
-/* Turns the floats of a row into e = exp(x - max), which ampi_d_row_exp_again finds again; returns the sum of
-   them. *total is this thread's part of the sum of x. */
+/* Turns the floats of a row into e = exp(x - max), which ampi_d_row_exp_again finds again; returns
+   the sum of them. *total is this thread's part of the sum of x. */
 template <int T, int KEEP>
-AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* total, double* shared) {
+AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* total,
+        double* shared) {
     float most = ampi_float(0xff800000u);
     double sum[1] = { 0.0 };
     *total = 0.0;
     ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
         ampi_d_row_open(x, k, i);
         *total += (double)ampi_d_sum8(x.v[k]);
-        for (int j = 0; j < 8; j++) most = i + (size_t)j < d ? ampi_d_larger(most, x.v[k][j]) : most;
+        for (int j = 0; j < 8; j++)
+            most = i + (size_t)j < d ? ampi_d_larger(most, x.v[k][j]) : most;
     });
     most = ampi_d_group_max<T>(most, shared);
     ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
@@ -5324,7 +5831,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
 
 /* dx = y * (dy - sum(dy * y)). */
 template <int T, int KEEP>
-static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_backward(ampi_cuda_softmax q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+        ampi_k_softmax_backward(ampi_cuda_softmax q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
@@ -5348,38 +5856,43 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_ba
     }
 }
 
-AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                            size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
+                                            amp_dtype y_dtype, size_t rows, size_t d,
+                                            const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype_or_f32(x_dtype), AMP_F32, ampi_dtype_or_f32(y_dtype), rows, d };
+    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype_or_f32(x_dtype), AMP_F32,
+        ampi_dtype_or_f32(y_dtype), rows, d };
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || rows == 0 || d == 0) return r;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
 AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
-                                             size_t d, const amp_exec* exec) {
+                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype,
+                                             size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows,
-                                  d };
+    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype_or_f32(y_dtype),
+                                  ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows,
+                                      d };
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || !dx || rows == 0 || d == 0) return r;
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED,
+        q);
 }
 
 /* Losses */
 
-/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes alone.
-   One block adds the parts in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
-   single block that computes them all. */
+/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes
+   alone.
+   One block adds the parts in a fixed order. They meet in the workspace, or, without one, in the
+   shared memory of a single block that computes them all. */
 enum { AMPI_CUDA_LOSS_PARTS = 1024 };
 
 typedef struct ampi_cuda_loss {
@@ -5404,7 +5917,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_
     ampi_d_loss_mean(q, q.parts, shared);
 }
 
-/* A block's part p: tiles p, p + count, ...; share(i) is this thread's of the tile that begins at term i. */
+/* A block's part p: tiles p, p + count, ...; share(i) is this thread's of the tile that begins at
+   term i. */
 template <int T, typename F>
 AMPI_D void ampi_d_loss_parts(const ampi_cuda_loss& q, double* shared, F share) {
     double* parts = q.parts ? q.parts : shared + 32;
@@ -5449,15 +5963,21 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
-    ampi_d_loss_parts<AMPI_CUDA_BLOCK>(q, shared, [&](size_t i) { return ampi_d_loss_tile(q, i + threadIdx.x * 8u); });
+    ampi_d_loss_parts<AMPI_CUDA_BLOCK>(q, shared,
+        [&](size_t i) { return ampi_d_loss_tile(q, i + threadIdx.x * 8u); });
 }
 
-AMPI_D bool ampi_d_is_label(const ampi_cuda_loss& q, int32_t label) { return label >= 0 && (size_t)label < q.d; }
-/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. Without smoothing the total
-   of x is not looked at. */
-AMPI_D double ampi_d_row_loss(const ampi_cuda_loss& q, float labelled, float max, float sum, double total) {
+AMPI_D bool ampi_d_is_label(const ampi_cuda_loss& q, int32_t label) {
+    return label >= 0 && (size_t)label < q.d;
+}
+
+/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. Without
+   smoothing the total of x is not looked at. */
+AMPI_D double ampi_d_row_loss(const ampi_cuda_loss& q, float labelled, float max, float sum,
+        double total) {
     float loss = ampi_fma(1, q.smoothing - 1.0f, labelled - max, ampi_log(1, sum));
-    if (q.smoothing > 0.0f) loss = ampi_fma(1, -q.smoothing, (float)(total / (double)q.d - (double)max), loss);
+    if (q.smoothing > 0.0f)
+        loss = ampi_fma(1, -q.smoothing, (float)(total / (double)q.d - (double)max), loss);
     return (double)loss;
 }
 
@@ -5476,13 +5996,15 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
 
 /* A group's part p: rows p, p + count, ... */
 template <int T, int KEEP>
-static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entropy(ampi_cuda_loss q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+        ampi_k_cross_entropy(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     double* parts = q.parts ? q.parts : shared + 32;
     for (size_t part = ampi_d_group<T>(); part < q.count; part += ampi_d_groups<T>()) {
         double sum = 0.0;
-        for (size_t row = part; row < q.n; row += q.count) sum += ampi_d_cross_entropy_row<T, KEEP>(q, row, shared);
+        for (size_t row = part; row < q.n; row += q.count)
+            sum += ampi_d_cross_entropy_row<T, KEEP>(q, row, shared);
         if (threadIdx.x % T == 0) parts[part] = sum;
     }
     if (q.parts) return;
@@ -5490,12 +6012,15 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entr
     ampi_d_loss_mean(q, parts, shared);
 }
 
-/* Up to 32 classes: a thread has a row, a block a tile of up to 1024. The tile comes into shared memory by eights, two
-   to a thread; a gap behind each 32 floats keeps threads that read d apart from meeting in a bank. */
-enum { AMPI_CUDA_FEW = 32, AMPI_CUDA_FEW_BLOCK = 1024, AMPI_CUDA_FEW_PARTS = 512, AMPI_CUDA_FEW_TILE = 10752,
-       AMPI_CUDA_FEW_SHARED = (32 + (int)AMPI_CUDA_FEW_PARTS) * 8 + (int)AMPI_CUDA_FEW_TILE / 32 * 33 * 4 };
+/* Up to 32 classes: a thread has a row, a block a tile of up to 1024. The tile comes into shared
+   memory by eights, two to a thread; a gap behind each 32 floats keeps threads that read d apart
+   from meeting in a bank. */
+enum { AMPI_CUDA_FEW = 32, AMPI_CUDA_FEW_BLOCK = 1024, AMPI_CUDA_FEW_PARTS = 512,
+       AMPI_CUDA_FEW_TILE = 10752, AMPI_CUDA_FEW_SHARED = (32 + (int)AMPI_CUDA_FEW_PARTS) * 8
+           + (int)AMPI_CUDA_FEW_TILE / 32 * 33 * 4 };
 
-/* Rows whose elements a tile holds; a multiple of 8, so that each tile begins at a multiple of 16 bytes. */
+/* Rows whose elements a tile holds; a multiple of 8, so that each tile begins at a multiple of 16
+   bytes. */
 AMPI_FN size_t ampi_cuda_few_rows(size_t d) {
     return ampi_min_size(AMPI_CUDA_FEW_TILE / d / 8 * 8, AMPI_CUDA_FEW_BLOCK);
 }
@@ -5519,7 +6044,8 @@ AMPI_D void ampi_d_few_fetch(const ampi_cuda_loss& q, size_t start, size_t end, 
 }
 
 /* The row that begins at element i of the tile. */
-AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigned i, int32_t label) {
+AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigned i,
+        int32_t label) {
     const unsigned d = (unsigned)q.d;
     float max = ampi_float(0xff800000u);
     double sum = 0.0, total = 0.0;
@@ -5528,11 +6054,13 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     for (unsigned j = 0; j < d; j++) max = ampi_d_larger(max, tile[ampi_d_gapped(i + j)]);
     AMPI_D_UNROLL4
     for (unsigned j = 0; j < d; j++) sum += (double)ampi_exp(1, tile[ampi_d_gapped(i + j)] - max);
-    for (unsigned j = 0; q.smoothing > 0.0f && j < d; j++) total += (double)tile[ampi_d_gapped(i + j)];
+    for (unsigned j = 0; q.smoothing > 0.0f && j < d; j++)
+        total += (double)tile[ampi_d_gapped(i + j)];
     return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
 }
 
-static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK) ampi_k_cross_entropy_few(ampi_cuda_loss q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK)
+        ampi_k_cross_entropy_few(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     float* tile = (float*)(shared + 32 + AMPI_CUDA_FEW_PARTS);
@@ -5546,15 +6074,18 @@ static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK) ampi_k_cross_entro
     });
 }
 
-/* Decides who computes the parts: calls without a workspace, and means of no more parts than a block computes in less
-   time than a second launch takes, get one block. */
-AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone, const amp_exec* exec) {
+/* Decides who computes the parts: calls without a workspace, and means of no more parts than a
+   block computes in less time than a second launch takes, get one block. */
+AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone,
+        const amp_exec* exec) {
     q->count = parts;
-    if (parts > alone) q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
+    if (parts > alone)
+        q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
     return q->parts ? q->count : 1;      /* parts at a time */
 }
 
-AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
+        const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
                             AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
@@ -5562,14 +6093,17 @@ AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op, c
 
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
-AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, const int32_t* labels,
-                                          float smoothing, size_t n, size_t classes) {
+AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op,
+                                          const int32_t* labels, float smoothing, size_t n,
+                                          size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op,
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op,
                          ampi_shown(n), ampi_shown(classes));
     if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
+        return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op,
+            (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
@@ -5578,29 +6112,35 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
     q->tile = ampi_cuda_few_rows(q->d);
     size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 1, exec);
-    return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts), dim3(AMPI_CUDA_FEW_BLOCK),
-                            AMPI_CUDA_FEW_SHARED, *q);
+    return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts),
+                            dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
 }
 
 AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
     size_t parts = ampi_min_size(q->n, AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 2 * ampi_cuda_rows_at_once(q->d), exec);
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, q->d, AMPI_CUDA_LOSS_SHARED, *q);
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, q->d,
+        AMPI_CUDA_LOSS_SHARED, *q);
 }
 
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
-                                                          const int32_t* labels, float smoothing, float* loss,
-                                                          size_t n, size_t classes, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits,
+                                                          amp_dtype logits_dtype,
+                                                          const int32_t* labels, float smoothing,
+                                                          float* loss, size_t n, size_t classes,
+                                                          const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_forward";
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
-    q.x = logits; q.xt = ampi_dtype_or_f32(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
+    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes))
+        != AMP_OK) return r;
+    q.x = logits; q.xt = ampi_dtype_or_f32(logits_dtype); q.labels = labels;
+    q.smoothing = smoothing; q.loss = loss;
     q.n = n; q.d = classes;
-    r = classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op, exec);
+    r = classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op,
+        exec);
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
 }
 
@@ -5620,7 +6160,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const ampi_cuda_loss& q = s.q;
-    const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight, q.n);
+    const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight,
+        q.n);
     for (size_t row = ampi_d_group<T>(); row < q.n; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x;
         float max;
@@ -5640,24 +6181,31 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     }
 }
 
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits,
+                                                           amp_dtype logits_dtype,
                                                            const int32_t* labels, float smoothing,
                                                            const float* loss_scale, float weight,
-                                                           void* dlogits, amp_dtype dlogits_dtype, size_t n,
-                                                           size_t classes, const amp_exec* exec) {
+                                                           void* dlogits, amp_dtype dlogits_dtype,
+                                                           size_t n, size_t classes,
+                                                           const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_backward";
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL,
+                                       AMPI_FLAT(all) },
                                    { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     ampi_cuda_loss_slope s = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
+    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes))
+        != AMP_OK) return r;
     if ((r = ampi_check_mean(exec, op, n, weight)) != AMP_OK || !dlogits) return r;
-    s.q.x = logits; s.q.xt = ampi_dtype_or_f32(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
+    s.q.x = logits; s.q.xt = ampi_dtype_or_f32(logits_dtype); s.q.labels = labels;
+    s.q.smoothing = smoothing;
     s.q.n = n; s.q.d = classes;
-    s.dx = dlogits; s.dxt = ampi_dtype_or_f32(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes, AMPI_CUDA_ROW_SHARED, s);
+    s.dx = dlogits; s.dxt = ampi_dtype_or_f32(dlogits_dtype); s.loss_scale = loss_scale;
+    s.weight = weight;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes,
+        AMPI_CUDA_ROW_SHARED, s);
 }
 
 /* MSE and BCE: (x - target) * factor, (sigmoid(x) - target) * factor. */
@@ -5677,22 +6225,23 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
     else for (int j = 0; j < 8; j++) x[j] = (ampi_f32_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
-AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n, float weight,
-                                        const ampi_argument* list, size_t count) {
+AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
+                                        float weight, const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
 
-AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-                                          const void* target, amp_dtype tt, float* loss, size_t n,
-                                          const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x,
+                                          amp_dtype xt, const void* target, amp_dtype tt,
+                                          float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
     amp_result r = ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3);
     if (r != AMP_OK) return r;
-    q.x = x; q.xt = ampi_dtype_or_f32(xt); q.target = target; q.tt = ampi_dtype_or_f32(tt); q.loss = loss; q.n = n;
+    q.x = x; q.xt = ampi_dtype_or_f32(xt); q.target = target; q.tt = ampi_dtype_or_f32(tt);
+    q.loss = loss; q.n = n;
     q.kind = kind;
     q.tile = AMPI_CUDA_TILE;
     size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
@@ -5702,10 +6251,10 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-                                           const void* target, amp_dtype tt, const float* loss_scale,
-                                           float weight, void* dx, amp_dtype dxt, size_t n,
-                                           const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x,
+                                           amp_dtype xt, const void* target, amp_dtype tt,
+                                           const float* loss_scale, float weight, void* dx,
+                                           amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
@@ -5717,40 +6266,43 @@ AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const
 }
 
 AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target, target_dtype, loss, n,
-                                  exec);
+                                        amp_dtype target_dtype, float* loss, size_t n,
+                                        const amp_exec* exec) {
+    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target,
+                                  target_dtype, loss, n, exec);
 }
 
 AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                         amp_dtype target_dtype, const float* loss_scale, float weight,
-                                         void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target, target_dtype, loss_scale,
-                                   weight, dx, dx_dtype, n, exec);
+                                         amp_dtype target_dtype, const float* loss_scale,
+                                         float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                         const amp_exec* exec) {
+    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target,
+                                   target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
-AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                                    amp_dtype target_dtype, float* loss, size_t n,
-                                                    const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target, target_dtype,
-                                  loss, n, exec);
+AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
+                                                    const void* target, amp_dtype target_dtype,
+                                                    float* loss, size_t n, const amp_exec* exec) {
+    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target,
+                                  target_dtype, loss, n, exec);
 }
 
-AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                                     amp_dtype target_dtype, const float* loss_scale,
-                                                     float weight, void* dx, amp_dtype dx_dtype, size_t n,
+AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
+                                                     const void* target, amp_dtype target_dtype,
+                                                     const float* loss_scale, float weight,
+                                                     void* dx, amp_dtype dx_dtype, size_t n,
                                                      const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, x_dtype, target, target_dtype,
-                                   loss_scale, weight, dx, dx_dtype, n, exec);
+    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, x_dtype,
+                                   target, target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
 /* >>impl-scaler */
 
 /* Lists of tensors on the device */
 
-/* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B, ...; B
-   depends on the list alone, so that sums have the same order on every GPU. Each warp of a block has its part of a
-   chunk: 256 elements, and those 2048 behind them. */
+/* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B,
+   ...; B depends on the list alone, so that sums have the same order on every GPU. Each warp of a
+   block has its part of a chunk: 256 elements, and those 2048 behind them. */
 enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_PARTS = AMPI_CUDA_BLOCK / 32, AMPI_CUDA_LIST_BLOCKS = 4096,
        AMPI_CUDA_NAME = 48 };
 
@@ -5766,8 +6318,8 @@ typedef struct ampi_cuda_chunk {
 /* The chunks of a tensor. */
 typedef struct ampi_cuda_array { uint64_t first_chunk, chunks; } ampi_cuda_array;
 
-/* What is not finite. first, last: chunk * AMPI_CUDA_CHUNK + element, so that the least of them is the first of the
-   list; last is 0 before there is one. */
+/* What is not finite. first, last: chunk * AMPI_CUDA_CHUNK + element, so that the least of them is
+   the first of the list; last is 0 before there is one. */
 typedef struct ampi_cuda_bad { unsigned long long inf, nan, first, last; } ampi_cuda_bad;
 
 /* What a pass over a list has found. */
@@ -5775,7 +6327,8 @@ typedef struct ampi_cuda_found {
     amp_overflow_info info;
     int32_t  refused;               /* 1 = the gradients are to be left as they are */
     uint32_t finished;              /* blocks of a pass under way */
-    ampi_cuda_bad bad;              /* what they have seen; between two passes as ampi_cuda_nothing_bad has it */
+    ampi_cuda_bad bad;              /* what they have seen; between two passes as
+                                       ampi_cuda_nothing_bad has it */
 } ampi_cuda_found;
 
 /* A list as kernels see it: all in device memory. */
@@ -5783,7 +6336,8 @@ typedef struct ampi_cuda_list {
     const ampi_cuda_chunk* chunks;
     const ampi_cuda_array* arrays;
     const char* names;              /* AMPI_CUDA_NAME bytes each */
-    double*  sums;                  /* [AMPI_CUDA_LIST_BLOCKS]: of squares, what each block has seen */
+    double*  sums;                  /* [AMPI_CUDA_LIST_BLOCKS]: of squares, what each block has
+                                       seen */
     uint8_t* moved;                 /* [AMPI_CUDA_PARTS] of each chunk: 1 = unscaled by the look */
     ampi_cuda_found* found;
     uint64_t chunk_count;
@@ -5797,16 +6351,20 @@ struct amp_cuda_tensors {
     ampi_cuda_list list;
 };
 
-/* Room for count * size bytes in a block that is planned; sizes that no memory holds stay SIZE_MAX. */
+/* Room for count * size bytes in a block that is planned; sizes that no memory holds stay
+   SIZE_MAX. */
 AMPI_FN size_t ampi_cuda_reserve(size_t* total, size_t count, size_t size) {
     size_t at = *total, bytes;
-    if (!ampi_mul_size(count, size, &bytes) || !ampi_add_size(at, bytes, total) || *total > SIZE_MAX - 127)
+    if (!ampi_mul_size(count, size, &bytes) || !ampi_add_size(at, bytes, total)
+        || *total > SIZE_MAX - 127)
         *total = SIZE_MAX - 127;
     *total = (*total + 127) & ~(size_t)127;
     return at;
 }
 
-AMPI_FN size_t ampi_cuda_chunks_of(size_t n) { return n / AMPI_CUDA_CHUNK + (n % AMPI_CUDA_CHUNK != 0); }
+AMPI_FN size_t ampi_cuda_chunks_of(size_t n) {
+    return n / AMPI_CUDA_CHUNK + (n % AMPI_CUDA_CHUNK != 0);
+}
 
 /* The counts of a scan that has found neither inf nor NaN. */
 AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
@@ -5815,8 +6373,8 @@ AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
 }
 
 /* The tables, in host memory. */
-AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks, ampi_cuda_array* arrays,
-                                   char* names) {
+AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks,
+                                   ampi_cuda_array* arrays, char* names) {
     uint64_t next = 0, offset;
     int i;
     for (i = 0; i < t->count; i++) {
@@ -5849,8 +6407,8 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
     return r;
 }
 
-AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t, const amp_exec* exec,
-                                       const char* place) {
+AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
+                                       const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
     unsigned char *host, *base;
     amp_result r;
@@ -5867,11 +6425,11 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     names = ampi_cuda_reserve(&total, (size_t)t->count, AMPI_CUDA_NAME);
     host = (unsigned char*)calloc(total, 1);
     if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
-                         (ampi_ull)total);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table",
+                         place, (ampi_ull)total);
     ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
-    ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks), (ampi_cuda_array*)(void*)(host + arrays),
-                          (char*)(host + names));
+    ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks),
+                          (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
     free(host);
     base = (unsigned char*)l->memory;
@@ -5895,8 +6453,8 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
 }
 
 /* The pointers are known to be good. */
-AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t, const amp_exec* exec,
-                                       const char* place) {
+AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t,
+                                       const amp_exec* exec, const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
     ampi_two_lists lists;
     amp_result r;
@@ -5921,8 +6479,8 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
     return r;
 }
 
-AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors, int count,
-                                           const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
+                                           int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
     ampi_tensors t = ampi_tensors_of(tensors, count, place);
     amp_result r;
@@ -5937,10 +6495,12 @@ AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_ten
     return r == AMP_OK ? ampi_cuda_make_list(out, &t, exec, place) : r;
 }
 
-/* Of a pass that sums: a block for each eight chunks, so that it begins and ends seldom; but at least 512 blocks, which
-   large GPUs hold at once, and no more than there is room for in the table of sums. */
+/* Of a pass that sums: a block for each eight chunks, so that it begins and ends seldom; but at
+   least 512 blocks, which large GPUs hold at once, and no more than there is room for in the table
+   of sums. */
 AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
-    const uint64_t most = AMPI_CUDA_LIST_BLOCKS, least = l->chunk_count < 512 ? l->chunk_count : 512;
+    const uint64_t most = AMPI_CUDA_LIST_BLOCKS, least = l->chunk_count < 512 ? l->chunk_count
+        : 512;
     const uint64_t eighth = l->chunk_count / 8;
     return dim3((unsigned)(eighth < least ? least : eighth < most ? eighth : most));
 }
@@ -5958,45 +6518,53 @@ typedef struct ampi_cuda_scaler_block {
     amp_scaler_rule   rule;
     amp_overflow_info info;
     double   norms[AMP_SCALER_MAX_LISTS];   /* of the lists of this window, by the host's numbers */
-    uint32_t last[3][3];                    /* ampi_last_finite from F32, F16, BF16 to those, for state.inverse */
-    uint32_t exact[3];                      /* ampi_cuda_first_exact of those, for state.scale_in_use */
+    uint32_t last[3][3];                    /* ampi_last_finite from F32, F16, BF16 to those, for
+                                               state.inverse */
+    uint32_t exact[3];                      /* ampi_cuda_first_exact of those, for
+                                               state.scale_in_use */
     int32_t  closed;                        /* 1 = info is of the last window */
     int32_t  last_skipped;                  /* how that window ended */
     float    last_scale;                    /* its loss scale */
-    int32_t  limits;                        /* what amp_scaler_advance returned since the last read */
+    int32_t  limits;                        /* what amp_scaler_advance returned since the last
+                                               read */
 } ampi_cuda_scaler_block;
 
 struct amp_cuda_scaler {
-    amp_scaler window;                      /* the settings, and the lists of this window; its state is not kept */
+    amp_scaler window;                      /* the settings, and the lists of this window; its state
+                                               is not kept */
     ampi_cuda_scaler_block* device;
 };
 
-/* The least magnitude, as bits of type t, that is a normal number and stays one when divided by the scale: the way back
-   is exact then. 0 where there is none, and where there is nothing to do: the scale must be 2^k with a normal inverse.
-   The least normal number has the exponent bits 1, its 2^k-fold those of k + 1. */
+/* The least magnitude, as bits of type t, that is a normal number and stays one when divided by the
+   scale: the way back is exact then. 0 where there is none, and where there is nothing to do: the
+   scale must be 2^k with a normal inverse. The least normal number has the exponent bits 1, its
+   2^k-fold those of k + 1. */
 AMPI_HD AMPI_FN uint32_t ampi_cuda_first_exact(amp_dtype t, float scale) {
-    const int width = t == AMP_F32 ? 23 : t == AMP_F16 ? 10 : 7;       /* of the significand, as stored */
+    /* of the significand, as stored */
+    const int width = t == AMP_F32 ? 23 : t == AMP_F16 ? 10 : 7;
     const uint32_t u = ampi_bits(scale);
     const int k = (int)(u >> 23) - 127;
     if ((u & 0x7fffffu) != 0 || k < -126 || k > 126 || k == 0) return 0;
     return (uint32_t)(k > 0 ? k + 1 : 1) << width;
 }
 
-/* A cleared info in eights of bytes, so that the lanes of a warp write one together: all 0, but for the norm and for
-   the numbers of the tensors, which are -1 and lie in the lower halves. */
+/* A cleared info in eights of bytes, so that the lanes of a warp write one together: all 0, but for
+   the norm and for the numbers of the tensors, which are -1 and lie in the lower halves. */
 enum { AMPI_CUDA_INFO_WORDS = sizeof(amp_overflow_info) / 8 };
-static_assert(sizeof(amp_overflow_info) % 8 == 0 && AMPI_CUDA_INFO_WORDS <= 32, "a lane of a warp for each word");
+static_assert(sizeof(amp_overflow_info) % 8 == 0 && AMPI_CUDA_INFO_WORDS <= 32,
+    "a lane of a warp for each word");
 AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
     if (i == offsetof(amp_overflow_info, norm) / 8) return ampi_bits64(norm);
-    return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info, last_tensor) / 8
-               ? 0xffffffffu : 0u;
+    return i == offsetof(amp_overflow_info, first_tensor) / 8
+               || i == offsetof(amp_overflow_info, last_tensor) / 8 ? 0xffffffffu : 0u;
 }
 
 AMPI_D void ampi_d_clear_info(amp_overflow_info* info, unsigned lane, double norm) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)info)[lane] = ampi_d_clear_word(lane, norm);
 }
 
-/* What the rule works on, as the block begins with it: in 16 bytes at a time all of it is under way at once. */
+/* What the rule works on, as the block begins with it: in 16 bytes at a time all of it is under way
+   at once. */
 typedef struct ampi_cuda_scaler_core {
     amp_scaler_state state;
     amp_scaler_rule  rule;
@@ -6018,15 +6586,18 @@ AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_stat
 }
 
 /* What follows from a new scale. All lanes of a warp call it, each with the state. */
-AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b, amp_scaler_state& state, unsigned lane) {
+AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b, amp_scaler_state& state,
+        unsigned lane) {
     const int from = (int)lane / 3, to = (int)lane % 3;
     ampi_scaler_use_scale(&state);
     if (lane < 9)
-        b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1), state.inverse);
+        b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1),
+            state.inverse);
     if (lane < 3) b->exact[lane] = ampi_cuda_first_exact((amp_dtype)(lane + 1), state.scale_in_use);
 }
 
-/* Ends the window. All lanes of a warp call it, each with what fetch has brought, and once all of them have that. */
+/* Ends the window. All lanes of a warp call it, each with what fetch has brought, and once all of
+   them have that. */
 AMPI_D void ampi_d_scaler_end(ampi_cuda_scaler_block* b, ampi_cuda_scaler_core& c, unsigned lane) {
     const int32_t skipped = c.state.found_inf;
     const float used = c.state.scale_in_use;
@@ -6057,7 +6628,8 @@ static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
 }
 
 /* A state given by the host takes the place of the scaler's; one warp. */
-static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
+static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b,
+        const amp_scaler_state state) {
     ampi_ptx_grid_wait();
     amp_scaler_state now = state;
     ampi_d_scaler_settle(b, now, threadIdx.x);
@@ -6083,11 +6655,13 @@ AMPI_D void ampi_d_scaler_raise(ampi_cuda_scaler_block* b, int unsound) {
 /* flags: raise only those that are not 0; NULL = found_inf. */
 static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flags) {
     ampi_ptx_grid_wait();
-    if (!flags || flags[0] != 0.0f || flags[1] != 0.0f) ampi_d_scaler_raise(b, flags && flags[1] != 0.0f);
+    if (!flags || flags[0] != 0.0f || flags[1] != 0.0f)
+        ampi_d_scaler_raise(b, flags && flags[1] != 0.0f);
 }
 
 /* Each of `count` FP32 losses that is inf or NaN is reported as unsound; one thread. */
-static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const float* losses, int count) {
+static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const float* losses,
+        int count) {
     ampi_ptx_grid_wait();
     for (int i = 0; i < count; i++)
         if ((ampi_bits(losses[i]) & 0x7f800000u) == 0x7f800000u) ampi_d_scaler_raise(b, 1);
@@ -6102,10 +6676,11 @@ static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float
 
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
-ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
-                       size_t bytes) {
+ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst,
+                       const unsigned char* src, size_t wide, size_t bytes) {
     ampi_ptx_grid_wait();
-    size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
+    size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x,
+        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
     if (!b->last_skipped) return;
     for (i = at; i < wide; i += step) ((uint4*)(void*)dst)[i] = ((const uint4*)(const void*)src)[i];
     for (i = 16 * wide + at; i < bytes; i += step) dst[i] = src[i];
@@ -6119,29 +6694,32 @@ enum { AMPI_LOOK,                       /* reads only */
 
 typedef struct ampi_cuda_look {
     ampi_cuda_list src;
-    const ampi_cuda_chunk*  dst;        /* where the results go; NULL = they are FP32, or stay in their place */
+    const ampi_cuda_chunk*  dst;        /* where the results go; NULL = they are FP32, or stay in
+                                           their place */
     ampi_cuda_scaler_block* scaler;     /* NULL = the gradients are not scaled */
     int unscaled;                       /* 1 = they are unscaled already */
-    int list;                           /* number under which the window keeps the norm; -1 = none */
+    int list;                           /* number under which the window keeps the norm; -1 =
+                                           none */
 } ampi_cuda_look;
 
-/* Blocks of a kind that a multiprocessor is to hold at once, so that enough loads are under way: at 40, 64 and 48
-   registers a thread. */
+/* Blocks of a kind that a multiprocessor is to hold at once, so that enough loads are under way: at
+   40, 64 and 48 registers a thread. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
   #define AMPI_LOOK_RESIDENT(kind) 4      /* all it has room for */
 #else
   #define AMPI_LOOK_RESIDENT(kind) ((kind) == AMPI_LOOK ? 6 : (kind) == AMPI_LOOK_SUMS ? 4 : 5)
 #endif
 
-/* What a thread's scan has found: squares of all its chunks; of the last one the bits that look8 sets, and the least
-   magnitude, less 1, so that 0 is the greatest. */
+/* What a thread's scan has found: squares of all its chunks; of the last one the bits that look8
+   sets, and the least magnitude, less 1, so that 0 is the greatest. */
 typedef struct ampi_cuda_scan {
     double   sum;
     uint32_t over, least;
 } ampi_cuda_scan;
 
-/* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the block's own chunks are
-   counted: 32 bits are enough for those, and atomics on 64 are slow in shared memory. */
+/* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the
+   block's own chunks are counted: 32 bits are enough for those, and atomics on 64 are slow in
+   shared memory. */
 typedef struct ampi_cuda_bad_here { uint32_t inf, nan, first, last; } ampi_cuda_bad_here;
 
 typedef struct ampi_cuda_look_shared {
@@ -6150,8 +6728,9 @@ typedef struct ampi_cuda_look_shared {
     int is_last;
 } ampi_cuda_look_shared;
 
-/* Adds the squares of an eight to the sum, each of them exact in double, so that fused or not is the same. A magnitude
-   above `last` makes the difference negative, and its sign bit stays in s.over. */
+/* Adds the squares of an eight to the sum, each of them exact in double, so that fused or not is
+   the same. A magnitude above `last` makes the difference negative, and its sign bit stays in
+   s.over. */
 AMPI_D void ampi_d_look8(ampi_cuda_scan& s, const ampi_eight& r, amp_dtype t, uint32_t last) {
     double part[4] = { 0.0, 0.0, 0.0, 0.0 };
     AMPI_D_UNROLL
@@ -6169,7 +6748,8 @@ AMPI_D void ampi_d_look8(ampi_cuda_scan& s, const ampi_eight& r, amp_dtype t, ui
 }
 
 /* dst + src * inverse as it would be stored. */
-AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x, amp_dtype from, float inverse) {
+AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x, amp_dtype from,
+        float inverse) {
     float a[8], b[8];
     ampi_d_widen8(a, x, from);
     ampi_d_widen8(b, r, to);
@@ -6191,7 +6771,8 @@ AMPI_D void ampi_d_scale8(ampi_eight& r, amp_dtype t, float factor) {
     ampi_d_round8(r, v, t);
 }
 
-/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the type. */
+/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the
+   type. */
 typedef struct ampi_cuda_range {
     const void *x, *y;
     amp_dtype x_dtype, y_dtype;
@@ -6200,7 +6781,8 @@ typedef struct ampi_cuda_range {
 } ampi_cuda_range;
 
 template <int KIND>
-AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c) {
+AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_chunk& x,
+        uint64_t c) {
     const bool sums = KIND == AMPI_LOOK_SUMS;
     ampi_cuda_range v;
     v.x = x.data;
@@ -6218,7 +6800,8 @@ AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_
 template <int KIND>
 AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
     float sum;
-    if (KIND != AMPI_LOOK_SUMS) return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
+    if (KIND != AMPI_LOOK_SUMS)
+        return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
                                                             : ((const uint16_t*)v.x)[i] & 0x7fffu;
     sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
     return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
@@ -6226,9 +6809,11 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
                                   : ampi_bf16_bits(ampi_bits(sum)) & 0x7fffu;
 }
 
-/* The slow path, for eights that are known to be bad. `start` is the number of the chunk's first element. */
+/* The slow path, for eights that are known to be bad. `start` is the number of the chunk's first
+   element. */
 template <int KIND>
-AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, unsigned at, uint32_t start) {
+AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, unsigned at,
+        uint32_t start) {
     ampi_cuda_bad_here bad = { 0, 0, ~0u, 0 };
     AMPI_ROLLED
     for (unsigned j = at; j < at + 8 && j < v.n; j++) {
@@ -6245,12 +6830,15 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, 
     atomicMax(&all->last, bad.last);
 }
 
-/* Unscales a warp's part, of which r is this thread's share, if all of it comes out right and can be taken back: every
-   element is 0, or at least a.scaler->exact and not above v.last. Nobody knows yet what the other parts hold. */
-AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& x, const ampi_cuda_range& v,
-                                const ampi_cuda_scan& s, ampi_eight (&r)[2], uint64_t c) {
+/* Unscales a warp's part, of which r is this thread's share, if all of it comes out right and can
+   be taken back: every element is 0, or at least a.scaler->exact and not above v.last. Nobody knows
+   yet what the other parts hold. */
+AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& x,
+                                const ampi_cuda_range& v, const ampi_cuda_scan& s,
+                                ampi_eight (&r)[2], uint64_t c) {
     const uint32_t exact = a.scaler->exact[x.dtype - 1];
-    const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31) && s.least >= exact - 1);
+    const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31)
+        && s.least >= exact - 1);
     if (threadIdx.x % 32 == 0) a.src.moved[c * AMPI_CUDA_PARTS + threadIdx.x / 32] = (uint8_t)moves;
     if (!moves) return;
     AMPI_D_UNROLL
@@ -6262,8 +6850,8 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
 
 /* One round: each thread of the block looks at two eights. */
 template <int KIND>
-AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c,
-                              ampi_cuda_bad_here* bad) {
+AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
+                              uint64_t c, ampi_cuda_bad_here* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     const bool sums = KIND == AMPI_LOOK_SUMS;
@@ -6273,7 +6861,8 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const 
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, v.x_dtype, at + k * apart, v.n);
     AMPI_D_UNROLL
-    for (unsigned k = 0; sums && k < 2; k++) ampi_d_fetch8(sum[k], v.y, v.y_dtype, at + k * apart, v.n);
+    for (unsigned k = 0; sums && k < 2; k++)
+        ampi_d_fetch8(sum[k], v.y, v.y_dtype, at + k * apart, v.n);
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
         if (sums) ampi_d_sum8_stored(sum[k], v.y_dtype, r[k], v.x_dtype, v.inverse);
@@ -6288,7 +6877,8 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const 
 
 /* Element `number` of the block's own chunks, as the list counts it. */
 AMPI_D unsigned long long ampi_d_place(uint32_t number) {
-    const unsigned long long chunk = blockIdx.x + (unsigned long long)(number / AMPI_CUDA_CHUNK) * gridDim.x;
+    const unsigned long long chunk = blockIdx.x
+        + (unsigned long long)(number / AMPI_CUDA_CHUNK) * gridDim.x;
     return chunk * AMPI_CUDA_CHUNK + number % AMPI_CUDA_CHUNK;
 }
 
@@ -6301,7 +6891,8 @@ AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_bad_here& here) {
 }
 
 /* What a block has found goes to the list; shared->is_last: it was the last one. */
-AMPI_D void ampi_d_look_end(const ampi_cuda_list& l, double squares, ampi_cuda_look_shared* shared) {
+AMPI_D void ampi_d_look_end(const ampi_cuda_list& l, double squares,
+        ampi_cuda_look_shared* shared) {
     double sum[1] = { squares };
     ampi_d_warp_sum(sum);
     if (threadIdx.x % 32 == 0) shared->sums[threadIdx.x / 32] = sum[0];
@@ -6332,7 +6923,8 @@ AMPI_D double ampi_d_look_total(const volatile double* all, double* shared) {
 }
 
 /* What was not finite, as the caller is told it. */
-AMPI_D void ampi_d_tell_bad(amp_overflow_info* found, const ampi_cuda_list& l, const ampi_cuda_bad& bad) {
+AMPI_D void ampi_d_tell_bad(amp_overflow_info* found, const ampi_cuda_list& l,
+        const ampi_cuda_bad& bad) {
     const ampi_cuda_chunk chunk = l.chunks[bad.first / AMPI_CUDA_CHUNK];
     const int last = l.chunks[bad.last / AMPI_CUDA_CHUNK].tensor;
     const char* name = l.names + (size_t)chunk.tensor * AMPI_CUDA_NAME;
@@ -6344,7 +6936,10 @@ AMPI_D void ampi_d_tell_bad(amp_overflow_info* found, const ampi_cuda_list& l, c
     found->first_index = chunk.offset + bad.first % AMPI_CUDA_CHUNK;
     found->last_tensor = last;
     AMPI_ROLLED
-    for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
+    for (int i = 0; i < AMPI_CUDA_NAME; i++) {
+        found->first_name[i] = name[i];
+        found->last_name[i] = last_name[i];
+    }
 }
 
 /* What the conclusion needs, all of it on its way at once. */
@@ -6367,10 +6962,10 @@ AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
     k.ignore = b ? b->rule.ignore_overflow : 0;
 }
 
-/* ampi_scaler_record on the device, where the window's info is cleared already if this is its first list. Clean
-   findings change nothing but the norm. */
-AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found, bool stops, int list,
-                                 double norm) {
+/* ampi_scaler_record on the device, where the window's info is cleared already if this is its first
+   list. Clean findings change nothing but the norm. */
+AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found,
+                                 bool stops, int list, double norm) {
     b->closed = 0;
     b->info.norm = norm;
     if (list >= 0) b->norms[list] = norm;
@@ -6378,11 +6973,14 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_i
 }
 
 /* One warp writes down what the whole list has shown. */
-AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_known& k, bool sums) {
-    AMPI_D_RENEW(k.inverse);        /* nothing that follows from these is formed, and waited for, before the sum is */
+AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_known& k,
+        bool sums) {
+    AMPI_D_RENEW(k.inverse);        /* nothing that follows from these is formed, and waited for,
+                                       before the sum is */
     AMPI_D_RENEW(k.scale);
     const float inverse = ampi_float(k.inverse), scale = ampi_float(k.scale);
-    const bool bad = k.bad.inf + k.bad.nan > 0, useless = !ampi_scale_usable(&scale), stops = bad || useless;
+    const bool bad = k.bad.inf + k.bad.nan > 0, useless = !ampi_scale_usable(&scale), stops = bad
+        || useless;
     ampi_cuda_found* result = a.src.found;
     double norm = sqrt(sum);
     if (!a.unscaled && !sums) norm = __dmul_rn(norm, (double)inverse);
@@ -6400,8 +6998,8 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_
     result->finished = 0;
 }
 
-/* Reads the list once. The chunk after the present one is fetched before that is worked on. The block that finishes
-   last puts all blocks' findings together. */
+/* Reads the list once. The chunk after the present one is fetched before that is worked on. The
+   block that finishes last puts all blocks' findings together. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIND))
 ampi_k_look(const ampi_cuda_look a) {
@@ -6426,18 +7024,20 @@ ampi_k_look(const ampi_cuda_look a) {
     if (threadIdx.x < 32) ampi_d_look_conclude(a, sum, known, KIND == AMPI_LOOK_SUMS);
 }
 
-AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const amp_exec* exec,
+        const char* place) {
     return ampi_cuda_launch(exec, place, kind == AMPI_LOOK        ? ampi_k_look<AMPI_LOOK>
                                          : kind == AMPI_LOOK_SUMS ? ampi_k_look<AMPI_LOOK_SUMS>
                                                                   : ampi_k_look<AMPI_LOOK_UNSCALE>,
-                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK), sizeof(ampi_cuda_look_shared), *a);
+                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK),
+                            sizeof(ampi_cuda_look_shared), *a);
 }
 
 /* Unscale */
 
-/* The second half of unscaling in place. Parts that the look has not moved get the factor now; if it has refused the
-   list, those that it has moved get back what they were. Each block takes eight chunks, so that in the usual case few
-   blocks read the table, and that is all. */
+/* The second half of unscaling in place. Parts that the look has not moved get the factor now; if
+   it has refused the list, those that it has moved get back what they were. Each block takes eight
+   chunks, so that in the usual case few blocks read the table, and that is all. */
 enum { AMPI_CUDA_SETTLE_CHUNKS = 8 };
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(AMPI_LOOK))
@@ -6465,11 +7065,13 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     }
 }
 
-AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list, const ampi_cuda_scaler_block* scaler,
-                                    const amp_exec* exec, const char* place) {
-    const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS - 1) / AMPI_CUDA_SETTLE_CHUNKS;
-    return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks), dim3(AMPI_CUDA_BLOCK), 0, list->list,
-                            scaler);
+AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list,
+                                    const ampi_cuda_scaler_block* scaler, const amp_exec* exec,
+                                    const char* place) {
+    const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS
+        - 1) / AMPI_CUDA_SETTLE_CHUNKS;
+    return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks),
+                            dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
 }
 
 typedef struct ampi_cuda_move {
@@ -6479,8 +7081,8 @@ typedef struct ampi_cuda_move {
     int accumulate;
 } ampi_cuda_move;
 
-AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x, const ampi_cuda_chunk& y, unsigned i,
-                         float factor) {
+AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
+                         const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
     ampi_eight r;
     ampi_d_load8(v, x.data, x.dtype, i, x.n);
@@ -6502,26 +7104,28 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi
     if (a.scaler && a.src.found->refused) return;
     for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk x = a.src.chunks[c], y = a.dst[c];
-        for (unsigned at = 8 * threadIdx.x; at < x.n; at += 8 * AMPI_CUDA_BLOCK) ampi_d_move8(a, x, y, at, factor);
+        for (unsigned at = 8 * threadIdx.x; at < x.n; at += 8 * AMPI_CUDA_BLOCK)
+            ampi_d_move8(a, x, y, at, factor);
     }
 }
 
 AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cuda_tensors* src,
-                                       const ampi_cuda_scaler_block* scaler, int accumulate, const amp_exec* exec,
-                                       const char* place) {
+                                       const ampi_cuda_scaler_block* scaler, int accumulate,
+                                       const amp_exec* exec, const char* place) {
     ampi_cuda_move a;
     a.src = src->list;
     a.dst = dst->list.chunks;
     a.scaler = scaler;
     a.accumulate = accumulate;
-    return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
+    return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list),
+        dim3(AMPI_CUDA_BLOCK), 0, a);
 }
 
 /* The scaler's calls */
 
 /* A scaler that goes on from where `from` is. */
-AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from, const amp_exec* exec,
-                                          const char* place) {
+AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
+                                          const amp_exec* exec, const char* place) {
     ampi_cuda_scaler_block block;
     amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
@@ -6535,14 +7139,16 @@ AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scale
     for (i = 0; i < 9; i++)
         block.last[i / 3][i % 3] =
             ampi_last_finite((amp_dtype)(i / 3 + 1), (amp_dtype)(i % 3 + 1), block.state.inverse);
-    for (i = 0; i < 3; i++) block.exact[i] = ampi_cuda_first_exact((amp_dtype)(i + 1), block.state.scale_in_use);
+    for (i = 0; i < 3; i++)
+        block.exact[i] = ampi_cuda_first_exact((amp_dtype)(i + 1), block.state.scale_in_use);
     r = ampi_cuda_clone((void**)&s->device, &block, sizeof block, exec, place);
     if (r != AMP_OK) { free(s); return r; }
     *out = s;
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc,
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_create";
     const amp_logger* logger = desc && desc->logger ? desc->logger : ampi_exec_logger(exec);
     amp_scaler_desc d;
@@ -6580,8 +7186,8 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 }
 
 /* A list as amp.h's functions know it. */
-AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
-                                         const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list,
+                                         ampi_tensors* t, const amp_exec* exec, const char* place) {
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count, place);
@@ -6615,7 +7221,8 @@ AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tens
 
 /* A scan of the gradients for inf and NaN on the stream, without a wait; an empty list
    launches nothing. */
-AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check";
     ampi_cuda_look a;
     ampi_tensors t;
@@ -6657,8 +7264,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     amp_result r = ampi_cuda_scaler_list(s, src, &from, exec, place);
     if (r == AMP_OK) r = ampi_cuda_scaler_list(s, dst, &to, exec, place);
     if (r == AMP_OK && to.count != from.count)
-        r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
-                      to.count, from.count);
+        r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d",
+                      place, to.count, from.count);
     if (r == AMP_OK) r = ampi_scaler_enter_into(&s->window, &to, &from);
     if (r != AMP_OK || !ampi_tensors_any(&to)) return r;
     a = ampi_cuda_look_of(s, src, &to);
@@ -6670,8 +7277,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
 }
 
 /* flags: in device memory, as ampi_k_scaler_raise takes them. */
-AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags, const amp_exec* exec,
-                                          const char* place) {
+AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags,
+                                          const amp_exec* exec, const char* place) {
     amp_result r;
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flags);
@@ -6690,19 +7297,23 @@ AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* l
     amp_result r;
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
     if (count < 0)
-        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: count %d is negative", place, count);
+        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: count %d is negative", place,
+            count);
     r = ampi_cuda_check_pointer(exec, place, "losses", losses);
     if (r != AMP_OK) return r;
-    return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device, losses, count);
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device,
+        losses, count);
 }
 
 /* found_inf and unsound as floats, to be summed over ranks, and the sums back. */
-AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags, const amp_exec* exec) {
-    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1), dim3(1), 0,
-                            s->device, flags);
+AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags,
+        const amp_exec* exec) {
+    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1),
+                            dim3(1), 0, s->device, flags);
 }
 
-AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags,
+        const amp_exec* exec) {
     return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
 }
 
@@ -6714,7 +7325,8 @@ AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* ex
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!s->window.recorded)
         return ampi_fail(&s->window.logger, AMP_ERR_STATE,
-                         "%s: nothing was checked, unscaled or stepped since the last update", place);
+                         "%s: nothing was checked, unscaled or stepped since the last update",
+                         place);
     r = ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device);
     if (r == AMP_OK) s->window.recorded = s->window.list_count = 0;
     return r;
@@ -6723,22 +7335,24 @@ AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* ex
 /* Ends a window as if it had not been. */
 AMPI_FN amp_result ampi_cuda_scaler_abandon(amp_cuda_scaler* s, const amp_exec* exec) {
     s->window.recorded = s->window.list_count = 0;
-    return ampi_cuda_launch(exec, "amp_cuda: abandon", ampi_k_scaler_abandon, dim3(1), dim3(1), 0, s->device);
+    return ampi_cuda_launch(exec, "amp_cuda: abandon", ampi_k_scaler_abandon, dim3(1), dim3(1), 0,
+        s->device);
 }
 
 /* dst = src if the last window ended without a step. */
-AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes, const amp_cuda_scaler* s,
-                                             const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes,
+                                             const amp_cuda_scaler* s, const amp_exec* exec) {
     size_t wide = (((uintptr_t)dst | (uintptr_t)src) & 15u) == 0 ? bytes / 16 : 0;
     if (bytes == 0) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: copy after a skip", ampi_k_copy_if_skipped,
-                            ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0,
-                            s->device, (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
+                            ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, s->device, (unsigned char*)dst,
+                            (const unsigned char*)src, wide, bytes);
 }
 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
-AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale, int* hit,
-                                         const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
+                                         int* hit, const amp_exec* exec) {
     ampi_cuda_scaler_block block;
     int i;
     amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
@@ -6754,23 +7368,29 @@ AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, 
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host,
+        const amp_exec* exec) {
     float last_scale;
     int hit;
     amp_result r;
-    if (!s || !host) return ampi_cuda_missing(exec, "amp_cuda_scaler_read", s ? "host" : "the scaler");
+    if (!s || !host)
+        return ampi_cuda_missing(exec, "amp_cuda_scaler_read", s ? "host" : "the scaler");
     r = ampi_cuda_scaler_fetch(s, host, &last_scale, &hit, exec);
     return r == AMP_OK ? ampi_scaler_limits(host, hit) : r;
 }
 
-AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host,
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_write";
     if (!s || !host) return ampi_cuda_missing(exec, place, s ? "host" : "the scaler");
     if (s->window.recorded || host->recorded)
-        return ampi_fail(&s->window.logger, AMP_ERR_STATE, "%s: not between a check and update", place);
+        return ampi_fail(&s->window.logger, AMP_ERR_STATE, "%s: not between a check and update",
+            place);
     if (memcmp(&s->window.rule, &host->rule, sizeof host->rule) != 0)
-        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
-    return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device, host->state);
+        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule",
+            place);
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device,
+        host->state);
 }
 
 /* >>impl-optim */
@@ -6785,7 +7405,8 @@ typedef struct ampi_cuda_param {
     float*      v;
     amp_dtype   low_dtype, grad_dtype;
     int32_t     group;
-    int32_t     aligned;                /* 1 = each array starts where four of its elements may be read at once */
+    int32_t     aligned;                /* 1 = each array starts where four of its elements may be
+                                           read at once */
 } ampi_cuda_param;
 
 /* What moves, what the step of now needs, and what it did. Pointers in `o` are the host's. */
@@ -6793,7 +7414,8 @@ typedef struct ampi_cuda_optimizer_block {
     amp_optimizer      o;
     ampi_update        updates[AMP_MAX_GROUPS];
     amp_optimizer_info info;
-    unsigned long long first;           /* of what info.update_* count: tensor << AMPI_CUDA_PLACE_BITS | element */
+    unsigned long long first;           /* of what info.update_* count: tensor <<
+                                           AMPI_CUDA_PLACE_BITS | element */
 } ampi_cuda_optimizer_block;
 enum { AMPI_CUDA_PLACE_BITS = 40 };
 
@@ -6803,7 +7425,8 @@ struct amp_cuda_optimizer {
     void*             memory;
     ampi_cuda_optimizer_block* device;
     const ampi_cuda_param*     params;
-    double*           norms;            /* LAMB: sums of squares of weights and direction, for each chunk */
+    double*           norms;            /* LAMB: sums of squares of weights and direction, for each
+                                           chunk */
     float*            trust;            /* LAMB: -lr * ratio, for each tensor */
 };
 
@@ -6817,7 +7440,8 @@ typedef struct ampi_cuda_prepare {
     int unscaled;
 } ampi_cuda_prepare;
 
-/* What a lane of the first warp knows before anything is written: a part of the info, and what all need. */
+/* What a lane of the first warp knows before anything is written: a part of the info, and what all
+   need. */
 typedef struct ampi_cuda_findings {
     uint64_t word;
     double   norm;
@@ -6825,12 +7449,14 @@ typedef struct ampi_cuda_findings {
     int32_t  found_inf;
 } ampi_cuda_findings;
 
-/* The optimizer in units of 16 bytes, one for each lane; what follows it in its block may be read along. */
+/* The optimizer in units of 16 bytes, one for each lane; what follows it in its block may be read
+   along. */
 enum { AMPI_CUDA_OPTIMIZER_UNITS = (sizeof(amp_optimizer) + 15) / 16 };
 static_assert(AMPI_CUDA_OPTIMIZER_UNITS <= 32, "a lane of a warp for each unit");
 
 /* All loads are under way at once; the optimizer comes into shared memory. */
-AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare& a, amp_optimizer* o, unsigned lane) {
+AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare& a,
+        amp_optimizer* o, unsigned lane) {
     const amp_overflow_info* info = a.scaler ? &a.scaler->info : a.found ? &a.found->info : NULL;
     uint4 unit = { 0, 0, 0, 0 };
     f.word = ampi_d_clear_word(lane, 0.0);
@@ -6846,8 +7472,8 @@ AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare&
 }
 
 /* What amp_optimizer_step finds out before it moves anything. */
-AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr, double clip,
-                                unsigned lane) {
+AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr,
+                                double clip, unsigned lane) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)&info->overflow)[lane] = f.word;
     if (lane != 0) return;
     info->applied = !f.found_inf;
@@ -6858,15 +7484,17 @@ AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findin
 }
 
 /* Counts an applied step, a lane for each group. */
-AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimizer* o, unsigned lane) {
+AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimizer* o,
+        unsigned lane) {
     if (lane < AMP_MAX_GROUPS && o->groups[lane].frozen)
         state->frozen_steps[lane] = o->state.frozen_steps[lane] + 1;
     if (lane == 0) state->step = o->state.step + 1;
 }
 
-/* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o: in shared memory. */
-AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f, const amp_optimizer* o,
-                           unsigned lane) {
+/* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o:
+   in shared memory. */
+AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f,
+                           const amp_optimizer* o, unsigned lane) {
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const double clip = f.found_inf ? 1.0 : ampi_clip_coefficient(o, f.norm);
     const float mult = (float)__dmul_rn((double)f.inverse, clip);
@@ -6881,8 +7509,9 @@ AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_fin
     ampi_d_prepare_advance(&block->o.state, o, lane);
 }
 
-/* The first warp prepares the step. A second one, if there is one, ends the scaler's window: it writes nothing before
-   the first has read what it needs, and what comes after reads the optimizer's block alone. */
+/* The first warp prepares the step. A second one, if there is one, ends the scaler's window: it
+   writes nothing before the first has read what it needs, and what comes after reads the
+   optimizer's block alone. */
 static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(amp_optimizer, o);
@@ -6896,8 +7525,8 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     else ampi_d_prepare(a.block, found, o, lane);
 }
 
-static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
-                                       int lr_only) {
+static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
+                                       const amp_optimizer_state state, int lr_only) {
     ampi_ptx_grid_wait();
     if (lr_only) block->o.state.lr = state.lr;
     else block->o.state = state;
@@ -6905,8 +7534,8 @@ static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, 
 
 /* The update */
 
-/* Four elements of any type, so that neighbouring threads read and write neighbouring 16 bytes of the FP32
-   arrays, which are most of the traffic. */
+/* Four elements of any type, so that neighbouring threads read and write neighbouring 16 bytes of
+   the FP32 arrays, which are most of the traffic. */
 typedef struct ampi_four { uint32_t w[4]; } ampi_four;
 
 /* WHOLE: all four lie below n, in one piece. Otherwise those that do; the others are 0. */
@@ -6937,7 +7566,8 @@ AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float 
     if (WHOLE && t == AMP_F32) {
         *(float4*)(void*)((float*)y + i) = make_float4(v[0], v[1], v[2], v[3]);
     } else if (WHOLE) {
-        for (int j = 0; j < 4; j++) h[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
+        for (int j = 0; j < 4; j++)
+            h[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
         *(uint2*)(void*)((uint16_t*)y + i) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
     } else {
         for (int j = 0; j < 4; j++)
@@ -6973,10 +7603,11 @@ AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
 }
 
-/* The CPU's own formulas, on four elements, each by itself so that all stay in registers. LAMB_DIRECTION leaves the
-   direction in g. */
+/* The CPU's own formulas, on four elements, each by itself so that all stay in registers.
+   LAMB_DIRECTION leaves the direction in g. */
 template <int KIND>
-AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
+AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4],
+        ampi_cuda_work& k) {
     AMPI_D_UNROLL
     for (size_t j = 0; j < 4; j++) {
         ampi_update_element(KIND, w, g, m, v, j, &k.u, &k.over);
@@ -7010,7 +7641,8 @@ AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
     if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
     if (!k.p.low) return;
-    if (k.p.master && (k.over.held | k.over.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.over.low);
+    if (k.p.master && (k.over.held | k.over.saturated))
+        ampi_d_saturate4(w, k.p.low_dtype, k.over.low);
     ampi_d_store4<WHOLE>(k.p.low, k.p.low_dtype, i, n, w);
 }
 
@@ -7020,7 +7652,8 @@ AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
     const size_t apart = 4 * AMPI_CUDA_BLOCK;
     ampi_four_set s[2];
     AMPI_D_UNROLL
-    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, true>(s[j], k.p, i + (size_t)j * apart, n);
+    for (int j = 0; j < 2; j++)
+        ampi_d_update_fetch<KIND, true>(s[j], k.p, i + (size_t)j * apart, n);
     AMPI_D_UNROLL
     for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, true>(s[j], k, i + (size_t)j * apart, n);
 }
@@ -7040,13 +7673,15 @@ AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk)
     for (; k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n; at += 8 * AMPI_CUDA_BLOCK)
         ampi_d_update_pair<KIND>(k, chunk.offset + at, end);
     for (; at < chunk.n; at += 4 * AMPI_CUDA_BLOCK) {
-        if (k.p.aligned && at + 4 <= chunk.n) ampi_d_update_one<KIND, true>(k, chunk.offset + at, end);
+        if (k.p.aligned && at + 4 <= chunk.n)
+            ampi_d_update_one<KIND, true>(k, chunk.offset + at, end);
         else ampi_d_update_one<KIND, false>(k, chunk.offset + at, end);
     }
 }
 
 /* Overflows of the update, which are rare. */
-AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_update_overflow& over, int tensor) {
+AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_update_overflow& over,
+        int tensor) {
     if (!(over.held | over.saturated)) return;
     atomicAdd((unsigned long long*)&block->info.update_overflows, (unsigned long long)over.held);
     atomicAdd((unsigned long long*)&block->info.saturated, (unsigned long long)over.saturated);
@@ -7055,7 +7690,8 @@ AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_upda
 
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
 template <int KIND>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_optimizer(const ampi_cuda_update a) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
@@ -7079,7 +7715,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const
 }
 
 /* LAMB: the norms of each tensor from those of its chunks, and the ratio. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
@@ -7097,7 +7734,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(cons
     }
 }
 
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_zero_list(const ampi_cuda_list list) {
     ampi_ptx_grid_wait();
     const float zero[8] = { 0 };
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
@@ -7109,12 +7747,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const
 
 /* Create and destroy */
 
-AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec,
+        const char* place) {
     const void* pointers[5];
     static const char* const names[] = { "master", "low", "grad", "m", "v" };
     amp_result r = AMP_OK;
     int i;
-    pointers[0] = p->master; pointers[1] = p->low; pointers[2] = p->grad; pointers[3] = p->m; pointers[4] = p->v;
+    pointers[0] = p->master; pointers[1] = p->low; pointers[2] = p->grad; pointers[3] = p->m;
+    pointers[4] = p->v;
     for (i = 0; i < 5 && r == AMP_OK && p->count; i++)
         r = ampi_cuda_check_pointer(exec, place, names[i], pointers[i]);
     return r;
@@ -7122,7 +7762,8 @@ AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exe
 
 AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     ampi_cuda_param d;
-    uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v, narrow = (uintptr_t)p->low;
+    uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v,
+        narrow = (uintptr_t)p->low;
     memset(&d, 0, sizeof d);
     d.master = p->master;
     d.low = p->low;
@@ -7139,17 +7780,19 @@ AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
 }
 
 /* The block and the table of parameters to the device, with room for what LAMB needs. */
-AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_exec* exec,
+        const char* place) {
     int i, count = o->host.count, lamb = o->host.desc.kind == AMP_LAMB;
     size_t total = 0, block = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_optimizer_block));
     size_t params = ampi_cuda_reserve(&total, (size_t)count, sizeof(ampi_cuda_param));
-    size_t norms = ampi_cuda_reserve(&total, lamb ? (size_t)o->grads->list.chunk_count : 0, 2 * sizeof(double));
+    size_t norms = ampi_cuda_reserve(&total, lamb ? (size_t)o->grads->list.chunk_count : 0,
+        2 * sizeof(double));
     size_t trust = ampi_cuda_reserve(&total, lamb ? (size_t)count : 0, sizeof(float));
     unsigned char *host = (unsigned char*)calloc(total, 1), *base;
     amp_result r;
     if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
-                         (ampi_ull)total);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table",
+                         place, (ampi_ull)total);
     ((ampi_cuda_optimizer_block*)(void*)(host + block))->o = o->host;
     for (i = 0; i < count; i++)
         ((ampi_cuda_param*)(void*)(host + params))[i] = ampi_cuda_param_of(&o->host.params[i]);
@@ -7168,7 +7811,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_e
 AMPI_FN amp_tensor ampi_cuda_master_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
     amp_tensor t;
-    t.data = p->master; t.dtype = AMP_F32; t.count = p->master && p->low ? p->count : 0; t.name = p->name;
+    t.data = p->master; t.dtype = AMP_F32; t.count = p->master && p->low ? p->count : 0;
+    t.name = p->name;
     return t;
 }
 
@@ -7180,7 +7824,8 @@ AMPI_FN amp_tensor ampi_cuda_low_at(const void* list, int i) {
 }
 
 /* low = master, rounded, for all parameters. */
-AMPI_FN amp_result ampi_cuda_write_low(const amp_optimizer* o, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_write_low(const amp_optimizer* o, const amp_exec* exec,
+        const char* place) {
     ampi_tensors masters = ampi_grads_of(o->params, o->count), lows = masters;
     amp_cuda_tensors *from = NULL, *to = NULL;
     amp_result r;
@@ -7204,8 +7849,9 @@ AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o) {
     free(o);
 }
 
-AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp_optimizer_desc* desc,
-                                             amp_param* params, int count, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
+                                             const amp_optimizer_desc* desc, amp_param* params,
+                                             int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_create";
     amp_optimizer_desc d;
     amp_cuda_optimizer* o;
@@ -7236,8 +7882,9 @@ AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimize
     return o ? o->grads : NULL;
 }
 
-AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o, void (*kernel)(ampi_cuda_update),
-                                           const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
+                                           void (*kernel)(ampi_cuda_update), const amp_exec* exec,
+                                           const char* place) {
     ampi_cuda_update a;
     a.list = o->grads->list;
     a.params = o->params;
@@ -7245,29 +7892,34 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o, void (*k
     a.norms = o->norms;
     a.trust = o->trust;
     if (!kernel)
-        return ampi_cuda_launch(exec, place, ampi_k_lamb_trust, ampi_cuda_grid((size_t)o->host.count, 1),
-                                dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
+        return ampi_cuda_launch(exec, place, ampi_k_lamb_trust,
+                                ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
+                                2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
     return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list),
                             dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
-AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
+        const char* place) {
     const amp_optimizer_desc* d = &o->host.desc;
     amp_result r;
     if (d->kind == AMP_ADAM || d->kind == AMP_ADAMW)
         return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_ADAM>, exec, place);
     if (d->kind == AMP_SGD)
-        return ampi_cuda_optimizer_run(o, d->momentum > 0.0f ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>
-                                                             : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec, place);
+        return ampi_cuda_optimizer_run(o,
+            d->momentum > 0.0f ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>
+                               : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec, place);
     r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place);
     if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, NULL, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);
+    if (r == AMP_OK)
+        r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);
     return r;
 }
 
 /* Looks at the gradients, unless a check has seen them. */
-AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cuda_scaler* s, const ampi_tensors* t,
-                                            int unscaled, const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cuda_scaler* s,
+                                            const ampi_tensors* t, int unscaled,
+                                            const amp_exec* exec, const char* place) {
     ampi_cuda_look a;
     memset(&a, 0, sizeof a);
     a.list = -1;
@@ -7280,8 +7932,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
 }
 
 /* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
-AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends, const amp_exec* exec,
-                                            const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends,
+                                            const amp_exec* exec, const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
@@ -7305,7 +7957,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
         a.found = o->grads->list.found;
     }
     r = ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
+    if (r == AMP_OK)
+        r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
                                           16 * AMPI_CUDA_OPTIMIZER_UNITS, a);
     if (r == AMP_OK) r = ampi_cuda_optimizer_apply(o, exec, place);
     if (r != AMP_OK || !s) return r;
@@ -7314,7 +7967,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s,
+        const amp_exec* exec) {
     return ampi_cuda_optimizer_launch(o, s, 0, exec, "amp_cuda_optimizer_step");
 }
 
@@ -7341,8 +7995,8 @@ AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
     return info;
 }
 
-AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
-                                           const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
+                                           amp_optimizer_info* info, const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
     amp_result r;
     if (!o) return ampi_cuda_missing(exec, "amp_cuda_optimizer_read", "the optimizer");
@@ -7356,11 +8010,12 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
-                                             const amp_exec* exec, const char* place) {
+AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state,
+                                             int lr_only, const amp_exec* exec, const char* place) {
     amp_result r = ampi_optimizer_check_state(state, &o->host.logger, place);
     if (r != AMP_OK) return r;
-    return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device, *state, lr_only);
+    return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device,
+        *state, lr_only);
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
@@ -7370,7 +8025,8 @@ AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_opt
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
 }
 
-AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr,
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_set_lr";
     amp_optimizer_state state;
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
@@ -7383,7 +8039,8 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
 
 /* A model opens and closes the context */
 
-AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, const amp_allocator* a) {
+AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc,
+        const amp_allocator* a) {
     const amp_logger* logger = exec->logger;
     amp_cuda* c;
     amp_result r = ampi_cuda_make(&c, (const amp_cuda_desc*)desc, logger, a);
@@ -7403,8 +8060,8 @@ AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
 
 /* Training */
 
-/* What a model's training keeps beside its scaler and optimizer; the host's copies are those of the last read
-   or write, so that a change made by the host is noticed. */
+/* What a model's training keeps beside its scaler and optimizer; the host's copies are those of the
+   last read or write, so that a change made by the host is noticed. */
 typedef struct ampi_cuda_training {
     amp_cuda_scaler*    scaler;
     amp_cuda_optimizer* optimizer;
@@ -7435,17 +8092,21 @@ AMPI_FN void ampi_cuda_training_note(const amp_training* t) {
     own->optimizer_state = t->optimizer.state;
 }
 
-AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
-                                           int count, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc,
+                                           amp_param* params, int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
     ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(sizeof *own, a);
     amp_result r;
-    if (!own) return ampi_fail(exec->logger, AMP_ERR_MEMORY, "amp_cuda: out of memory for the training state");
+    if (!own)
+        return ampi_fail(exec->logger, AMP_ERR_MEMORY,
+            "amp_cuda: out of memory for the training state");
     memset(own, 0, sizeof *own);
     t->resident = own;
-    r = ampi_cuda_check(exec, "amp_cuda: training state", cudaMalloc((void**)&own->position, sizeof(uint64_t)));
+    r = ampi_cuda_check(exec, "amp_cuda: training state",
+        cudaMalloc((void**)&own->position, sizeof(uint64_t)));
     if (r == AMP_OK) r = ampi_cuda_zero(own->position, sizeof(uint64_t), exec);
-    if (r == AMP_OK) r = ampi_cuda_scaler_clone(&own->scaler, &t->scaler, exec, "amp_cuda: training state");
+    if (r == AMP_OK)
+        r = ampi_cuda_scaler_clone(&own->scaler, &t->scaler, exec, "amp_cuda: training state");
     if (r == AMP_OK) r = amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec);
     if (r == AMP_OK) r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
     if (r != AMP_OK) { ampi_cuda_training_close(t, exec); return r; }
@@ -7460,13 +8121,15 @@ AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const 
     amp_result r;
     if (memcmp(o->host.groups, from->groups, sizeof from->groups) == 0) return AMP_OK;
     r = ampi_optimizer_check_rates(from, "amp_cuda: training step");
-    if (r == AMP_OK) r = ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec);
+    if (r == AMP_OK)
+        r = ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec);
     if (r == AMP_OK) memcpy(o->host.groups, from->groups, sizeof from->groups);
     return r;
 }
 
-/* The gradients of now: a model takes those of frozen parameters away, and gives them back. The kernels that a graph
-   holds know the old list, and the layers' old gradients, so all graphs go with it. */
+/* The gradients of now: a model takes those of frozen parameters away, and gives them back. The
+   kernels that a graph holds know the old list, and the layers' old gradients, so all graphs go
+   with it. */
 AMPI_FN amp_result ampi_cuda_optimizer_take_grads(amp_cuda_optimizer* o, const amp_exec* exec) {
     static const char place[] = "amp_cuda: training step";
     const ampi_tensors grads = ampi_grads_of(o->host.params, o->host.count);
@@ -7484,13 +8147,15 @@ AMPI_FN amp_result ampi_cuda_optimizer_take_grads(amp_cuda_optimizer* o, const a
     return AMP_OK;
 }
 
-/* Hands over what the host has changed since the last read: a loaded checkpoint, a scale or rate set by hand. */
+/* Hands over what the host has changed since the last read: a loaded checkpoint, a scale or rate
+   set by hand. */
 AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     amp_result r = AMP_OK;
     if (memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0)
         r = amp_cuda_scaler_write(own->scaler, &t->scaler, exec);
-    if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0)
+    if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state,
+        sizeof own->optimizer_state) != 0)
         r = amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec);
     if (r == AMP_OK) r = ampi_cuda_optimizer_take_groups(own->optimizer, &t->optimizer, exec);
     if (r == AMP_OK) r = ampi_cuda_optimizer_take_grads(own->optimizer, exec);
@@ -7507,7 +8172,8 @@ AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const a
     t->position = NULL;
     if (r != AMP_OK || !window || !ampi_cuda_context(exec)->desc.graph) return r;
     t->position = own->position;
-    if (own->next_position != t->passes) r = ampi_cuda_copy_in(own->position, &before, sizeof before, exec);
+    if (own->next_position != t->passes)
+        r = ampi_cuda_copy_in(own->position, &before, sizeof before, exec);
     own->next_position = t->passes + 1;
     return r;
 }
@@ -7524,26 +8190,30 @@ AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec
                             ampi_cuda_training_of(t)->position);
 }
 
-AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count,
+        const amp_exec* exec) {
     return amp_cuda_scaler_check_loss(ampi_cuda_training_of(t)->scaler, losses, count, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
-                                            const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count,
+                                            float* flags, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer), exec);
+    amp_result r = amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
+        exec);
     (void)grads; (void)count;
     return r == AMP_OK ? ampi_cuda_scaler_export_flags(own->scaler, flags, exec) : r;
 }
 
-AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
+        const amp_exec* exec) {
     return ampi_cuda_scaler_import_flags(ampi_cuda_training_of(t)->scaler, flags, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
-                                           const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved,
+                                           size_t bytes, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec, "amp_cuda_optimizer_step");
+    amp_result r = ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
+        "amp_cuda_optimizer_step");
     if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);
     return r;
 }
@@ -7552,7 +8222,8 @@ AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     int hit;
     amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
-    if (r == AMP_OK) r = ampi_cuda_scaler_fetch(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
+    if (r == AMP_OK)
+        r = ampi_cuda_scaler_fetch(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
     if (r != AMP_OK) return r;
     t->last.overflow = t->scaler.info;
     ampi_cuda_training_note(t);
@@ -7574,7 +8245,8 @@ AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
 }
 
 /* First call with a key: run. Second: record. From then on: replay. More keys than places: run. */
-AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_record* mode,
+        const amp_exec* exec) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_record* found = ampi_cuda_find_record(c, key);
     cudaStream_t stream = ampi_cuda_stream(exec);

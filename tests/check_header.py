@@ -28,11 +28,12 @@ check([t for t in listed if t not in last] == [t for t in tags if t not in last]
       "tags are not in the order of the table of contents")
 
 # each version says what a program written for the one before meets
-version = ".".join(re.search(r"#define AMP_VERSION_%s (\d+)" % part, text).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
-since = re.findall(r"^   Since (\d+\.\d+\.\d+)", text[text.find("/* >>since"):text.find("/* >>license")], re.M)
-major, minor, patch = map(int, version.split("."))
-check(since and (since[0] == "%d.%d.%d" % (major, minor, patch - 1) or patch == 0), ">>since begins with %s, for %s" % (since[:1], version))
-if readme: check("Version %s (" % version in open(readme, encoding="utf-8").read(), "README's version is not %s" % version)
+version = readme and ".".join(re.search(r"#define AMP_VERSION_%s (\d+)" % part, text).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
+if readme:
+    since = re.findall(r"^   Since (\d+\.\d+\.\d+)", text[text.find("/* >>since"):text.find("/* >>license")], re.M)
+    major, minor, patch = map(int, version.split("."))
+    check(since and (since[0] == "%d.%d.%d" % (major, minor, patch - 1) or patch == 0), ">>since begins with %s, for %s" % (since[:1], version))
+    check("Version %s (" % version in open(readme, encoding="utf-8").read(), "README's version is not %s" % version)
 
 # text
 for i, line in enumerate(lines, 1):
