@@ -1073,6 +1073,7 @@ static void test_trial(void) {
     size_t n, k;
     int files = 0;
     unsigned char *before, *after;
+    CHECK(m != NULL);
     if (!m) return;
     memset(&f, 0, sizeof f);
     memset(&data, 0, sizeof data);

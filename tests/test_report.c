@@ -395,12 +395,12 @@ static void test_print_stats(void) {
     CHECK(!strstr(text, "2^3") && !strstr(text, "2^-1"));
     CHECK(amp_stats_print(NULL, stdout) == AMP_ERR_ARGUMENT && amp_stats_print(&s, NULL) == AMP_ERR_ARGUMENT);
     f = tmpfile();
-    if (!f) return;
+    if (!f) { TEST_SKIP("no temporary file"); return; }
     CHECK(amp_stats_collect(&s, x, AMP_F32, 0, AMP_F16, 0) == AMP_OK && amp_stats_print(&s, f) == AMP_OK);
     read_back(f);
     CHECK(strstr(text, "0 values") != NULL);
     f = tmpfile();
-    if (!f) return;
+    if (!f) { TEST_SKIP("no temporary file"); return; }
     s.count = s.zeros = 5000000000u;                        /* more than a long holds everywhere */
     s.would_overflow = s.histogram[0] = UINT64_MAX / 64;
     CHECK(amp_stats_print(&s, f) == AMP_OK);
