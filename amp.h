@@ -2315,12 +2315,10 @@ AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
     return a;
 }
 
-/* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met
-   one of them. */
 enum { AMPI_SPANS = 16 };
 
-/* Adds an array to the spans seen, and joins it to the nearest if there is no room; returns 1 if
-   it meets one. */
+/* Widens the nearest of a list's spans, or begins one more, so that they hold x. Returns 1 if x met
+   one of them. */
 AMPI_FN int ampi_spans_add(ampi_array* spans, int* count, ampi_array x) {
     ampi_array* nearest = spans;
     uint64_t least = UINT64_MAX;
@@ -14945,6 +14943,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    held_statistics of amp_step_info, held of amp_batch_norm_shape (zero the shape). A desc of a
    scaler may name .refill and .tolerance; presets fairseq and mindspore_cell, AMP_LIMIT_KEEP. A
    scaler's state has version 3; versions 1 and 2 are read.
+   amp_cuda.cuh: amp_cuda_scaler_check_loss refuses host memory, and each call the memory of another
+   device that it cannot reach.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too; it was AMP_INIT_HE, with biases of 0.
