@@ -1176,13 +1176,15 @@ static void test_doubts_of_sizes(void) {
         amp_model_desc d = model_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
         const int* size = cases[i].size;
         amp_model* m;
+        amp_value image, flat;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         remarks = 0;
         heard[0] = 0;
-        amp_mse(m, amp_linear(m, amp_add(m, amp_flatten(m, amp_input(m, size[0], size[1], size[2])),
-                                         amp_flatten(m, amp_input(m, size[0] * size[1] * size[2], 1, 1))), 2), NULL);
+        image = amp_flatten(m, amp_input(m, size[0], size[1], size[2]));
+        flat = amp_flatten(m, amp_input(m, size[0] * size[1] * size[2], 1, 1));
+        amp_mse(m, amp_linear(m, amp_add(m, image, flat), 2), NULL);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK && remarks == cases[i].doubtful, "%d: %d", i, remarks);
-        CHECK_MSG(i != 0 || strcmp(heard, "'input2' has 32 channels of 32x3 pixels: sizes and data are in the order channels, height, width") == 0,
+        CHECK_MSG(i != 0 || strcmp(heard, "'input1' has 32 channels of 32x3 pixels: sizes and data are in the order channels, height, width") == 0,
                   "%s", heard);
         amp_model_destroy(m);
     }
