@@ -2072,7 +2072,7 @@ AMPI_FN size_t ampi_write_float(char* out, double x, int precision, char kind) {
    length. */
 AMPI_FN size_t ampi_write_integer(char* out, va_list* args, int is_long, char kind, size_t least) {
     const int64_t x = kind == 'd' ? (is_long ? va_arg(*args, long long) : va_arg(*args, int))
-        : is_long ? (int64_t)va_arg(*args, ampi_ull) : (int64_t)va_arg(*args, unsigned);
+        : is_long ? (int64_t)va_arg(*args, ampi_ull) : va_arg(*args, unsigned);
     const int sign = kind == 'd' && x < 0;
     *out = '-';
     return (size_t)sign
