@@ -480,23 +480,30 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element --- */
 
-typedef AMPI_ENUM(amp_activation) {
-    AMP_RELU    = 0,    /* max(x, 0); NaN stays NaN */
-    AMP_GELU    = 1,    /* x * Phi(x), the exact form (erf) */
-    AMP_GELU_TANH = 2,  /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */
-    AMP_TANH    = 3,
-    AMP_SIGMOID = 4,    /* 1 / (1 + exp(-x)) */
-} amp_activation;
+/* Activations: X(NAME, name, reads, slow).
+   reads: the `saved` of backward: y (OUTPUT) or x (INPUT).
+   slow: 1 = f takes an exponential: a workspace speeds up many 16-bit elements of forward and, if
+   it reads x, of backward.
+   To add one: a row at the end and one of this NAME in AMP_OP_LIST; ampi_act_name and
+   ampi_slope_name in impl-elementwise; the new hash in ampi_probes. */
+#define AMP_ACTIVATION_LIST(X) \
+    X(RELU,      relu,      OUTPUT, 0)  /* max(x, 0); NaN stays NaN */ \
+    X(GELU,      gelu,      INPUT,  1)  /* x * Phi(x), the exact form (erf) */ \
+    X(GELU_TANH, gelu_tanh, INPUT,  1)  /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */ \
+    X(TANH,      tanh,      OUTPUT, 1) \
+    X(SIGMOID,   sigmoid,   OUTPUT, 1)  /* 1 / (1 + exp(-x)) */
+#define AMPI_X(NAME, ...) AMP_##NAME,
+typedef AMPI_ENUM(amp_activation) { AMP_ACTIVATION_LIST(AMPI_X) } amp_activation;
+#undef AMPI_X
+enum { AMP_ACTIVATION_COUNT = 0 AMP_ACTIVATION_LIST(AMPI_COUNT) };
 
-/* Bytes of workspace that speed up many 16-bit elements: all but RELU forward, the GELUs
-   backward. */
+/* Bytes of that workspace. */
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 64 };
 
 /* y = f(x), n elements; x and y may be the same. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
     void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
-/* dx = dy * f'. `saved` is y for RELU, TANH and SIGMOID, x for the GELUs. dx and dy may be the
-   same. */
+/* dx = dy * f'. `saved` is what the list says. dx and dy may be the same. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
     const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
     const amp_exec* exec);
@@ -567,11 +574,13 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
    To add an operator:
      1. a row at the end of this list: append only, as numbers stand in checkpoints
      2. its two functions on raw pointers in >>ops, and their entries in amp_backend
-     3. its cases in the forward and the backward switch of impl-train
+     3. its cases in the forward and the backward switch of impl-train, which -Wswitch names
      4. the call that builds it, in >>model
      5. its rule in other styles, in AMP_STYLE_RULES, where that differs
      6. kernels and table entries in amp_cuda.cuh
-     7. tests: test_ops.c, test_model.c, the lists of test_policy.c, emu/test_cuda_nn.cpp */
+     7. tests: test_ops.c, layer_with_op in test_model.c, the lists of test_policy.c,
+        emu/test_cuda_nn.cpp
+   For an activation, a row of AMP_ACTIVATION_LIST stands for 2, 3, 4 and 6. */
 #define AMP_OP_LIST(X) \
     X(INPUT,      "input",      FOLLOW,  FOLLOW,  DATA,   NONE,   NONE) \
     X(CONV2D,     "conv2d",     LOW,     LOW,     MATRIX, INPUT,  NONE) \
@@ -591,7 +600,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
     X(FLATTEN,    "flatten",    FOLLOW,  FOLLOW,  DATA,   NONE,   NONE) \
     X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32, FP32, LOSS, INPUT, NONE) \
     X(MSE,        "mse",        FP32,    FP32,    LOSS,   INPUT,  NONE) \
-    X(BCE_WITH_LOGITS, "bce_with_logits", FP32, FP32, LOSS, INPUT, NONE)
+    X(BCE_WITH_LOGITS, "bce_with_logits", FP32, FP32, LOSS, INPUT, NONE) \
+    X(GELU_TANH,  "gelu_tanh",  FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -633,6 +643,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 #define AMP_STYLE_RULES(X) \
     X(MINDSPORE, O1, RELU, LOW) \
     X(APEX, O1, GELU, FP32) \
+    X(APEX, O1, GELU_TANH, FP32) \
     X(APEX, O2, LAYER_NORM, LOW) \
     X(NNABLA, O2, SOFTMAX, FP32) \
     X(NNABLA, O2, BATCH_NORM, LOW) \
@@ -641,6 +652,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, BATCH_NORM, GRAY) \
     X(ONEFLOW, O1, LAYER_NORM, GRAY) \
     X(ONEFLOW, O1, GELU, GRAY) \
+    X(ONEFLOW, O1, GELU_TANH, GRAY) \
     X(ONEFLOW, O1, TANH, GRAY) \
     X(ONEFLOW, O1, SIGMOID, GRAY) \
     X(ONEFLOW, O1, SOFTMAX, GRAY) \
@@ -1224,10 +1236,10 @@ AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);  /* [N,C,1,1]
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* over C*H*W */
 AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
-AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);  /* exact (erf) */
-AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
-AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
+/* Each activation: amp_relu(m, x), amp_gelu, ... */
+#define AMPI_X(NAME, name, ...) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x);
+AMP_ACTIVATION_LIST(AMPI_X)
+#undef AMPI_X
 AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);  /* over C*H*W */
 /* p in [0,1); nothing in evaluation */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);
@@ -6792,7 +6804,7 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 }
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1), 1 from 20 on. Error: 1.34. */
-AMPI_HD AMPI_INLINE float ampi_f32_tanh(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_act_tanh(int hw, float x) {
     const float a = ampi_least_magnitude(x, 20.0f),
         large = 1.0f - 2.0f / (1.0f + ampi_exp_inside(hw, a + a));
     /* up to infinity; a NaN takes the polynomial */
@@ -6807,7 +6819,7 @@ AMPI_HD AMPI_INLINE float ampi_f32_tanh(int hw, float x) {
 
 /* 1 / (1 + exp(-x)), without overflow and accurate in both tails: 1/(1+e) or e/(1+e), e =
    exp(-|x|). Error: 2.41. */
-AMPI_HD AMPI_INLINE float ampi_f32_sigmoid(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_act_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
@@ -7613,55 +7625,78 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 #define AMPI_GELU_C0 1.59576912f  /* 2 * sqrt(2/pi) */
 #define AMPI_GELU_C1 0.0713548163f  /* C0 * 0.044715 */
 
+/* Each activation: ampi_act_name is its value at x; ampi_slope_name is dy times its derivative,
+   computed from s, its x or y as AMP_ACTIVATION_LIST says. */
+
 /* dy where s, ReLU's x or y, is above 0 or a NaN; else 0. */
-AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
+AMPI_HD AMPI_INLINE float ampi_slope_relu(int hw, float dy, float s) {
     const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
+    (void)hw;
     return ampi_float(ampi_bits(dy) & pass);
 }
 
-AMPI_HD AMPI_INLINE float ampi_f32_relu(float x) { return ampi_relu_back(x, x); }
+AMPI_HD AMPI_INLINE float ampi_act_relu(int hw, float x) { return ampi_slope_relu(hw, x, x); }
+
 /* x times the probability that a standard normal deviate is below x. */
-AMPI_HD AMPI_INLINE float ampi_f32_gelu(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_act_gelu(int hw, float x) {
     float density;
     return x * ampi_normal_cdf(hw, x, &density);
 }
 
-AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
-    return x * ampi_f32_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+AMPI_HD AMPI_INLINE float ampi_act_gelu_tanh(int hw, float x) {
+    return x * ampi_act_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
 
 /* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a
    NaN. */
-AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
     /* infinity * 0 would be a NaN */
     x = ampi_float(ampi_bits(x) & ~ampi_mask(ampi_magnitude(x) == 0x7f800000u));
-    return ampi_fma(hw, x * 0.398942280f, density, cdf);
+    return dy * ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
 
 /* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument, s the
    logistic function of 2z. */
-AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_slope_gelu_tanh(int hw, float dy, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
     /* the smaller of s and 1-s: s*(1-s) is accurate */
     float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
-    return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
+    return dy * ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
+}
+
+AMPI_HD AMPI_INLINE float ampi_slope_tanh(int hw, float dy, float y) {
+    return dy * ampi_fma(hw, -y, y, 1.0f);
+}
+
+AMPI_HD AMPI_INLINE float ampi_slope_sigmoid(int hw, float dy, float y) {
+    (void)hw;
+    return dy * (y * (1.0f - y));
 }
 
 /* x: a logit. */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
-    return ampi_fma(hw, -x, target, ampi_f32_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
+    return ampi_fma(hw, -x, target, ampi_act_relu(hw, x))
+        + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
 
 /* Terms and slopes of losses that are means over elements. */
-typedef enum ampi_loss { AMPI_MSE = 16, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE } ampi_loss;
+typedef enum ampi_loss {
+    AMPI_MSE = 2 * AMP_ACTIVATION_COUNT, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
+} ampi_loss;
 
-/* Operations on elements a and b: an activation; its gradient, where a is dy and b is `saved`; a
-   loss, where b is the target; and others. p: a factor. */
-enum { AMPI_SLOPE = 8, AMPI_ADD = 20, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY };
+/* Operations on elements a and b: an activation f; its gradient AMPI_SLOPE + f, where a is dy and b
+   is `saved`; a loss, where b is the target; and others. p: a factor. */
+enum {
+    AMPI_SLOPE = AMP_ACTIVATION_COUNT,
+    AMPI_ADD = AMPI_BCE_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
+};
+
+/* What backward reads of the forward pass. */
+enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
 
 /* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a
    loop. */
@@ -7669,20 +7704,15 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
         size_t n), op, y, a, b, p, n) {
 #define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
     switch (op) {
-        AMPI_CASE(AMP_RELU, ampi_f32_relu(a[i]));
-        AMPI_CASE(AMP_GELU, ampi_f32_gelu(hw, a[i]));
-        AMPI_CASE(AMP_GELU_TANH, ampi_gelu_tanh(hw, a[i]));
-        AMPI_CASE(AMP_TANH, ampi_f32_tanh(hw, a[i]));
-        AMPI_CASE(AMP_SIGMOID, ampi_f32_sigmoid(hw, a[i]));
-        AMPI_CASE(AMPI_SLOPE + (int)AMP_RELU, ampi_relu_back(a[i], b[i]));
-        AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU, a[i] * ampi_gelu_slope(hw, b[i]));
-        AMPI_CASE(AMPI_SLOPE + (int)AMP_GELU_TANH, a[i] * ampi_gelu_tanh_slope(hw, b[i]));
-        AMPI_CASE(AMPI_SLOPE + (int)AMP_TANH, a[i] * ampi_fma(hw, -b[i], b[i], 1.0f));
-        AMPI_CASE(AMPI_SLOPE + (int)AMP_SIGMOID, a[i] * (b[i] * (1.0f - b[i])));
+#define AMPI_X(NAME, name, ...) \
+        AMPI_CASE(AMP_##NAME, ampi_act_##name(hw, a[i])); \
+        AMPI_CASE(AMPI_SLOPE + (int)AMP_##NAME, ampi_slope_##name(hw, a[i], b[i]));
+        AMP_ACTIVATION_LIST(AMPI_X)
+#undef AMPI_X
         AMPI_CASE(AMPI_MSE, a[i] - b[i]);
         AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
         AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
-        AMPI_CASE(AMPI_BCE_SLOPE, (ampi_f32_sigmoid(hw, a[i]) - b[i]) * p);
+        AMPI_CASE(AMPI_BCE_SLOPE, (ampi_act_sigmoid(hw, a[i]) - b[i]) * p);
         AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
         AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
         AMPI_CASE(AMPI_ADD, a[i] + b[i]);
@@ -7715,13 +7745,19 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
         const amp_exec* exec) {
     enum { values = 65536 };
-    const int back = op >= AMPI_SLOPE, slow = op > AMP_RELU
-        && op <= AMPI_SLOPE + (int)AMP_GELU_TANH;
+    static const unsigned char slow[] = {
+#define AMPI_X(NAME, name, reads, slow) slow,
+        AMP_ACTIVATION_LIST(AMPI_X)
+#undef AMPI_X
+#define AMPI_X(NAME, name, reads, slow) slow && AMPI_READS_##reads == AMPI_READS_INPUT,
+        AMP_ACTIVATION_LIST(AMPI_X)
+#undef AMPI_X
+    };
+    const int back = op >= AMPI_SLOPE;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     int64_t i;
-    if (!slow || op == AMPI_SLOPE + (int)AMP_RELU || ampi_type_size(x->dtype) != 2 || n < 4 * values
-        || !list[AMPI_ARG_Y].data || !exec || !exec->workspace
-        || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
+    if (!slow[op] || ampi_type_size(x->dtype) != 2 || n < 4 * values || !list[AMPI_ARG_Y].data
+        || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
         ampi_elements(op, 0.0f, list, n);
         return;
     }
@@ -7751,7 +7787,7 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
 
 /* Refuses a number that is no amp_activation. */
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
-    AMPI_REFUSE_OP((int)f < (int)AMP_RELU || (int)f > (int)AMP_SIGMOID, AMP_ERR_DESC,
+    AMPI_REFUSE_OP((unsigned)f >= AMP_ACTIVATION_COUNT, AMP_ERR_DESC,
         "activation: %d is not an amp_activation", (int)f);
     return AMP_OK;
 }
@@ -7777,7 +7813,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation backward", n, list);
     AMPI_COMPUTE_OP;
-    ampi_activation_run(AMPI_SLOPE | (int)f, list, n, exec);
+    ampi_activation_run(AMPI_SLOPE + (int)f, list, n, exec);
     AMPI_DONE_OP;
 }
 
@@ -8995,7 +9031,6 @@ AMPI_COMPILE_QUICKLY
    Words. LOW, FP32, PROMOTE, FOLLOW, GRAY: see amp_rule. This room knows no model and no memory. */
 
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
-enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
 enum { AMPI_SHARES_NONE, AMPI_SHARES_GRAD, AMPI_SHARES_BOTH };
 typedef struct ampi_op_row {
     const char* name;
@@ -10542,9 +10577,9 @@ AMPI_FN void ampi_probe_sums(float* out, const float* x) {
 
 /* A hash of the bits that exp, log and activations give. */
 AMPI_FN void ampi_probe_exp(float* out, const float* x) {
-    enum { COUNT = AMPI_PROBE / 16 };
+    enum { COUNT = AMPI_PROBE / (2 * AMP_ACTIVATION_COUNT + 6) };
 
-    for (int f = AMP_RELU; f <= AMP_SIGMOID; f++) {
+    for (int f = 0; f < AMP_ACTIVATION_COUNT; f++) {
         amp_activation_forward((amp_activation)f, x, AMP_F32, out, AMP_F32, COUNT, NULL);
         amp_activation_backward((amp_activation)f, x + COUNT, AMP_F32, x, AMP_F32, out + COUNT,
             AMP_F32, COUNT, NULL);
@@ -11272,13 +11307,12 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     return amp_input_with(m, &d);
 }
 
-#define AMPI_UNARY(name, OP) AMP_DEF amp_value name(amp_model* m, amp_value x) { \
+#define AMPI_UNARY(OP, name) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x) { \
     return ampi_draft_on(m, AMP_OP_##OP, x, m) ? ampi_layer_add(m) : ampi_no_value(); }
-AMPI_UNARY(amp_relu, RELU)
-AMPI_UNARY(amp_gelu, GELU)
-AMPI_UNARY(amp_tanh, TANH)
-AMPI_UNARY(amp_sigmoid, SIGMOID)
-AMPI_UNARY(amp_softmax, SOFTMAX)
+#define AMPI_X(NAME, name, ...) AMPI_UNARY(NAME, name)
+AMP_ACTIVATION_LIST(AMPI_X)
+#undef AMPI_X
+AMPI_UNARY(SOFTMAX, softmax)
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     AMPI_DRAFT(n, AMP_OP_DROPOUT, x, m);
@@ -12215,12 +12249,6 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
     return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
 }
 
-/* The activation that an operator computes. */
-AMPI_FN amp_activation ampi_activation_of(const ampi_node* n) {
-    return ampi_is(n, GELU) ? AMP_GELU : ampi_is(n, TANH) ? AMP_TANH : ampi_is(n, SIGMOID)
-        ? AMP_SIGMOID : AMP_RELU;
-}
-
 /* --- forward --- */
 /* Does the backend fuse the ReLU behind n, in n's place? Observed outputs must each be seen. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
@@ -12276,6 +12304,8 @@ AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
+#define AMPI_CASE_FORWARD(NAME, ...) \
+    case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, xt, y, yt, count, e);
 /* relu: n is a matrix product that does the ReLU behind it, too. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
@@ -12289,8 +12319,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
     void* y = n->data;
-    switch ((int)n->layer.op) {
-        case AMPI_OP_CAST: return f->convert(y, yt, x, xt, count, e);
+    if (n->layer.op == AMPI_OP_CAST) return f->convert(y, yt, x, xt, count, e);
+    switch (n->layer.op) {
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
         case AMP_OP_CONV2D:
             return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b,
                 bt, y, yt, e);
@@ -12306,8 +12337,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y,
                 yt, rows, n->features, e);
-        case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_forward(ampi_activation_of(n), x, xt, y, yt, count, e);
+        AMP_ACTIVATION_LIST(AMPI_CASE_FORWARD)
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
         case AMP_OP_ADD: return f->add_forward(x, xt, second->data, ampi_stored(second), y, yt,
@@ -12367,6 +12397,8 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 }
 
 /* --- backward --- */
+#define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
+    return f->activation_backward(AMP_##NAME, dy, yt, saved, st, dx, xt, count, e);
 /* The gradient of input j into dx, if not NULL, and of the weights. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* dx) {
     const amp_backend* f = m->backend;
@@ -12382,8 +12414,10 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor,
         *mean = n->stats;
     void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
-    switch ((int)n->layer.op) {
-        case AMPI_OP_CAST: case AMP_OP_ADD: return f->convert(dx, xt, dy, yt, count, e);
+    if (n->layer.op == AMPI_OP_CAST) return f->convert(dx, xt, dy, yt, count, e);
+    switch (n->layer.op) {
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
+        case AMP_OP_ADD: return f->convert(dx, xt, dy, yt, count, e);
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt,
                 add, e);
@@ -12398,9 +12432,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_LAYER_NORM:
             return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx,
                 xt, dw, db, gt, add, rows, n->features, e);
-        case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return f->activation_backward(ampi_activation_of(n), dy, yt, saved, st, dx, xt, count,
-                e);
+        AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
         case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows,
             n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);

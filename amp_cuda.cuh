@@ -1942,9 +1942,9 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
 
 AMPI_D float ampi_d_activation(int f, float x) {
     switch (f) {
-        case AMP_CUDA_EPILOGUE_RELU: return ampi_f32_relu(x);
-        case AMP_CUDA_EPILOGUE_GELU: return ampi_f32_gelu(1, x);
-        case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_gelu_tanh(1, x);
+        case AMP_CUDA_EPILOGUE_RELU: return ampi_act_relu(1, x);
+        case AMP_CUDA_EPILOGUE_GELU: return ampi_act_gelu(1, x);
+        case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_act_gelu_tanh(1, x);
         default: return x;
     }
 }
@@ -2734,7 +2734,7 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
 AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
     if (p.bias) v = __fadd_rn(v, bias);
-    return p.epilogue ? ampi_f32_relu(v) : v;
+    return p.epilogue ? ampi_act_relu(1, v) : v;
 }
 
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
@@ -4062,7 +4062,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
             sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
         if (d.add && out + o < d.outputs)
             sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
-        sum[o] = ampi_clean_nan(d.relu ? ampi_f32_relu(sum[o]) : sum[o]);
+        sum[o] = ampi_clean_nan(d.relu ? ampi_act_relu(1, sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
     AMPI_D_UNROLL
@@ -5591,25 +5591,19 @@ struct ampi_op_dropout {
 
 /* The function is chosen outside of the loop. */
 AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
-    switch (op.f) {
-        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_f32_gelu(1, v[j]); break;
-        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_gelu_tanh(1, v[j]); break;
-        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_f32_tanh(1, v[j]); break;
-        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_f32_sigmoid(1, v[j]); break;
-        default: for (int j = 0; j < 8; j++) v[j] = ampi_f32_relu(v[j]); break;
-    }
+#define AMPI_X(NAME, name, ...) \
+        case AMP_##NAME: for (int j = 0; j < 8; j++) v[j] = ampi_act_##name(1, v[j]); break;
+    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
+#undef AMPI_X
 }
 
 AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8],
         size_t) {
-    switch (op.f) {
-        case AMP_GELU: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_slope(1, s[j]); break;
-        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_gelu_tanh_slope(1, s[j]);
-        break;
-        case AMP_TANH: for (int j = 0; j < 8; j++) dy[j] *= ampi_fma(1, -s[j], s[j], 1.0f); break;
-        case AMP_SIGMOID: for (int j = 0; j < 8; j++) dy[j] *= s[j] * (1.0f - s[j]); break;
-        default: for (int j = 0; j < 8; j++) dy[j] = ampi_relu_back(dy[j], s[j]); break;
-    }
+#define AMPI_X(NAME, name, ...) \
+        case AMP_##NAME: for (int j = 0; j < 8; j++) dy[j] = ampi_slope_##name(1, dy[j], s[j]); \
+            break;
+    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
+#undef AMPI_X
 }
 
 AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
@@ -6222,7 +6216,7 @@ AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
 
 AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&target)[8], size_t) {
     if (op.kind == AMPI_MSE) for (int j = 0; j < 8; j++) x[j] = (x[j] - target[j]) * op.factor;
-    else for (int j = 0; j < 8; j++) x[j] = (ampi_f32_sigmoid(1, x[j]) - target[j]) * op.factor;
+    else for (int j = 0; j < 8; j++) x[j] = (ampi_act_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,

@@ -460,7 +460,7 @@ static void try_rows(void) {
 static void try_elements(void) {
     size_t n = size(200);
     amp_dtype x_type = type(), y_type = type(), z_type = type();
-    amp_activation f = (amp_activation)number(0, 5);
+    amp_activation f = (amp_activation)number(0, AMP_ACTIVATION_COUNT);
     amp_exec exec;
     void *x, *y;
     count_in((double)n);

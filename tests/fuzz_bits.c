@@ -423,7 +423,7 @@ static amp_result try_rows(void) {
 static size_t some_count(void) { return below(12) ? below(4) ? some_size() : 1 + below(6000) : 65000 + below(9000); }
 static amp_result try_elements(void) {
     const amp_dtype xt = some_type(), yt = like(xt), dt = like(xt);
-    const amp_activation f = (amp_activation)below(5);
+    const amp_activation f = (amp_activation)below(AMP_ACTIVATION_COUNT);
     const unsigned which = below(4);
     const size_t n = some_count(), offset = below(70);
     void *x, *y;

@@ -16,6 +16,15 @@ static inline uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); 
 static inline void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
 static inline int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
 
+/* Does backward of an activation read x, or y? */
+static inline int activation_reads_input(int f) {
+    enum { OUTPUT, INPUT };
+#define X(NAME, name, reads, ...) reads,
+    static const int reads_input[] = { AMP_ACTIVATION_LIST(X) };
+#undef X
+    return reads_input[f];
+}
+
 /* Leaves large floats in the stack's memory below, whose products and conversions to half would overflow. */
 static inline void soil_stack(void) {
     volatile float below[24000];

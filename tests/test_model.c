@@ -122,10 +122,9 @@ static int b_norm(int x, amp_op op, float eps) {
 }
 static int b_same(int x, amp_op op) {
     amp_value v = net[x].v;
-    if (op == AMP_OP_RELU) v = amp_relu(net_model, v);
-    if (op == AMP_OP_GELU) v = amp_gelu(net_model, v);
-    if (op == AMP_OP_TANH) v = amp_tanh(net_model, v);
-    if (op == AMP_OP_SIGMOID) v = amp_sigmoid(net_model, v);
+#define X(NAME, name, ...) if (op == AMP_OP_##NAME) v = amp_##name(net_model, v);
+    AMP_ACTIVATION_LIST(X)
+#undef X
     if (op == AMP_OP_SOFTMAX) v = amp_softmax(net_model, v);
     if (op == AMP_OP_DROPOUT) v = amp_dropout(net_model, v, 0.0f);
     return net_node(op, x, -1, net[x].c, net[x].h, net[x].w, v);
@@ -301,17 +300,22 @@ static void norm_forward(node* n, int training) {
 }
 
 static double phi(double x) { return 0.5 * (1.0 + erf(x / sqrt(2.0))); }
+/* The logistic function of GELU_TANH's argument, and that argument's derivative. */
+static double tanh_gate(double x) { return 1.0 / (1.0 + exp(-1.5957691216057307 * (x + 0.044715 * x * x * x))); }
+static double tanh_gate_slope(double x) { return 1.5957691216057307 * (1.0 + 3.0 * 0.044715 * x * x); }
 static double act(amp_op op, double x) {
     if (op == AMP_OP_RELU) return x > 0.0 ? x : 0.0;
     if (op == AMP_OP_GELU) return x * phi(x);
+    if (op == AMP_OP_GELU_TANH) return x * tanh_gate(x);
     if (op == AMP_OP_TANH) return tanh(x);
     if (op == AMP_OP_SIGMOID) return 1.0 / (1.0 + exp(-x));
     return x;   /* dropout with p = 0, flatten */
 }
-/* From the stored output, as the library does; the GELU from its input. */
+/* From the stored output, as the library does; the GELUs from their input. */
 static double act_slope(amp_op op, double x, double y) {
     if (op == AMP_OP_RELU) return y > 0.0 ? 1.0 : 0.0;
     if (op == AMP_OP_GELU) return phi(x) + x * exp(-0.5 * x * x) / sqrt(2.0 * 3.14159265358979323846);
+    if (op == AMP_OP_GELU_TANH) return tanh_gate(x) * (1.0 + x * (1.0 - tanh_gate(x)) * tanh_gate_slope(x));
     if (op == AMP_OP_TANH) return 1.0 - y * y;
     if (op == AMP_OP_SIGMOID) return y * (1.0 - y);
     return 1.0;
@@ -695,13 +699,14 @@ static int random_partner(int a, int same_channels) {
     return a;
 }
 static int random_layer(void) {
-    static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU, AMP_OP_TANH };
+    static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU,
+                                  AMP_OP_TANH, AMP_OP_GELU_TANH };
     int x = random_value(), small = net[x].h < net[x].w ? net[x].h : net[x].w;
     unsigned kind = test_random() % 16;
     int out = 2 + 2 * (int)(test_random() % 3), kernel = 1 + (int)(test_random() % 3), stride = 1 + (int)(test_random() % 2);
     int pad = (int)(test_random() % 2), groups = net[x].c % 2 == 0 && test_random() % 3 == 0 ? 2 : 1;
     if (kernel > small + 2 * pad) kernel = 1;
-    if (kind < 3) return b_same(x, same[test_random() % 7]);
+    if (kind < 3) return b_same(x, same[test_random() % (sizeof same / sizeof *same)]);
     if (kind < 6) return b_conv(x, out, kernel, stride, pad, 1, groups, test_random() % 4 == 0);
     if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
     if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
@@ -832,6 +837,75 @@ static void test_shapes(void) {
     for (i = 0; i < amp_model_layer_count(m); i++) parameters += amp_model_layer(m, i)->parameters;
     CHECK(parameters == 3 * (6u * 36 + 6) + 8u * 2 * 12 + 8 + 2 * 352 + 7 * 352 + 7 + 21);
     amp_model_destroy(m);
+}
+
+/* A layer of the operator on x, of 2x4x4; no value if this list has forgotten it. */
+static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
+    amp_value none = { 0, 0 };
+    switch (op) {
+#define X(NAME, name, ...) case AMP_OP_##NAME: return amp_##name(m, x);
+        AMP_ACTIVATION_LIST(X)
+#undef X
+        case AMP_OP_INPUT: return amp_add(m, x, amp_input(m, 2, 4, 4));
+        case AMP_OP_CONV2D: return conv(m, x, 3, 3, 1, 1);
+        case AMP_OP_LINEAR: return amp_linear(m, x, 5);
+        case AMP_OP_MAX_POOL2D: return amp_maxpool2d(m, x, 2);
+        case AMP_OP_AVG_POOL2D: return amp_avgpool2d(m, x, 2);
+        case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x, NULL);
+        case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x, NULL);
+        case AMP_OP_SOFTMAX: return amp_softmax(m, x);
+        case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
+        case AMP_OP_ADD: return amp_add(m, x, x);
+        case AMP_OP_CONCAT: return amp_concat(m, x, x);
+        case AMP_OP_FLATTEN: return amp_flatten(m, x);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: return amp_softmax_cross_entropy(m, amp_flatten(m, x), NULL);
+        case AMP_OP_MSE: return amp_mse(m, x, NULL);
+        case AMP_OP_BCE_WITH_LOGITS: return amp_bce_with_logits(m, x, NULL);
+    }
+    return none;
+}
+
+/* Steps of a model with that layer: all is finite, and in FP32 the loss falls as the gradient says. */
+static void train_with_op(amp_op op, amp_level level) {
+    static float inputs[2][3 * 32], targets[3 * 64];
+    static int32_t labels[3];
+    const char* name = amp_op_name(op);
+    amp_model* m = new_model(3, level, AMP_F16);
+    amp_value v = amp_batch_norm(m, conv(m, amp_input(m, 2, 4, 4), 2, 3, 1, 1), NULL);
+    amp_step_info first, second;
+    amp_batch b;
+    double expected;
+
+    test_seed = 1;
+    for (int i = 0; i < 3 * 32; i++) inputs[0][i] = inputs[1][i] = 2.0f * test_uniform();
+    for (int i = 0; i < 3 * 64; i++) targets[i] = 0.5f + 0.5f * test_uniform();
+    for (int i = 0; i < 3; i++) labels[i] = i;
+    memset(&b, 0, sizeof b);
+    b.n = 3; b.inputs[0] = inputs[0]; b.inputs[1] = inputs[1];
+    b.targets[0] = op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? (const void*)labels : (const void*)targets;
+    v = layer_with_op(m, op, v);
+    CHECK_MSG(v.id != 0, "AMP_OP_LIST has %s: add the call that builds it to layer_with_op, above this test", name);
+    if (v.id == 0) { amp_model_destroy(m); return; }
+    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && op != AMP_OP_MSE && op != AMP_OP_BCE_WITH_LOGITS) amp_mse(m, v, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
+
+    amp_optimizer_set_lr(amp_model_optimizer(m), 0.0f);
+    CHECK_MSG(amp_train_step(m, &b, &first) == AMP_OK, "%s at %s: %s: has it its cases in ampi_forward_node and "
+              "ampi_backward_input?", name, amp_level_name(level), amp_model_error(m));
+    expected = 0.003 * (double)first.loss;
+    amp_optimizer_set_lr(amp_model_optimizer(m), (float)(expected / (first.grad_norm * first.grad_norm)));
+    CHECK(amp_train_step(m, &b, &first) == AMP_OK && amp_train_step(m, &b, &second) == AMP_OK);
+    CHECK_MSG(first.step == 2 && second.step == 3 && isfinite(first.loss) && first.grad_norm > 0.0, "%s at %s: %s", name,
+              amp_level_name(level), second.message);
+    if (level == AMP_O0)
+        CHECK_MSG(fabs((double)(first.loss - second.loss) / expected - 1.0) < 0.05, "%s: the loss falls by %g, not by %g: does "
+                  "its row read what its backward call takes?", name, (double)(first.loss - second.loss), expected);
+    amp_model_destroy(m);
+}
+
+static void test_every_operator(void) {
+    for (int op = 0; op < AMP_OP_COUNT; op++)
+        for (int level = AMP_O0; level <= AMP_O3; level++) train_with_op((amp_op)op, (amp_level)level);
 }
 
 /* LeNet-5 as in MindSpore's guide. */
@@ -1910,6 +1984,7 @@ int main(int argc, char** argv) {
     TEST(test_view_beside_in_place);
     TEST(test_gradients_random);
     TEST(test_shapes);
+    TEST(test_every_operator);
     TEST(test_lenet);
     TEST(test_mistakes);
     TEST(test_values_of_others);

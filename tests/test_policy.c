@@ -57,7 +57,8 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_FLATTEN,               "flatten",               "...." },
     { AMP_OP_SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", "FFFF" },
     { AMP_OP_MSE,                   "mse",                   "FFFF" },
-    { AMP_OP_BCE_WITH_LOGITS,       "bce_with_logits",       "FFFF" }
+    { AMP_OP_BCE_WITH_LOGITS,       "bce_with_logits",       "FFFF" },
+    { AMP_OP_GELU_TANH,             "gelu_tanh",             "F.LL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -68,8 +69,8 @@ static amp_rule rule_of(char letter) {
 static void test_levels(void) {
     static const amp_dtype types[] = { AMP_DTYPE_DEFAULT, AMP_F16, AMP_BF16 };
     int level, t, i;
-    CHECK_MSG((int)OPS == (int)AMP_OP_COUNT, "the tables above have %d operators, AMP_OP_LIST has %d: add a row to each table",
-        (int)OPS, (int)AMP_OP_COUNT);
+    CHECK_MSG((int)OPS == (int)AMP_OP_COUNT, "`table` has %d operators, AMP_OP_LIST has %d: add a row to `table` for each new "
+        "operator, and a letter to each row of `styles`", (int)OPS, (int)AMP_OP_COUNT);
     for (level = 0; level <= 3; level++)
         for (t = 0; t < 3; t++) {
             amp_policy_desc d = level_desc((amp_level)level);
@@ -109,19 +110,19 @@ static void test_no_desc_is_O0(void) {
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F .", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F .", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -131,14 +132,17 @@ static void test_styles(void) {
     int k, i;
     for (k = 0; k < (int)(sizeof styles / sizeof *styles); k++) {
         amp_policy p;
+        CHECK_MSG((int)strlen(styles[k].rules) == 2 * AMP_OP_COUNT - 1, "row %d of `styles` has not %d letters: add one for "
+                  "each new operator", k, (int)AMP_OP_COUNT);
         d = level_desc((amp_level)styles[k].level);
         d.style = styles[k].style;
         p = policy_of(d);
         CHECK(p.style == d.style && p.cast_back == styles[k].cast_back && strcmp(amp_style_name(d.style), styles[k].name) == 0);
         CHECK_MSG(p.master_weights == styles[k].masters, "%s O%d: masters", styles[k].name, styles[k].level);
-        if (styles[k].level < 2) continue;
-        d.master_weights = AMP_ZERO;                /* the user's word counts */
-        CHECK(policy_of(d).master_weights == 0);
+        if (styles[k].level >= 2) {
+            d.master_weights = AMP_ZERO;                /* the user's word counts */
+            CHECK(policy_of(d).master_weights == 0);
+        }
         for (i = 0; i < OPS; i++) {
             amp_rule want = styles[k].rules[2 * i] == 'G' ? AMP_RULE_GRAY : rule_of(styles[k].rules[2 * i]);
             CHECK_MSG(p.rules[table[i].op] == want, "%s O%d: %s is %s", styles[k].name, styles[k].level, table[i].name,

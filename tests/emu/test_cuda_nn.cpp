@@ -66,7 +66,9 @@ static Bounded onto(const Bounded& b, const Tensor& old, int accumulate) {
 
 /* --- element by element ---------------------------------------------------------------------- */
 
-static const amp_activation ACTIVATIONS[] = { AMP_RELU, AMP_GELU, AMP_GELU_TANH, AMP_TANH, AMP_SIGMOID };
+#define X(NAME, ...) AMP_##NAME,
+static const amp_activation ACTIVATIONS[] = { AMP_ACTIVATION_LIST(X) };
+#undef X
 
 static void check_activation(amp_activation f, Tensor& x, Tensor& dy, Tensor& y) {
     y.poison();
@@ -1681,8 +1683,8 @@ static void test_number_errors() {
                                                out.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, 8, 0, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
                   amp_cuda_activation_forward((amp_activation)99, x.dev, AMP_F32, out.dev, AMP_F32, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_DESC, "5 is not",
-                  amp_cuda_activation_backward((amp_activation)5, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, 64,
+    CHECK_REFUSED(log, AMP_ERR_DESC, " is not an amp_activation",
+                  amp_cuda_activation_backward((amp_activation)AMP_ACTIVATION_COUNT, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, 64,
                                                e));
     for (float wrong : { -0.1f, 1.0f, (float)NAN }) {
         CHECK_REFUSED(log, AMP_ERR_DESC, "probability",
