@@ -1262,7 +1262,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 /* Pins the layer that made v to a type, over every region and rule. Of several pins F32 beats F16
    beats BF16. Input and flatten take no pin, losses only F32. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v: UTF-8, 1 to 31 bytes, unique. Default names are "conv2d1", ... */
+/* Names the layer that made v: UTF-8, 1 to 127 bytes, unique. Default names are "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into an optimizer group. Parameters of a frozen
    group have no gradient (but where all are frozen), and the backward pass stops where no other
@@ -1281,7 +1281,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m);
 /* One layer as it runs. */
 typedef struct amp_layer {
     amp_op     op;
-    char       name[32];
+    char       name[128];
     int        channels, height, width;  /* of the output, per sample */
     amp_dtype  compute_dtype;            /* of its operands */
     amp_dtype  storage_dtype;            /* of its output (F32 only if somebody needs it) */
@@ -1373,8 +1373,8 @@ typedef struct amp_step_info {
     uint64_t update_overflows, saturated;  /* as in amp_optimizer_info */
     uint64_t held_statistics;  /* channels whose running statistics stay: they would be inf or
                                   NaN */
-    char     message[288];  /* a sentence if skipped or one of these three is not 0; else "" */
-    char     culprit[48];   /* the layer or parameter that it blames; "" if none */
+    char     message[512];  /* a sentence if skipped or one of these three is not 0; else "" */
+    char     culprit[136];  /* the layer or parameter that it blames; "" if none */
 } amp_step_info;
 
 /* One training step on a batch, or one of desc.accumulate micro-batches. An overflow is no error.
@@ -1403,7 +1403,7 @@ typedef struct amp_eval_info {
     int64_t predictions;  /* rows and elements in all; 0 = none: an MSE has no right answers */
     char    message[288]; /* a sentence if the loss is not finite, which the logger hears, too; else
                              "" */
-    char    culprit[48];  /* the layer that it blames; "" if none */
+    char    culprit[136];  /* the layer that it blames; "" if none */
 } amp_eval_info;
 /* Evaluation mode with losses. Errors: as of amp_train_step's batch. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
@@ -1549,7 +1549,7 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and
    rates; the state of s (NULL = no scaler); `count` tensors more, such as the place in the data.
-   Host memory only. Each parameter needs its own name of at most 77 bytes. Loading writes 16-bit
+   Host memory only. Each parameter needs its own name of at most 141 bytes. Loading writes 16-bit
    copies too. The rest is as with models; AMP_ERR_STATE inside a window of s, or if s was never
    initialised. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path,
@@ -11790,7 +11790,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
 }
 
 /* --- finalize, 3: parameters --- */
-#define AMPI_PARAM_NAME 48
+#define AMPI_PARAM_NAME 136  /* a layer's and ".weight" */
 /* Places a parameter of n in each block, or counts sizes before there are blocks. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
@@ -12701,6 +12701,13 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     return 0;
 }
 
+/* The name of tensor i of the model's list, of which an info keeps the beginning; `kept` if the list
+   was another. */
+AMPI_FN const char* ampi_whole_name(const amp_model* m, int i, const char* kept) {
+    const char* name = *kept && i >= 0 && i < m->param_count ? m->params[i].name : kept;
+    return strncmp(name, kept, strlen(kept)) == 0 ? name : kept;
+}
+
 /* Writes the sentence of a step that overflowed: which gradients, how many, and what helps. */
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
@@ -12724,9 +12731,10 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     else
         AMPI_SAY(info->message,
             "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss "
-            "scale %.17g%s", o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
+            "scale %.17g%s", o->first_name[0] ? ampi_whole_name(m, o->first_tensor, o->first_name)
+            : "?", (ampi_ull)o->first_index,
             (ampi_ull)o->inf_count, (ampi_ull)o->nan_count, several ? ", nearest to the loss in "
-            : "", several ? o->last_name : "", scale, rule->is_static ? "; the scale is static"
+            : "", several ? info->culprit : "", scale, rule->is_static ? "; the scale is static"
             : at_floor ? "; the scale is at its floor" : "");
 }
 
@@ -12841,7 +12849,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     AMPI_TRY(ampi_total_loss(m, &info->loss));
     AMPI_FORGET(&info->loss);  /* its bits will be tested */
     AMPI_TRY(ampi_refresh(m));
-    const char* name = last->update_name[0] ? last->update_name : "?";
+    const char* name = ampi_whole_name(m, last->update_tensor, last->update_name);
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
     info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
@@ -12857,8 +12865,8 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     info->update_overflows = last->update_overflows;
     info->saturated = last->saturated;
     info->message[0] = 0;
-    memcpy(info->culprit, last->applied ? last->update_name : last->overflow.last_name,
-        sizeof info->culprit);
+    AMPI_SAY(info->culprit, "%s", last->applied ? name
+        : ampi_whole_name(m, last->overflow.last_tensor, last->overflow.last_name));
     if (!last->applied) ampi_describe_overflow(m, info);
     else if (last->update_overflows > 0)
         AMPI_SAY(info->message,
@@ -14311,6 +14319,7 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
+#define AMPI_TENSOR_NAME 144  /* a name and the longest suffix */
 /* Lists parameters' weights, m and v (or weights alone), a model's running statistics, the caller's
    tensors. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
@@ -14322,11 +14331,11 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     const size_t more_count = (size_t)f->count;
     const uint64_t limit = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count
         : 0);
-    char (*names)[80];
+    char (*names)[AMPI_TENSOR_NAME];
     amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *t + sizeof *names));
     if (!t) return AMP_ERR_MEMORY;
     memset(t, 0, (size_t)limit * sizeof *t);
-    names = (char (*)[80])(void*)(t + limit);
+    names = (char (*)[AMPI_TENSOR_NAME])(void*)(t + limit);
     c->tensors = t;
     for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
         const amp_param* p = i < o->count ? &o->params[i] : NULL;
@@ -14338,7 +14347,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
             p ? p->m : n->running + count, p ? p->v : NULL };
         /* ".m" must fit */
         AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,
-            "parameter %d needs a name of 1 to 77 bytes in UTF-8", i);
+            "parameter %d needs a name of 1 to %d bytes in UTF-8", i, AMPI_TENSOR_NAME - 3);
         for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
             const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype
                 : AMP_F32, count, *names };
@@ -14657,6 +14666,7 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
+    int width = 24;
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_NULL("amp_model_print", out);
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
@@ -14665,13 +14675,17 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         ampi_print(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype),
             amp_style_name(m->policy.style));
     ampi_print(out, ", batch %d\n", m->desc.batch);
-    ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator",
-            "output", "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
+    for (int i = 0; i < m->layer_count; i++) {
+        const int length = (int)strlen(amp_model_layer(m, i)->name);
+        if (length > width) width = length;
+    }
+    ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", width, "layer",
+            "operator", "output", "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         char shape[48];
         AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
-        ampi_print(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name,
+        ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", width, l->name,
                 amp_op_name(l->op), shape, amp_dtype_name(l->compute_dtype),
                 amp_dtype_name(l->storage_dtype), l->parameters ? amp_dtype_name(l->param_dtype)
                 : "-", amp_rule_name(l->rule), amp_reason_name(l->reason), (ampi_ull)l->parameters);
@@ -14748,6 +14762,8 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
         int height, const char* told) {
     const double width = 540.0 / p->count;
     uint64_t largest = 1;
+    char shown[AMPI_SHOWN];
+    if (bars) name = ampi_show_ends(name, 5, 14, shown);
     p->y += bars ? height + 6 : 36;
     if (p->out && p->svg) ampi_svg_text(p, bars ? 20 : 10, color, name);
     else if (p->out) ampi_print(p->out, bars ? "  %-22s|" : "%s\n", name);
@@ -14820,7 +14836,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
     const double scale = (double)amp_model_scaler(p->m)->state.scale;
     double suggested = 0.0;
     int forward = 0;
-    char text[200], trouble[100] = "";
+    char text[300], trouble[200] = "";
     AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level),
         amp_dtype_name(policy->low_dtype));
     ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);

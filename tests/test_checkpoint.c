@@ -1840,14 +1840,14 @@ static void check_loop_refused(amp_result r, amp_result wanted, const char* piec
 static void test_own_loop_refusals(void) {
     const char *path = in_folder("loop.safetensors"), *other = in_folder("loop2.safetensors");
     static own_loop a, b, before;
-    char longest[79];
+    char longest[143];
     amp_file_desc d = counting_desc(0);
     amp_optimizer none;
     amp_model* m = make_model(&usual);
 #define REFUSED(call, code, piece) check_loop_refused(call, code, piece, &b, &before)
     memset(&none, 0, sizeof none);
     memset(longest, 'x', sizeof longest);
-    longest[78] = '\0';
+    longest[142] = '\0';
     loop_init(&a, 1);
     loop_init(&b, 2);
     before = b;
@@ -1867,7 +1867,7 @@ static void test_own_loop_refusals(void) {
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_ARGUMENT, "parameter 1 needs a name");
     b.params[1].name = longest;
     REFUSED(amp_optimizer_save(&b.optimizer, &b.scaler, other, b.more, 2, &d), AMP_ERR_ARGUMENT, "parameter 1 needs a name");
-    longest[77] = '\0';
+    longest[141] = '\0';
     CHECK(amp_optimizer_save(&b.optimizer, &b.scaler, other, b.more, 2, &d) == AMP_OK);
     CHECK(amp_optimizer_load(&b.optimizer, &b.scaler, other, b.more, 2, &d) == AMP_OK);
     b.params[1].name = "u.m";

@@ -1071,7 +1071,8 @@ static void e_name_later(amp_model* m, amp_value x) {
     amp_name(m, rows_of(m, x, 3), "linear2");
     amp_mse(m, rows_of(m, x, 3), NULL);
 }
-static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, "0123456789abcdef0123456789abcdef"); }
+#define THIRTY_TWO "0123456789abcdef0123456789abcdef"
+static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, THIRTY_TWO THIRTY_TWO THIRTY_TWO THIRTY_TWO); }
 static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
 static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
@@ -1822,18 +1823,22 @@ static void test_names_and_groups(void) {
     amp_model_desc d = model_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_model* m = NULL;
     amp_value a, b;
+    char longest[128], weight[160];
     memset(groups, 0, sizeof groups);
+    memset(longest, 'n', sizeof longest);
+    strcpy(longest + 122, "caf\xc3\xa9");
+    snprintf(weight, sizeof weight, "%s.weight", longest);
     d.optimizer.groups = groups; d.optimizer.group_count = 2;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     a = amp_linear(m, amp_input(m, 3, 1, 1), 4);
     b = amp_linear(m, a, 2);
-    amp_name(m, a, "a name of only 31 bytes, caff\xc3\xa9");
+    amp_name(m, a, longest);
     amp_name(m, b, "first");
     amp_name(m, b, "head");                       /* a second name replaces the first */
     amp_group(m, b, 1);
     amp_mse(m, b, NULL);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-    CHECK(amp_model_find_param(m, "a name of only 31 bytes, caff\xc3\xa9.weight") != NULL);
+    CHECK(amp_model_find_param(m, weight) != NULL);
     CHECK(amp_model_find_param(m, "head.bias") && amp_model_find_param(m, "head.bias")->group == 1);
     CHECK(amp_model_find_param(m, "first.bias") == NULL && amp_model_params(m, NULL)[0].group == 0);
     amp_model_destroy(m);
@@ -1946,11 +1951,11 @@ static void test_many_layers(void) {
     for (loss = 0; loss < 3; loss++) {
         amp_model* m = new_model(4, AMP_O1, AMP_BF16);
         amp_memory memory;
-        char name[32];
+        char name[128];
         v[0] = amp_input(m, 8, 1, 1);
         for (i = 1; i < MANY; i++) {
             v[i] = i % 2 ? amp_linear(m, v[i - 1], 8) : amp_tanh(m, v[i - 1]);
-            snprintf(name, sizeof name, "layer %d", i);
+            snprintf(name, sizeof name, "layer %0120d", i);
             amp_name(m, v[i], name);
         }
         if (loss == 1) amp_mse(m, v[MANY - 1], NULL);
@@ -1959,7 +1964,7 @@ static void test_many_layers(void) {
         if (loss == 2) CHECK_MSG(strcmp(amp_model_error(m), "model: there are two layers named 'one'") == 0, "%s", amp_model_error(m));
         for (i = wrong = 0; loss < 2 && i < MANY; i++) {
             const amp_layer* l = amp_model_layer(m, i);
-            snprintf(name, sizeof name, i ? "layer %d" : "input1", i);
+            snprintf(name, sizeof name, i ? "layer %0120d" : "input1", i);
             wrong += !l || strcmp(l->name, name) != 0 || amp_model_layer_of(m, v[i]) != i;
         }
         CHECK(wrong == 0 && amp_model_layer_count(m) == (loss < 2 ? MANY + loss : 0));

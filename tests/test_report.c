@@ -160,6 +160,7 @@ enum { N = 6 };
 static float pictures[N * 36];
 static int32_t labels[N];
 typedef struct model { amp_model* m; amp_value v[8]; } model;
+static const char *name_of_conv, *name_of_dense;    /* of make_model's layers; NULL = the default */
 
 static model make_model(amp_level level, amp_dtype low, float dropout, int accumulate) {
     amp_model_desc d;
@@ -181,6 +182,8 @@ static model make_model(amp_level level, amp_dtype low, float dropout, int accum
     t.v[6] = amp_linear(t.m, t.v[5], 3);
     t.v[7] = amp_softmax(t.m, t.v[6]);
     amp_softmax_cross_entropy(t.m, t.v[6], NULL);
+    if (name_of_conv) amp_name(t.m, t.v[1], name_of_conv);
+    if (name_of_dense) amp_name(t.m, t.v[6], name_of_dense);
     CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
     return t;
 }
@@ -637,6 +640,62 @@ static const char* row_of(const char* name) {
     return row;
 }
 
+/* Where the column of operators begins in each of the ten lines of layers. */
+static void check_columns(const char* line, size_t column) {
+    for (int i = 0; i < 10; i++) {
+        const char* end = strchr(line, '\n');
+        CHECK_MSG(end && line[column] != ' ' && line[column - 1] == ' ', "%.200s", line);
+        if (!end) return;
+        line = end + 1;
+    }
+}
+
+/* Names as PyTorch's, of 127 bytes that are equal but for the last: a table keeps its columns, who is blamed is told in
+   full, and files keep the names. */
+static void test_long_names(void) {
+    static amp_history h;
+    static char name[2][128];
+    for (int i = 0; i < 2; i++) {
+        memset(name[i], '.', 127);
+        memcpy(name[i], "encoder.layers.10.self_attn.q_proj", 34);
+        name[i][126] = (char)('a' + i);
+    }
+    name_of_conv = name[0];
+    name_of_dense = name[1];
+    for (int i = 0; i < 2; i++) {
+        model t = make_model(AMP_O2, AMP_F16, 0.0f, 0);
+        amp_batch b = full_batch();
+        amp_step_info info;
+        amp_param* p = amp_model_params(t.m, NULL);
+        char blamed[160];
+        int count = 0;
+        FILE* f = tmpfile();
+        if (!f) { TEST_SKIP("no temporary file"); amp_model_destroy(t.m); break; }
+        CHECK(amp_model_print(t.m, f) == AMP_OK);
+        read_back(f);
+        check_columns(strchr(text, '\n') + 1, 128);
+        for (size_t k = 0; i == 0 && k < p->count; k++) p->master[k] = k % 2 ? 6e4f : -6e4f;
+        CHECK(amp_model_sync_params(t.m) == AMP_OK);
+        if (i == 1) CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1e30f) == AMP_OK);
+        printed_report(t.m, &b);
+        snprintf(blamed, sizeof blamed, "; inf or NaN begin in the output%s of '%s'\n", i ? " gradients" : "s", name[i]);
+        CHECK_MSG(strstr(text, blamed), "%s", text);
+
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+        snprintf(blamed, sizeof blamed, i ? "%s.bias" : "%s", name[i]);
+        CHECK_MSG(strcmp(info.culprit, blamed) == 0 && strstr(info.message, blamed), "%s: %s", info.culprit, info.message);
+        memset(&h, 0, sizeof h);
+        amp_history_add(&h, &info);
+        printed_history(&h);
+        CHECK_MSG(row_of(i ? "encod...........b.bias" : "encod................a")[0] == '@', "%s", text);
+        CHECK(amp_checkpoint_save(t.m, SVG) == AMP_OK && amp_checkpoint_load(t.m, SVG) == AMP_OK);
+        CHECK_MSG(amp_checkpoint_load_weights(t.m, SVG, &count) == AMP_OK && count == 8, "%d", count);
+        amp_model_destroy(t.m);
+    }
+    name_of_conv = name_of_dense = NULL;
+    remove(SVG);
+}
+
 static void test_history_wraps(void) {
     static amp_history h;
     amp_step_info s;
@@ -840,6 +899,7 @@ int main(int argc, char** argv) {
     TEST(test_report_has_the_numbers);
     TEST(test_picture_is_svg);
     TEST(test_report_names_the_culprit);
+    TEST(test_long_names);
     TEST(test_report_errors);
     TEST(test_history_wraps);
     TEST(test_history_marks_culprits);
