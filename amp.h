@@ -12701,8 +12701,8 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     return 0;
 }
 
-/* The name of tensor i of the model's list, of which an info keeps the beginning; `kept` if the list
-   was another. */
+/* The name of tensor i of the model's list, of which an info keeps the beginning; `kept` if the
+   list was another. */
 AMPI_FN const char* ampi_whole_name(const amp_model* m, int i, const char* kept) {
     const char* name = *kept && i >= 0 && i < m->param_count ? m->params[i].name : kept;
     return strncmp(name, kept, strlen(kept)) == 0 ? name : kept;
@@ -14680,7 +14680,8 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         if (length > width) width = length;
     }
     ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", width, "layer",
-            "operator", "output", "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
+            "operator", "output", "compute", "stored", "weights", "rule", "chosen by", "parameters",
+            "bytes");
     for (int i = 0; i < m->layer_count; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         char shape[48];

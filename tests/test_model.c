@@ -1112,7 +1112,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_region_depth, AMP_ERR_STATE, "32", "region" },       { e_pin_type, AMP_ERR_DTYPE, "pin", "linear1" },
     { e_pin_default, AMP_ERR_DTYPE, "pin", "linear1" },      { e_pin_loss, AMP_ERR_POLICY, "loss", "mse1" },
     { e_pin_input, AMP_ERR_POLICY, "pin", "photo" },         { e_name_twice, AMP_ERR_ARGUMENT, "two layers", "photo" },
-    { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "31", "photo" },
+    { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "127", "photo" },
     { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
     { e_name_bytes, AMP_ERR_ARGUMENT, "UTF-8", "photo" },
     { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
