@@ -83,22 +83,22 @@ bench-old: $(B)/bench ## speed beside the header at commit OLD, which git's hist
 	@$(PYTHON) tests/bench/old.py $(OLD_DIR)/bench $< $(ONLY)
 
 budget: ## tokens, machine code, length and depth of functions against their budgets (python)
-	@CC="$(CC)" PYTHON="$(PYTHON)" sh tests/budget.sh
+	@CC="$(CC)" PYTHON="$(PYTHON)" sh tests/tools/budget.sh
 
 bench-counts: ## instructions of the hot paths, written to tests/bench/counts.txt; `make check` compares (valgrind)
 	@CC="$(CC)" sh tests/bench/counts.sh record
 
 coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
-	+@LEAN="$(LEAN)" sh tests/coverage.sh 95
+	+@LEAN="$(LEAN)" sh tests/tools/coverage.sh 95
 
 # Drawn by the date unless the user says otherwise.
 SEED  ?= $(shell date +%Y%m%d)
 COUNT ?=
 mutants: ## plant random faults in amp.h, one a copy, and see that tests fail; COUNT=300 SEED=7 (python, hours)
-	@$(PYTHON) tests/mutants.py amp.h $(or $(COUNT),300) $(SEED) --table
+	@$(PYTHON) tests/tools/mutants.py amp.h $(or $(COUNT),300) $(SEED) --table
 
 mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu; COUNT=60 SEED=7 (python, hours)
-	@$(PYTHON) tests/mutants.py amp_cuda.cuh $(or $(COUNT),60) $(SEED)
+	@$(PYTHON) tests/tools/mutants.py amp_cuda.cuh $(or $(COUNT),60) $(SEED)
 
 check: $(TESTS:%=$(B)/test_%) $(B)/train_small demo-program ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	+@CC="$(CC)" LEAN="$(LEAN)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh

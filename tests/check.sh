@@ -100,7 +100,7 @@ pointers() {
 if have clang; then step "clang's sanitizer of pointers" pointers; fi
 if have gcov; then step "coverage" $few make -s coverage; else skip "gcov is not here"; fi
 # 300 faults take hours; here a dozen. One that survives is printed, and no failure: that many would be chance.
-step "planted faults, a dozen: seed $SEED" $PYTHON tests/mutants.py amp.h 12 "$SEED" --least 60
+step "planted faults, a dozen: seed $SEED" $PYTHON tests/tools/mutants.py amp.h 12 "$SEED" --least 60
 if have clang; then step "clang" $few make -s test B=build/clang CC=clang CFLAGS="-O2 $LEAN"; else skip "clang is not here"; fi
 threaded() {
     OMP_NUM_THREADS=3 $few make -s test B=build/omp CC="$CC" CFLAGS="$threads" TESTS="$(sed -n 's/^TESTS *= //p' Makefile) openmp"
@@ -133,8 +133,8 @@ if grep -q avx512_bf16 /proc/cpuinfo 2> /dev/null && ! grep -q amx_bf16 /proc/cp
 else skip "a matrix unit in plain C: not without AVX-512, nor where there is one"; fi
 fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, NaNs that operators hand on, training
     $CC -std=c99 -Ofast -DAMPI_IMPLEMENTATION_ONCE examples/own_loop.c build/fast/impl.o -o $out/loop -lm && $out/loop || return 1
-    for t in test_half test_scaler test_nan test_hostile soak_training; do
-        $CC -std=c99 -Ofast tests/$t.c build/fast/impl.o -o $out/$t -lm && $out/$t || return 1
+    for t in test_half test_scaler test_nan test_hostile fuzz/soak_training; do
+        $CC -std=c99 -Ofast tests/$t.c build/fast/impl.o -o $out/fast -lm && $out/fast || return 1
     done
 }
 step "-Ofast: conversions, checks and training" fast
@@ -166,20 +166,20 @@ if [ -z "$DATA" ]; then skip "no directory of MNIST files (DATA=...): training i
 step "examples run" sh tests/check_examples.sh "$DATA"
 
 # --- all 2^32 floats -------------------------------------------------------------------------------------
-exhaustive() { $CC -std=c99 $2 tests/exhaustive_half.c $1 -o $out/exhaustive -lm && $out/exhaustive $3; }
+exhaustive() { $CC -std=c99 $2 tests/fuzz/exhaustive_half.c $1 -o $out/exhaustive -lm && $out/exhaustive $3; }
 step "all conversions of all floats" exhaustive build/impl.o -O2
 step "all conversions, every 7th float, -Ofast" exhaustive build/fast/impl.o -Ofast 7
 
 # --- hostile input -----------------------------------------------------------------------------------------
 mutated() {
-    $CC -std=c99 $sanitize tests/fuzz_$1.c build/asan/impl.o -o $out/fuzz -lm || return 1
+    $CC -std=c99 $sanitize tests/fuzz/fuzz_$1.c build/asan/impl.o -o $out/fuzz -lm || return 1
     for seed in 1 3 5 7; do $out/fuzz $2 $seed || return 1; done
 }
 for f in "checkpoint 20000" "idx 10000" "api 200000"; do step "mutated input: ${f% *}" mutated $f; done
 fuzzed() { # fuzzed NAME SECONDS: libFuzzer, which begins with some of the inputs above and goes where code is new
-    mkdir -p $out/corpus && $CC -std=c99 -O1 tests/fuzz_$1.c build/impl.o -o $out/plain -lm && $out/plain 100 "$SEED" $out/corpus &&
+    mkdir -p $out/corpus && $CC -std=c99 -O1 tests/fuzz/fuzz_$1.c build/impl.o -o $out/plain -lm && $out/plain 100 "$SEED" $out/corpus &&
     clang -std=c99 -O1 -g1 -DAMP_NO_SIMD -DAMP_FUZZER -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-        tests/fuzz_$1.c tests/impl.c -o $out/fuzz -lm &&
+        tests/fuzz/fuzz_$1.c tests/impl.c -o $out/fuzz -lm &&
     TMPDIR=$out $out/fuzz -seed="$SEED" -max_total_time=$2 -max_len=4096 -artifact_prefix=$out/ $out/corpus
 }
 if echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -x c -fsanitize=fuzzer - -o $out/fuzzer 2> /dev/null; then
@@ -188,13 +188,13 @@ else skip "libFuzzer is not here (clang, libclang-rt-14-dev)"; fi
 
 # --- the same bits wherever arrays lie ----------------------------------------------------------------------
 anywhere() {
-    $CC -std=c99 -O2 -fopenmp tests/fuzz_bits.c build/omp/impl.o -o $out/omp -lm && $out/omp 2000 &&
-    $CC -std=c99 $sanitize tests/fuzz_bits.c build/asan/impl.o -o $out/fuzz -lm && $out/fuzz 1000 100000
+    $CC -std=c99 -O2 -fopenmp tests/fuzz/fuzz_bits.c build/omp/impl.o -o $out/omp -lm && $out/omp 2000 &&
+    $CC -std=c99 $sanitize tests/fuzz/fuzz_bits.c build/asan/impl.o -o $out/fuzz -lm && $out/fuzz 1000 100000
 }
 step "random calls: the same bits for other addresses, workspaces, instruction sets, threads" anywhere
 
 # --- long runs ---------------------------------------------------------------------------------------------
-soak() { $CC -std=c99 -O2 tests/soak_$1.c build/impl.o -o $out/soak -lm && $out/soak $2; }
+soak() { $CC -std=c99 -O2 tests/fuzz/soak_$1.c build/impl.o -o $out/soak -lm && $out/soak $2; }
 step "soak: ten million windows of a scaler beside another model of it" soak scaler
 step "soak: training where subnormals vanish and exceptions trap, then models for 10 s without a byte more" soak training 10
 
@@ -219,12 +219,12 @@ if have clang; then step "thread sanitizer: the OpenMP threads of one model" rac
 
 # --- instructions of the hot paths ------------------------------------------------------------------------
 step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
-step "budgets of tokens, functions, machine code and README" env CC="$CC" PYTHON="$PYTHON" sh tests/budget.sh
+step "budgets of tokens, functions, machine code and README" env CC="$CC" PYTHON="$PYTHON" sh tests/tools/budget.sh
 
 # --- references that we did not write -------------------------------------------------------------------------
 [ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
 if [ -n "$REFERENCES" ]; then
-    reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/check_$1.py $out/libamp.so; }
+    reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/reference/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/reference/check_$1.py $out/libamp.so; }
     for f in half ops scaler optim checkpoint model; do step "against references: $f" reference $f; done
 else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
 
@@ -350,10 +350,10 @@ only_our_symbols() {
     return 0
 }
 step "public symbols begin with amp_, no writable state but two caches of cpuid" only_our_symbols
-step "the header's text: table of contents, comments, ASCII" $PYTHON tests/check_header.py amp.h README.md $CC
-step "README's lines of make, CMake and meson" sh tests/check_builds.sh
-step "what README takes from examples and results" $PYTHON tests/readme.py --check
-step "the text of amp_cuda.cuh likewise" $PYTHON tests/check_header.py amp_cuda.cuh
+step "the header's text: table of contents, comments, ASCII" $PYTHON tests/tools/check_header.py amp.h README.md $CC
+step "README's lines of make, CMake and meson" sh tests/tools/check_builds.sh
+step "what README takes from examples and results" $PYTHON tests/tools/readme.py --check
+step "the text of amp_cuda.cuh likewise" $PYTHON tests/tools/check_header.py amp_cuda.cuh
 
 # --- what reads the source ------------------------------------------------------------------------------
 # Switched off, each with its reason:

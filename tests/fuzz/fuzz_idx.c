@@ -6,7 +6,7 @@
    or accepted, and then every pixel and label is there and in its range. The packed data is also unpacked without its
    checksum, which would otherwise stop nearly every mutation at the door. */
 #define DATA_MAX_BYTES (1u << 20)
-#include "../examples/data.h"
+#include "../../examples/data.h"
 
 /* Says what went wrong and crashes, so that a fuzzer keeps the input. */
 static void give_up(const char* what) {

@@ -4,8 +4,8 @@
    for bfloat16, with integer formulas of another kind than the library's: they compare the magnitude with the
    midpoint of two neighbours, and never add a rounding bit. No float arithmetic at all, so that the program
    means the same under -Ofast. */
-#include "../amp.h"
-#include "test.h"
+#include "../../amp.h"
+#include "../test.h"
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__) && !defined(__TINYC__)
   #define HAVE_F16C 1

@@ -1,11 +1,11 @@
 /* fuzz_api.c - the public functions on hostile arguments.
-   With libFuzzer:   clang -g -fsanitize=fuzzer,address,undefined -DAMP_FUZZER fuzz_api.c impl.c -lm && ./a.out corpus/
-   Without:          cc fuzz_api.c impl.c -lm && ./a.out [rounds] [seed]     (byte strings of its own)
+   With libFuzzer:   clang -g -fsanitize=fuzzer,address,undefined -DAMP_FUZZER fuzz_api.c ../impl.c -lm && ./a.out corpus/
+   Without:          cc fuzz_api.c ../impl.c -lm && ./a.out [rounds] [seed]     (byte strings of its own)
    The first byte chooses a part of the library, the rest is read as its arguments: mostly small ones, some absurd.
    What must hold for all: nothing outside a buffer is touched, inputs stay as they are, a refused call has changed
    nothing and has told the logger why in a sentence. */
-#include "helpers.h"
-#include "upper.h"
+#include "../helpers.h"
+#include "../upper.h"
 #include <limits.h>
 
 /* Says what went wrong and crashes, so that a fuzzer keeps the input. */

@@ -3,7 +3,7 @@
 # Prints the percentage and, function by function, the lines never reached. Fails below MINIMUM percent.
 # Kernels of instruction sets that this processor does not have are left out: what names AVX-512, or a matrix unit. Without
 # AVX-512 the scalar code that only leads to them is not reached either; it is 4 of 100 lines, by which the minimum is less.
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 minimum=${1:-95}; out=build/coverage; gcc=${GCC:-gcc}
 for tool in $gcc ${GCOV:-gcov}; do command -v "$tool" > /dev/null || { echo "coverage needs gcc and gcov"; exit 1; }; done
 mkdir -p $out; rm -f $out/*.gcda

@@ -7,7 +7,7 @@ The faults are drawn: COUNT (60) lines of the implementation at random, and on e
     number      one more or one less                       sign      + for -, - for +
     statement   left out                                   condition negated: of if, while, ?:
 SEED (the date, YYYYMMDD) and the text say which. A fault that does not compile is drawn anew; one that leaves the object
-code as it was, say in code for another processor, is counted apart, and so is one of tests/mutants.txt: survivors that
+code as it was, say in code for another processor, is counted apart, and so is one of tests/tools/mutants.txt: survivors that
 are known, each with its reason. With --table the rows below are planted too: code of instruction sets, which few lines
 hold and few processors run. With words, only faults whose room or function contains one of them; --only: of the draw
 these numbers; --minutes: none begins later; --show: no test runs.
@@ -33,8 +33,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KNOWN = os.path.join(ROOT, "tests", "mutants.txt")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+KNOWN = os.path.join(ROOT, "tests", "tools", "mutants.txt")
 JOBS = int(os.environ.get("JOBS", "2"))
 EVERY = os.environ.get("TEST_EVERY", "3")
 

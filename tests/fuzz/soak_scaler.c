@@ -1,8 +1,8 @@
 /* soak_scaler.c [MILLIONS] - random windows of the whole scaler interface against a model of it that was written apart, from the
    systems' published rules and the sentences of the header: every preset, every field of a desc, calls in any order, states
    saved and loaded on the way. Default: ten million windows. Run by check.sh. */
-#include "../amp.h"
-#include "test.h"
+#include "../../amp.h"
+#include "../test.h"
 
 enum { KEEP, CLAMP, FREE };                                    /* what growth out of range does */
 enum { ON_GROWTH, ON_CLEAN, ON_CLEAN_AND_CUT, ON_CUT };        /* when the patience comes back */

@@ -1,7 +1,7 @@
 #!/bin/sh
 # check_builds.sh: README's lines of make, of CMake and of meson build a program that runs. MESON: its command, default
 # meson. What is not here is skipped with a line.
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 out=$PWD/build/check_builds; rm -rf "$out"; mkdir -p "$out"
 have() { command -v "$1" > /dev/null 2>&1; }
 # From the line that ends with the tool's name to the next such line, or the block's end.

@@ -2,7 +2,7 @@
 # budget.sh: what the headers and the README may cost a reader and a compiler, as a table; fails above a budget.
 # `make budget` runs it, PYTHON and CC come from there. Blank lines, comments and braces are free: tokens are counted.
 # Machine code is that of all instruction sets at -O2, on x86-64 only.
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; out=build/budget; failed=0
 mkdir -p $out
 
@@ -12,7 +12,7 @@ row() { # row WHAT NOW BUDGET
     printf '| %-60s | %7s | %7s | %-5s |\n' "$1" "$2" "$3" $verdict
 }
 facts() { # facts HEADER TOKENS NINETY LONGEST DEPTH SILENT: rows of a header, with their budgets
-    $PYTHON tests/facts.py "$1" > $out/facts || exit 1
+    $PYTHON tests/tools/facts.py "$1" > $out/facts || exit 1
     fact() { awk -v name="$1" '$1 == name { print $2 }' $out/facts; }
     row "$1: tokens" "$(fact tokens)" "$2"
     row "$1: lines of code, nine of ten functions" "$(fact ninety)" "$3"

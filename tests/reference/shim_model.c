@@ -1,6 +1,6 @@
 /* shim_model.c - flat functions over three small models for check_model.py: no structs to mirror. Compiled into one shared
    library with the implementation of amp.h. */
-#include "../amp.h"
+#include "../../amp.h"
 #include <string.h>
 
 static amp_value shim_conv(amp_model* m, amp_value x, int out, int kernel, int stride, int padding, int no_bias) {

@@ -3,9 +3,9 @@
    A round makes a call in plain C, on arrays that begin cache lines, without a workspace and with one thread; then
    with each instruction set, on arrays that begin anywhere, some workspace, in place where that is allowed, and, built
    with OpenMP, one or three threads. All results must have the bits of the first, and nothing else may have changed. */
-#include "../amp.h"
-#include "test.h"
-#include "upper.h"
+#include "../../amp.h"
+#include "../test.h"
+#include "../upper.h"
 #include <math.h>
 #ifdef _OPENMP
   #include <omp.h>

@@ -8,7 +8,7 @@
   #define _XOPEN_SOURCE 700
   #include <unistd.h>
 #endif
-#include "../amp.h"
+#include "../../amp.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 #if defined(__linux__) && !defined(_GNU_SOURCE)
   #define _GNU_SOURCE                 /* feenableexcept */
 #endif
-#include "helpers.h"
-#include "../examples/data.h"
+#include "../helpers.h"
+#include "../../examples/data.h"
 #include <fenv.h>
 #include <math.h>
 #include <time.h>

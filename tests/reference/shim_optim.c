@@ -1,6 +1,6 @@
 /* shim_optim.c - flat functions over the scaler and the optimizers for the Python checks: no structs to mirror. Compiled into
    one shared library with the implementation of amp.h. */
-#include "../amp.h"
+#include "../../amp.h"
 #include <stdlib.h>
 #include <string.h>
 

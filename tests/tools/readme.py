@@ -193,13 +193,13 @@ for path, parts in files.items():
         if content is None: continue
         text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
         if n != 1: sys.exit("%s has no place for '%s'" % (path, name))
-    if path == RESULTS and VERDICT not in text: sys.exit("%s shows a demo without its verdict: make demo > build/demo.txt, and tests/readme.py" % path)
+    if path == RESULTS and VERDICT not in text: sys.exit("%s shows a demo without its verdict: make demo > build/demo.txt, and tests/tools/readme.py" % path)
     if text != before: behind.append(path)
     if not check: open(path, "w", encoding="utf-8").write(text)
 if not os.path.exists(DIFF) or read(DIFF) != diff()[0]:
     behind.append(DIFF)
     if not check: open(DIFF, "w", encoding="utf-8").write(diff()[0])
-if check and behind: sys.exit("behind examples/ or tests/bench/results, run tests/readme.py: " + ", ".join(behind))
+if check and behind: sys.exit("behind examples/ or tests/bench/results, run tests/tools/readme.py: " + ", ".join(behind))
 text = read("README.md")
 if shown(text): sys.exit("README.md shows lines that are not in %s:\n%s" % (DIFF, "\n".join(shown(text))))
 if "by %d lines" % changed() not in text: sys.exit("README.md: own_loop_fp32.c becomes own_loop.c by %d lines" % changed())

@@ -1,4 +1,4 @@
-"""facts.py HEADER: what a header costs its readers, one fact a line: a name and a number. tests/budget.sh reads them.
+"""facts.py HEADER: what a header costs its readers, one fact a line: a name and a number. tests/tools/budget.sh reads them.
 
 tokens      of C, comments left out: words, numbers, strings, operators
 ninety      lines of code that nine of ten functions of the implementation have at most
