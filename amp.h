@@ -1685,6 +1685,7 @@ struct amp_backend {
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
+    AMPI_ENTRY(gemm, const amp_gemm_shape*, float, AMPI_SRC, AMPI_SRC, float, AMPI_DST)
     AMPI_ENTRY(linear_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
     AMPI_ENTRY(linear_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int,
         size_t, size_t, size_t)
@@ -10780,7 +10781,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert,
             ampi_cpu_load,
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
-        AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm),
+        amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm),
             AMPI_BOTH(layer_norm),
         AMPI_BOTH(activation), AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward,
             AMPI_BOTH(concat),

@@ -100,25 +100,42 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
                                          amp_dtype src_dtype, size_t n,
                                          const amp_convert_desc* desc, const amp_exec* exec);
 
-/* >>ops      Operators on raw device pointers; see the function of that name in amp.h. */
+/* >>ops      Operators on raw device pointers: the entries of the backend's table. */
 
-/* Matrix product */
+/* Each is called as the function of its name in amp.h:
 
-/* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute
-   capability 8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of
-   amp_gemm and with its bits, by plain FP32 kernels. Fastest where pointers and leading dimensions
-   are multiples of 16 bytes. A long k over a small C is cut into pieces that are added in ascending
-   order, if the workspace holds them; the kernel for H100 and H200 needs none. The bits depend on
-   sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
-   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than
-   0x7fc00000.
-   Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
-AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
-                                 amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta,
-                                     void* c, amp_dtype c_dtype, const amp_exec* exec);
-/* Bytes of device memory with which amp_cuda_gemm of this size runs at full speed on the current
-   device. 0 if it needs none, if the size overflows, or without a device. */
-AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
+       const amp_backend* gpu = amp_cuda_backend();
+       amp_exec exec = amp_cuda_exec(context);     // or NULL, or an exec of your own
+       gpu->linear_forward(x, AMP_BF16, w, AMP_BF16, b, AMP_F32, y, AMP_BF16, n, in, out, &exec);
+
+   gpu->dropout_forward alone has two arguments more, NULL and 0. A sentence of the logger begins
+   with amp_cuda_ and the entry's name.
+
+   Products (gemm, linear_*, conv2d_*). Two F16 or two BF16 operands are multiplied on the Tensor
+   Cores (BF16 from compute capability 8.0 on), with FP32 sums in one fixed order; any other mix of
+   types, in the order of amp_gemm and with its bits, by plain FP32 kernels. Fastest where pointers
+   and leading dimensions are multiples of 16 bytes. A long k over a small C is cut into pieces that
+   are added in ascending order, if the workspace holds them; the kernel for H100 and H200 needs
+   none. The bits depend on sizes, types, alignment, workspace, the device and the code compiled for
+   it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
+   other bits than 0x7fc00000. AMP_ERR_UNSUPPORTED where a side of a product is 2^31 or more.
+   Convolution: the images are unfolded on their way into shared memory; dx takes a launch for each
+   phase of its pixels, up to stride_h * stride_w. Few channels of two F16 or two BF16 operands are
+   summed directly, on the FP32 cores: one group, a kernel of more than one pixel, up to 16 outputs
+   and 512 weights each; dx with a stride of 1, dw with the workspace. That order depends on the
+   shape alone. AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels.
+   Workspace: device memory, exec->workspace. gpu->gemm_workspace(m, n, k) bytes are those with
+   which a product of this size runs at full speed on the current device: 0 if it needs none, if the
+   size overflows, or without a device. A dense layer wants the largest of (n, out, in), (n, in,
+   out) and (out, in, n), a convolution gpu->conv2d_workspace(&shape). Many rows of a layer norm's
+   dgamma and dbeta are formed much faster with gpu->layer_norm_workspace(rows, d) bytes; a mean
+   loss over much data by the whole GPU with AMP_CUDA_LOSS_WORKSPACE, else by a single block.
+   Order of sums. Maxima, activations, dropout, add and concat have the CPU's bits; averages,
+   softmax and the sums of norms have one fixed order of their own.
+   Losses. labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be
+   reported without waiting for the GPU: it makes the loss and its row of the gradient NaN, so that
+   a scaler skips the step. */
+#define AMP_CUDA_LOSS_WORKSPACE 8192
 
 /* What happens to a sum on its way into C. */
 typedef AMPI_ENUM(amp_cuda_epilogue) {
@@ -128,7 +145,7 @@ typedef AMPI_ENUM(amp_cuda_epilogue) {
     AMP_CUDA_EPILOGUE_GELU_TANH = 3
 } amp_cuda_epilogue;
 
-/* The whole of it: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */
+/* The whole of a product: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */
 typedef struct amp_cuda_gemm_desc {
     const void* bias; amp_dtype bias_dtype;        /* NULL = none; n numbers, one per column of
                                                       C, */
@@ -137,151 +154,11 @@ typedef struct amp_cuda_gemm_desc {
     amp_cuda_epilogue epilogue;                    /* f; the activations as in
                                                       amp_activation_forward */
 } amp_cuda_gemm_desc;
+/* gpu->gemm with this. desc == NULL is gpu->gemm. */
 AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, const void* a,
                                       amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
                                       float beta, void* c, amp_dtype c_dtype,
                                       const amp_cuda_gemm_desc* desc, const amp_exec* exec);
-
-/* Dense layer */
-
-/* As amp_linear_forward and amp_linear_backward. The workspace is the largest of
-   amp_cuda_gemm_workspace of (n, out, in), (n, in, out) and (out, in, n). */
-AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
-                                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                           void* y, amp_dtype y_dtype, size_t n, size_t in,
-                                           size_t out, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                            void* dx, amp_dtype dx_dtype, void* dw,
-                                            amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-                                            int accumulate, size_t n, size_t in, size_t out,
-                                            const amp_exec* exec);
-
-/* Convolution */
-
-/* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded
-   on their way into shared memory; dx takes a launch for each phase of its pixels, up to stride_h *
-   stride_w. Few channels of two F16 or two BF16 operands are summed directly, on the FP32 cores:
-   one group, a kernel of more than one pixel, up to 16 outputs and 512 weights each; dx with a
-   stride of 1, dw with the workspace. Each sum has one fixed order either way; that of direct sums
-   depends on the shape alone.
-   AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
-AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
-AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x,
-                                           amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                           const void* b, amp_dtype b_dtype, void* y,
-                                           amp_dtype y_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const void* dy,
-                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                            const void* w, amp_dtype w_dtype, void* dx,
-                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-                                            void* db, amp_dtype db_dtype, int accumulate,
-                                            const amp_exec* exec);
-
-/* Pooling, normalisation */
-
-/* As the functions of amp.h. Maxima are the CPU's; averages and the sums of norms have one fixed
-   order of their own. */
-AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
-                                           amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                           const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
-                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                            void* dx, amp_dtype dx_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-                                               const void* x, amp_dtype x_dtype, const void* gamma,
-                                               const void* beta, amp_dtype param_dtype,
-                                               float* running_mean, float* running_var,
-                                               float* save_mean, float* save_invstd, void* y,
-                                               amp_dtype y_dtype, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                                amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma,
-                                                amp_dtype param_dtype, const float* save_mean,
-                                                const float* save_invstd, void* dx,
-                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate,
-                                                const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-                                               const void* beta, amp_dtype param_dtype, float eps,
-                                               float* save_mean, float* save_invstd, void* y,
-                                               amp_dtype y_dtype, size_t rows, size_t d,
-                                               const amp_exec* exec);
-/* For many rows, dgamma and dbeta are formed much faster with amp_cuda_layer_norm_workspace
-   bytes. */
-AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma,
-                                                amp_dtype param_dtype, const float* save_mean,
-                                                const float* save_invstd, void* dx,
-                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate,
-                                                size_t rows, size_t d, const amp_exec* exec);
-AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d);
-
-/* Element by element, rows */
-
-/* As the functions of amp.h, with the CPU's bits but for softmax, whose sums have a fixed order of
-   their own. */
-AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
-                                               void* y, amp_dtype y_dtype, size_t n,
-                                               const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy,
-                                                amp_dtype dy_dtype, const void* saved,
-                                                amp_dtype saved_dtype, void* dx,
-                                                amp_dtype dx_dtype, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
-                                            amp_dtype y_dtype, size_t rows, size_t d,
-                                            const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype,
-                                             size_t rows, size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
-                                            amp_dtype y_dtype, size_t n, float p, uint64_t seed,
-                                            uint64_t offset, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
-                                        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                        const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-                                           amp_dtype y_dtype, size_t d_total, size_t column,
-                                           size_t rows, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
-                                            size_t column, void* x, amp_dtype x_dtype, size_t d,
-                                            size_t rows, int accumulate, const amp_exec* exec);
-
-/* Losses */
-
-/* labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be reported
-   without waiting for the GPU: it makes the loss and its row of the gradient NaN, so that a scaler
-   skips the step. With AMP_CUDA_LOSS_WORKSPACE bytes of workspace a mean over much data is formed
-   by the whole GPU, else by a single block. */
-#define AMP_CUDA_LOSS_WORKSPACE 8192
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits,
-                                                          amp_dtype logits_dtype,
-                                                          const int32_t* labels, float smoothing,
-                                                          float* loss, size_t n, size_t classes,
-                                                          const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits,
-                                                           amp_dtype logits_dtype,
-                                                           const int32_t* labels, float smoothing,
-                                                           const float* loss_scale, float weight,
-                                                           void* dlogits, amp_dtype dlogits_dtype,
-                                                           size_t n, size_t classes,
-                                                           const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                        amp_dtype target_dtype, float* loss, size_t n,
-                                        const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                         amp_dtype target_dtype, const float* loss_scale,
-                                         float weight, void* dx, amp_dtype dx_dtype, size_t n,
-                                         const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
-                                                    const void* target, amp_dtype target_dtype,
-                                                    float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
-                                                     const void* target, amp_dtype target_dtype,
-                                                     const float* loss_scale, float weight,
-                                                     void* dx, amp_dtype dx_dtype, size_t n,
-                                                     const amp_exec* exec);
 
 /* >>scaler   The loss scale on the device: no step waits for the host. */
 
@@ -3172,7 +3049,7 @@ AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t 
     return all ? all + 16 : 0;
 }
 
-AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
+AMPI_FN size_t ampi_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_cuda_product_workspace(m, n, k, 1);
 }
 
@@ -3568,8 +3445,8 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op,
         return ampi_cuda_product_run(exec, op, s, batch, epilogue);
     r = ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE);
     if (r != AMP_OK) return r;
-    return amp_cuda_activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data, s->c.dtype,
-                                       s->m * s->n * batch->count, exec);
+    return amp_cuda_backend()->activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data,
+        s->c.dtype, s->m * s->n * batch->count, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
@@ -3619,7 +3496,7 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
 
-AMP_DEF amp_result amp_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
+AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
                                  amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta,
                                  void* c, amp_dtype c_dtype, const amp_exec* exec) {
     return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
@@ -3833,7 +3710,7 @@ AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op
     return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
 }
 
-AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
+AMPI_FN amp_result ampi_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
                                            amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                            void* y, amp_dtype y_dtype, size_t n, size_t in,
                                            size_t out, const amp_exec* exec) {
@@ -3861,7 +3738,7 @@ AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const
     return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1) : r;
 }
 
-AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+AMPI_FN amp_result ampi_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
                                             amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                             void* dx, amp_dtype dx_dtype, void* dw,
                                             amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
@@ -4458,7 +4335,7 @@ AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
     return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
 }
 
-AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
+AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer_refs none;
     ampi_convolution v;
     ampi_conv2d_sizes c;
@@ -4492,7 +4369,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void*
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 
-AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
+AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                            const void* b, amp_dtype b_dtype, void* y,
                                            amp_dtype y_dtype, const amp_exec* exec) {
@@ -4507,7 +4384,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const vo
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 1, exec);
 }
 
-AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
+AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
                                             amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                             const void* w, amp_dtype w_dtype, void* dx,
                                             amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -4752,7 +4629,7 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
     return 0;
 }
 
-AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
+AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
                                            amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                            const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
@@ -4872,7 +4749,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
-AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
+AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
                                             amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                             void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
@@ -5026,7 +4903,7 @@ AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
     return ampi_cuda_grid(p->channels, 1);
 }
 
-AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
                                                const void* x, amp_dtype x_dtype, const void* gamma,
                                                const void* beta, amp_dtype param_dtype,
                                                float* running_mean, float* running_var,
@@ -5127,7 +5004,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
     }
 }
 
-AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
                                                 amp_dtype dy_dtype, const void* x,
                                                 amp_dtype x_dtype, const void* gamma,
                                                 amp_dtype param_dtype, const float* save_mean,
@@ -5317,7 +5194,7 @@ AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+AMPI_FN amp_result ampi_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                                const void* beta, amp_dtype param_dtype, float eps,
                                                float* save_mean, float* save_invstd, void* y,
                                                amp_dtype y_dtype, size_t rows, size_t d,
@@ -5396,7 +5273,7 @@ AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
         d) : 0;
 }
 
-AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d) {
+AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
     size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
     return bytes && bytes < SIZE_MAX - 16 ? bytes + 16 : 0;
 }
@@ -5498,7 +5375,7 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
-AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
                                                 amp_dtype x_dtype, const void* gamma,
                                                 amp_dtype param_dtype, const float* save_mean,
                                                 const float* save_invstd, void* dx,
@@ -5623,7 +5500,7 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
     }
 }
 
-AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
+AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
                                                void* y, amp_dtype y_dtype, size_t n,
                                                const amp_exec* exec) {
     const char* op = "amp_cuda_activation_forward";
@@ -5636,7 +5513,7 @@ AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, 
         functor);
 }
 
-AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy,
+AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, const void* dy,
                                                 amp_dtype dy_dtype, const void* saved,
                                                 amp_dtype saved_dtype, void* dx,
                                                 amp_dtype dx_dtype, size_t n,
@@ -5655,10 +5532,9 @@ AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy
 
 /* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
    stride, which a captured graph can move on. */
-AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n,
-                                     float p, uint64_t seed, uint64_t offset,
-                                     const uint64_t* position, uint64_t stride,
-                                     const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
+        size_t n, float p, uint64_t seed, uint64_t offset, const uint64_t* position,
+        uint64_t stride, const amp_exec* exec) {
     const char* op = "amp_cuda_dropout_forward";
     const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
@@ -5671,13 +5547,7 @@ AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_d
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
 }
 
-AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
-                                            amp_dtype y_dtype, size_t n, float p, uint64_t seed,
-                                            uint64_t offset, const amp_exec* exec) {
-    return ampi_cuda_dropout(x, x_dtype, y, y_dtype, n, p, seed, offset, NULL, 0, exec);
-}
-
-AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
+AMPI_FN amp_result ampi_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
                                         amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
                                         const amp_exec* exec) {
     const char* op = "amp_cuda_add_forward";
@@ -5733,7 +5603,7 @@ AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
                             dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
-AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
+AMPI_FN amp_result ampi_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
                                            amp_dtype y_dtype, size_t d_total, size_t column,
                                            size_t rows, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_forward";
@@ -5748,7 +5618,7 @@ AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, siz
     return ampi_cuda_columns_run(exec, op, q);
 }
 
-AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
+AMPI_FN amp_result ampi_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
                                             size_t column, void* x, amp_dtype x_dtype, size_t d,
                                             size_t rows, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_backward";
@@ -5850,7 +5720,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     }
 }
 
-AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
+AMPI_FN amp_result ampi_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
                                             amp_dtype y_dtype, size_t rows, size_t d,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
@@ -5864,7 +5734,7 @@ AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, vo
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+AMPI_FN amp_result ampi_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
                                              amp_dtype y_dtype, void* dx, amp_dtype dx_dtype,
                                              size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
@@ -6117,7 +5987,7 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
         AMPI_CUDA_LOSS_SHARED, *q);
 }
 
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits,
+AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(const void* logits,
                                                           amp_dtype logits_dtype,
                                                           const int32_t* labels, float smoothing,
                                                           float* loss, size_t n, size_t classes,
@@ -6175,7 +6045,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     }
 }
 
-AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits,
+AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(const void* logits,
                                                            amp_dtype logits_dtype,
                                                            const int32_t* labels, float smoothing,
                                                            const float* loss_scale, float weight,
@@ -6259,14 +6129,14 @@ AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
 }
 
-AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+AMPI_FN amp_result ampi_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
                                         amp_dtype target_dtype, float* loss, size_t n,
                                         const amp_exec* exec) {
     return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target,
                                   target_dtype, loss, n, exec);
 }
 
-AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+AMPI_FN amp_result ampi_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
                                          amp_dtype target_dtype, const float* loss_scale,
                                          float weight, void* dx, amp_dtype dx_dtype, size_t n,
                                          const amp_exec* exec) {
@@ -6274,14 +6144,14 @@ AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const
                                    target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
-AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
+AMPI_FN amp_result ampi_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
                                                     const void* target, amp_dtype target_dtype,
                                                     float* loss, size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target,
                                   target_dtype, loss, n, exec);
 }
 
-AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
+AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
                                                      const void* target, amp_dtype target_dtype,
                                                      const float* loss_scale, float weight,
                                                      void* dx, amp_dtype dx_dtype, size_t n,
@@ -8277,63 +8147,26 @@ AMPI_FN amp_result ampi_cuda_record_end(amp_training* t, amp_result body, const 
     return ampi_cuda_check(exec, "amp_cuda: graph", cudaGraphLaunch(ready, stream));
 }
 
+#define AMPI_CUDA_BOTH(op) ampi_cuda_##op##_forward, ampi_cuda_##op##_backward
+/* The table of the functions above. */
 AMP_DEF const amp_backend* amp_cuda_backend(void) {
-    static const amp_backend cuda = { "cuda",
-                                      1,                        /* asynchronous */
-                                      ampi_cuda_backend_open,
-                                      ampi_cuda_backend_close,
-                                      ampi_cuda_alloc,
-                                      ampi_cuda_free,
-                                      ampi_cuda_reaches,
-                                      ampi_cuda_zero,
-                                      ampi_cuda_copy,
-                                      ampi_cuda_copy_in,
-                                      ampi_cuda_copy_out,
-                                      ampi_cuda_upload,
-                                      ampi_cuda_download,
-                                      amp_cuda_convert,
-                                      ampi_cuda_load,
-                                      amp_cuda_gemm_workspace,
-                                      amp_cuda_conv2d_workspace,
-                                      amp_cuda_layer_norm_workspace,
-                                      amp_cuda_linear_forward,
-                                      amp_cuda_linear_backward,
-                                      amp_cuda_conv2d_forward,
-                                      amp_cuda_conv2d_backward,
-                                      amp_cuda_pool2d_forward,
-                                      amp_cuda_pool2d_backward,
-                                      amp_cuda_batch_norm_forward,
-                                      amp_cuda_batch_norm_backward,
-                                      amp_cuda_layer_norm_forward,
-                                      amp_cuda_layer_norm_backward,
-                                      amp_cuda_activation_forward,
-                                      amp_cuda_activation_backward,
-                                      amp_cuda_softmax_forward,
-                                      amp_cuda_softmax_backward,
-                                      ampi_cuda_dropout,
-                                      amp_cuda_add_forward,
-                                      amp_cuda_concat_forward,
-                                      amp_cuda_concat_backward,
-                                      amp_cuda_softmax_cross_entropy_forward,
-                                      amp_cuda_softmax_cross_entropy_backward,
-                                      amp_cuda_mse_forward,
-                                      amp_cuda_mse_backward,
-                                      amp_cuda_bce_with_logits_forward,
-                                      amp_cuda_bce_with_logits_backward,
-                                      ampi_cuda_training_open,
-                                      ampi_cuda_training_close,
-                                      ampi_cuda_training_begin,
-                                      ampi_cuda_training_pass,
-                                      ampi_cuda_training_losses,
-                                      ampi_cuda_training_check,
-                                      ampi_cuda_training_agree,
-                                      ampi_cuda_training_step,
-                                      ampi_cuda_training_read,
-                                      ampi_cuda_training_abandon,
-                                      ampi_cuda_record_begin,
-                                      ampi_cuda_record_end,
-                                      ampi_cuda_linear_relu,
-                                      ampi_cuda_conv2d_relu };
+    static const amp_backend cuda = {
+        "cuda", 1 /* asynchronous */, ampi_cuda_backend_open, ampi_cuda_backend_close,
+        ampi_cuda_alloc, ampi_cuda_free, ampi_cuda_reaches, ampi_cuda_zero, ampi_cuda_copy,
+        ampi_cuda_copy_in, ampi_cuda_copy_out, ampi_cuda_upload, ampi_cuda_download,
+        amp_cuda_convert, ampi_cuda_load,
+        ampi_cuda_gemm_workspace, ampi_cuda_conv2d_workspace, ampi_cuda_layer_norm_workspace,
+        ampi_cuda_gemm, AMPI_CUDA_BOTH(linear), AMPI_CUDA_BOTH(conv2d), AMPI_CUDA_BOTH(pool2d),
+        AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
+        AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(softmax), ampi_cuda_dropout_forward,
+        ampi_cuda_add_forward, AMPI_CUDA_BOTH(concat),
+        AMPI_CUDA_BOTH(softmax_cross_entropy), AMPI_CUDA_BOTH(mse), AMPI_CUDA_BOTH(bce_with_logits),
+        ampi_cuda_training_open, ampi_cuda_training_close, ampi_cuda_training_begin,
+        ampi_cuda_training_pass, ampi_cuda_training_losses, ampi_cuda_training_check,
+        ampi_cuda_training_agree, ampi_cuda_training_step, ampi_cuda_training_read,
+        ampi_cuda_training_abandon, ampi_cuda_record_begin, ampi_cuda_record_end,
+        ampi_cuda_linear_relu, ampi_cuda_conv2d_relu
+    };
     return &cuda;
 }
 

@@ -140,7 +140,8 @@ static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* sc
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
         float loss = gpt_loss(g, targets);
-        gpt_backward(g, tokens, targets, amp_scaler_scale_loss(scaler, 1.0f));
+        float loss_scale = amp_scaler_scale_loss(scaler, 1.0f);
+        gpt_backward(g, tokens, targets, &loss_scale);
         if (amp_optimizer_step(optimizer, scaler, NULL) != AMP_OK || amp_scaler_update(scaler) != AMP_OK) return 0;
         chart_progress("learning to write", step % REPORT ? step : STEPS, STEPS);     /* gone where a line is printed */
         if (step % REPORT) continue;

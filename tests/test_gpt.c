@@ -117,13 +117,14 @@ static void free_all(gpt* g, int count) { while (count-- > 0) gpt_free(&g[count]
 
 static void test_gradients(void) {
     const double step = 1e-4;
+    const float eight = 8.0f;
     amp_optimizer optimizer;
     gpt g;
     start(&g, AMP_F32, &optimizer);
     gpt_forward(&g, tokens, B);
     CHECK(fabs((double)gpt_loss(&g, targets) - reference_loss(&g, 0, 0, 0.0)) < 1e-6);
-    gpt_backward(&g, tokens, targets, 1.0f);
-    gpt_backward(&g, tokens, targets, 8.0f);        /* overwrites */
+    gpt_backward(&g, tokens, targets, NULL);
+    gpt_backward(&g, tokens, targets, &eight);        /* overwrites */
     for (int i = 0; i < g.count; i++) {
         double error = 0.0, size = 0.0;
         for (size_t k = 0; k < g.params[i].count; k++) {
@@ -144,12 +145,13 @@ static void test_low_types(void) {
     static const double unit[3] = { 0.0, 1.0 / 1024.0, 1.0 / 128.0 };
     amp_optimizer optimizer;
     gpt g[3];
+    const float scale = 1024.0f;
     float loss[3];
     for (int t = 0; t < 3; t++) {
         start(&g[t], types[t], &optimizer);
         gpt_forward(&g[t], tokens, B);
         loss[t] = gpt_loss(&g[t], targets);
-        gpt_backward(&g[t], tokens, targets, 1024.0f);
+        gpt_backward(&g[t], tokens, targets, &scale);
         CHECK_MSG(fabs((double)(loss[t] - loss[0])) <= 3.0 * unit[t], "%s: %g, %g",
             amp_dtype_name(types[t]), (double)loss[t], (double)loss[0]);
         for (int i = 0; i < g[t].count; i++) {
@@ -199,7 +201,8 @@ static void test_training(void) {
             gpt_forward(&g, tokens, B);
             loss = gpt_loss(&g, targets);
             if (step == 0) first = loss;
-            gpt_backward(&g, tokens, targets, amp_scaler_scale_loss(&scaler, 1.0f));
+            float scale = amp_scaler_scale_loss(&scaler, 1.0f);
+            gpt_backward(&g, tokens, targets, &scale);
             CHECK(amp_optimizer_step(&optimizer, &scaler, NULL) == AMP_OK && amp_scaler_update(&scaler) == AMP_OK);
         }
         CHECK_MSG(loss < 0.1f * first, "%s: loss %g, first %g", amp_dtype_name(low), (double)loss, (double)first);

@@ -773,10 +773,12 @@ static void open_network(const char* shape) {
 static amp_result call_gpt2(void) {
     open_case* o = &now_open;
     amp_scaler* scaler = o->type == AMP_F16 ? &o->scaler : NULL;
+    float loss_scale = 1.0f;
     amp_result r;
     gpt_forward(&o->gpt, o->tokens, o->gpt.s.batch);
     gpt_loss(&o->gpt, o->labels);
-    gpt_backward(&o->gpt, o->tokens, o->labels, scaler ? amp_scaler_scale_loss(scaler, 1.0f) : 1.0f);
+    if (scaler) loss_scale = amp_scaler_scale_loss(scaler, 1.0f);
+    gpt_backward(&o->gpt, o->tokens, o->labels, &loss_scale);
     r = amp_optimizer_step(&o->optimizer, scaler, NULL);
     return r == AMP_OK && scaler ? amp_scaler_update(scaler) : r;
 }

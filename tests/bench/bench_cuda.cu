@@ -147,8 +147,8 @@ static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memo
     shape.trans_a = s.ta ? AMP_TRANS : AMP_NO_TRANS; shape.trans_b = s.tb ? AMP_TRANS : AMP_NO_TRANS;
     shape.m = s.m; shape.n = s.n; shape.k = s.k;
     auto by = [&](const amp_exec& e, size_t i, void* to) {
-        NEED(amp_cuda_gemm(&shape, 1.0f, (char*)left.p + i * a * in, s.in, (char*)right.p + i * b * in, s.in, 0.0f, to,
-                           s.out, &e));
+        NEED(amp_cuda_backend()->gemm(&shape, 1.0f, (char*)left.p + i * a * in, s.in, (char*)right.p + i * b * in, s.in,
+                                      0.0f, to, s.out, &e));
     };
     NEED(cudaMemset(result.p, 0xff, c * out));
     by(eo, 0, result.p);
@@ -371,10 +371,11 @@ template <class... P, amp_result (*amp_backend::*entry)(P...)> const char* Entry
 static const amp_backend* timed_backend() {
     static amp_backend b = *amp_cuda_backend();
 #define TIME(entry) Entry<&amp_backend::entry>::name = #entry, b.entry = Entry<&amp_backend::entry>::call
-    TIME(zero); TIME(copy); TIME(convert); TIME(load); TIME(add_forward);
+    TIME(zero); TIME(copy); TIME(convert); TIME(load); TIME(add_forward); TIME(gemm);
     TIME(linear_forward); TIME(linear_backward); TIME(linear_relu_forward);
     TIME(conv2d_forward); TIME(conv2d_backward); TIME(conv2d_relu_forward);
     TIME(pool2d_forward); TIME(pool2d_backward); TIME(batch_norm_forward); TIME(batch_norm_backward);
+    TIME(layer_norm_forward); TIME(layer_norm_backward); TIME(softmax_forward); TIME(softmax_backward);
     TIME(activation_forward); TIME(activation_backward);
     TIME(softmax_cross_entropy_forward); TIME(softmax_cross_entropy_backward);
     TIME(training_pass); TIME(training_losses); TIME(training_check); TIME(training_step);
@@ -502,6 +503,7 @@ struct Gpt : Training {
         label(fresh(tokens, 4 * R), R, s.vocabulary);
         label(fresh(targets, 4 * R), R, s.vocabulary);
         if (!gpt_create(&g, &s)) throw std::runtime_error("gpt_create: no memory");
+        g.backend = timed_backend();
         arrays = gpt_to_device(&g);
         g.rows = R;
         g.of_token = fresh(rows, 4 * R);
@@ -533,9 +535,9 @@ struct Gpt : Training {
     }
     void launches() {
         gpt_forward(&g, (const int32_t*)tokens->p, g.s.batch);
-        NEED(timed("cross_entropy_forward", amp_cuda_softmax_cross_entropy_forward)(
-            g.logits, AMP_F32, (const int32_t*)targets->p, 0.0f, (float*)loss->p, g.rows, g.s.vocabulary, &g.exec));
-        gpt_backward(&g, (const int32_t*)tokens->p, (const int32_t*)targets->p, 1.0f);
+        NEED(g.backend->softmax_cross_entropy_forward(g.logits, AMP_F32, (const int32_t*)targets->p, 0.0f,
+                                                      (float*)loss->p, g.rows, g.s.vocabulary, &g.exec));
+        gpt_backward(&g, (const int32_t*)tokens->p, (const int32_t*)targets->p, nullptr);
         NEED(timed("optimizer_step", amp_cuda_optimizer_step)(optimizer, nullptr, &g.exec));
     }
     void step() override {
@@ -566,7 +568,8 @@ static double largest_product() {
     randomize(a.p, AMP_BF16, n * n, 1);
     randomize(b.p, AMP_BF16, n * n, 2);
     const double t = measure({ [&](size_t) {
-        NEED(amp_cuda_gemm(&s, 1.0f, a.p, AMP_BF16, b.p, AMP_BF16, 0.0f, c.p, AMP_BF16, &e)); } }, 1, 2, stream.s)[0];
+        NEED(amp_cuda_backend()->gemm(&s, 1.0f, a.p, AMP_BF16, b.p, AMP_BF16, 0.0f, c.p, AMP_BF16, &e));
+    } }, 1, 2, stream.s)[0];
     amp_cuda_destroy(context);
     return 2e6 * (double)n * (double)n * (double)n / t;
 }

@@ -1,39 +1,11 @@
-/* gpt_cuda.h - the GPT of examples/gpt.h on a GPU: the same file with amp_cuda_ calls for its amp_ calls, and products in
-   batches and kernels for its loops. The raw calls are made through `timed`, which bench_cuda.cu defines before. */
+/* gpt_cuda.h - the GPT of examples/gpt.h on a GPU: another backend for its operators, products in batches and kernels
+   for its loops. */
 #ifndef GPT_CUDA_H
 #define GPT_CUDA_H
 
 /* The arrays of the network are in device memory, as the tokens are. */
 #define GPT_DEVICE
-#define amp_convert(dst, dst_dtype, src, src_dtype, n) \
-    timed("convert", amp_cuda_convert)(dst, dst_dtype, src, src_dtype, n, &g->exec)
-#define amp_linear_forward timed("linear_forward", amp_cuda_linear_forward)
-#define amp_linear_backward timed("linear_backward", amp_cuda_linear_backward)
-#define amp_layer_norm_forward timed("layer_norm_forward", amp_cuda_layer_norm_forward)
-#define amp_layer_norm_backward timed("layer_norm_backward", amp_cuda_layer_norm_backward)
-#define amp_add_forward timed("add_forward", amp_cuda_add_forward)
-#define amp_activation_forward timed("activation_forward", amp_cuda_activation_forward)
-#define amp_activation_backward timed("activation_backward", amp_cuda_activation_backward)
-/* gpt.h has the loss scale in host memory; here none is needed. */
-#define amp_softmax_cross_entropy_backward(logits, logits_dtype, labels, smoothing, scale, ...) \
-    timed("cross_entropy_backward", amp_cuda_softmax_cross_entropy_backward)                    \
-    (logits, logits_dtype, labels, smoothing, ((void)(scale), nullptr), __VA_ARGS__)
-#define memset(p, value, bytes) gpt_clear(g, p, bytes)
-template <class G> void gpt_clear(const G*, G* p, size_t bytes) { (memset)(p, 0, bytes); }
-template <class G> void gpt_clear(const G* g, float* p, size_t bytes) {
-    NEED(cudaMemsetAsync(p, 0, bytes, (cudaStream_t)g->exec.stream));
-}
 #include "../../examples/gpt.h"
-#undef amp_convert
-#undef amp_linear_forward
-#undef amp_linear_backward
-#undef amp_layer_norm_forward
-#undef amp_layer_norm_backward
-#undef amp_add_forward
-#undef amp_activation_forward
-#undef amp_activation_backward
-#undef amp_softmax_cross_entropy_backward
-#undef memset
 
 /* The batch's rows in the order of their tokens: those of one token are of_token[first[i]] up to [first[i + 1] - 1]. */
 struct gpt_cuda : gpt { int32_t *of_token, *first; size_t distinct; };
@@ -101,7 +73,7 @@ static void gpt_products(const gpt* g, amp_transpose ta, amp_transpose tb, size_
     s.a_stride = a.head; s.b_stride = b.head; s.c_stride = c.head;
     auto at = [](const gpt_heads& h, size_t i) { return (char*)h.p + i * h.sequence * amp_dtype_size(h.type); };
     for (size_t i = 0; i < g->rows / g->s.length; i++)
-        timed("gemm", amp_cuda_gemm)(&s, alpha, at(a, i), a.type, at(b, i), b.type, 0.0f, at(c, i), c.type, &g->exec);
+        g->backend->gemm(&s, alpha, at(a, i), a.type, at(b, i), b.type, 0.0f, at(c, i), c.type, &g->exec);
 }
 /* The operands: queries, keys and values of qkv (or of its gradient), a narrow one, the scores. */
 static gpt_heads gpt_part(const gpt* g, void* qkv, size_t part) {
@@ -122,7 +94,7 @@ static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t) {
     gpt_products(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f / sqrtf((float)D), gpt_part(g, b->qkv, 0),
                  gpt_part(g, b->qkv, 1), gpt_square(g, g->scores, AMP_F32));
     gpt_launch("hide_future", gpt_k_hide_future, all * T, g, g->scores, all * T, T);
-    timed("softmax_forward", amp_cuda_softmax_forward)(g->scores, AMP_F32, b->weights, g->s.low, all, T, &g->exec);
+    g->backend->softmax_forward(g->scores, AMP_F32, b->weights, g->s.low, all, T, &g->exec);
     gpt_products(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, gpt_square(g, b->weights, g->s.low),
                  gpt_part(g, b->qkv, 2), gpt_narrow(g, b->mixed));
 }
@@ -135,8 +107,7 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t) {
     gpt_products(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, dmixed, gpt_part(g, g->dqkv, 2));
     gpt_products(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f, dmixed, gpt_part(g, b->qkv, 2),
                  gpt_square(g, g->scores, AMP_F32));
-    timed("softmax_backward", amp_cuda_softmax_backward)(g->scores, AMP_F32, b->weights, low, g->dscores, low, all, T,
-                                                         &g->exec);
+    g->backend->softmax_backward(g->scores, AMP_F32, b->weights, low, g->dscores, low, all, T, &g->exec);
     gpt_products(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, gpt_part(g, b->qkv, 1), gpt_part(g, g->dqkv, 0));
     gpt_products(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, gpt_part(g, b->qkv, 0), gpt_part(g, g->dqkv, 1));
 }
@@ -178,8 +149,8 @@ static size_t gpt_workspace(const gpt* g) {
     const size_t R = g->s.batch * g->s.length, C = g->s.channels, V = g->s.vocabulary;
     const size_t sizes[][3] = { { R, V, C }, { R, C, V }, { V, C, R }, { R, 4 * C, C }, { R, C, 4 * C }, { 4 * C, C, R },
                                 { 3 * C, C, R }, { C, C, R } };
-    size_t bytes = std::max((size_t)AMP_CUDA_LOSS_WORKSPACE, amp_cuda_layer_norm_workspace(R, C));
-    for (const size_t(&s)[3] : sizes) bytes = std::max(bytes, amp_cuda_gemm_workspace(s[0], s[1], s[2]));
+    size_t bytes = std::max((size_t)AMP_CUDA_LOSS_WORKSPACE, g->backend->layer_norm_workspace(R, C));
+    for (const size_t(&s)[3] : sizes) bytes = std::max(bytes, g->backend->gemm_workspace(s[0], s[1], s[2]));
     return bytes;
 }
 

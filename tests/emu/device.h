@@ -14,6 +14,9 @@
 
 #define OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorName(cudaPeekAtLastError()))
 
+/* The operators. */
+static const amp_backend* const cuda = amp_cuda_backend();
+
 static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
 
 typedef std::vector<unsigned char> Bytes;

@@ -137,7 +137,7 @@ struct Call {
     explicit Call(const Problem& p)
         : shape(shape_of(p)), desc(desc_of(p)), a(p.a.data.there()), b(p.b.data.there()), c(p.c.data.there()),
           at(p.s.at), bt(p.s.bt), ct(p.s.ct), alpha(p.s.alpha), beta(p.s.beta) {}
-    amp_result plain(const amp_exec* e) const { return amp_cuda_gemm(&shape, alpha, a, at, b, bt, beta, c, ct, e); }
+    amp_result plain(const amp_exec* e) const { return cuda->gemm(&shape, alpha, a, at, b, bt, beta, c, ct, e); }
     amp_result with_desc(const amp_exec* e) const {
         return amp_cuda_gemm_with(&shape, alpha, a, at, b, bt, beta, c, ct, &desc, e);
     }

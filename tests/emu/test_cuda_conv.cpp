@@ -59,12 +59,12 @@ struct Conv {
     size_t outputs() const { return (size_t)shape.out_channels; }
 
     amp_result forward(bool bias, const amp_exec* e) const {
-        return amp_cuda_conv2d_forward(&shape, x.there(), x.type, w.there(), w.type,
+        return cuda->conv2d_forward(&shape, x.there(), x.type, w.there(), w.type,
                                        bias ? b.there() : nullptr, b.type, y.there(), y.type, e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return amp_cuda_conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr,
+        return cuda->conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr,
                                         x.type, wanted & 1 ? w.there() : nullptr, w.type,
                                         wanted & 1 ? dx.there() : nullptr, dx.type,
                                         wanted & 2 ? dw.there() : nullptr, dw.type,
@@ -162,7 +162,7 @@ static void test_shapes() {
         for (unsigned t = i % 2; t < 3; t += 2) {
             Conv c(shape_of(SHAPES[i]), { TYPES[t], TYPES[t], TYPES[(t + i) % 3] }, WHOLE, i % 4 == 1);
             check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0,
-                       i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
+                       i & 1 ? cuda->conv2d_workspace(&c.shape) : 0);
         }
 }
 
@@ -204,7 +204,7 @@ static void test_networks() {
     for (unsigned i = 0; i < sizeof LAYERS / sizeof LAYERS[0]; i++) {
         Types types = { TYPES[1 + i % 2], TYPES[1 + i % 2], AMP_F32 };
         Conv c(shape_of(LAYERS[i]), types, WHOLE);
-        check_bits(c, 7, 0, true, amp_cuda_conv2d_workspace(&c.shape));
+        check_bits(c, 7, 0, true, cuda->conv2d_workspace(&c.shape));
     }
 }
 
@@ -215,7 +215,7 @@ static void test_defaults() {
     Conv c(s, { AMP_F32, AMP_F32, AMP_F32 }, WHOLE);
     check_bits(c, 7, 0, true, 0);
     c.y.upload();
-    CHECK(amp_cuda_conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT,
+    CHECK(cuda->conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT,
                                   nullptr, AMP_F32, c.y.there(), AMP_DTYPE_DEFAULT, nullptr)
           == AMP_OK);
     c.cpu(false, 0, 0);
@@ -267,7 +267,7 @@ static void test_workspace() {
     for (unsigned i = 0; i < 3; i++)
         for (unsigned t = 1; t < 3; t++) {
             Conv c(shape_of(LONG[i]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, WHOLE);
-            size_t full = amp_cuda_conv2d_workspace(&c.shape);
+            size_t full = cuda->conv2d_workspace(&c.shape);
             if (t == 1) CHECK(full > 0);
             check_bits(c, 7, 0, true, full);
             if (t == 1) check_bits(c, 7, 1, true, full + 3, 5);
@@ -281,7 +281,7 @@ static void test_many_pixels() {
     static const int MANY[14] = { 3, 1, 150, 152, 2, 1, 1, 1, 1, 0, 0, 1, 1, 1 };
     for (unsigned t = 0; t < 3; t++) {
         Conv c(shape_of(MANY), { TYPES[t], TYPES[t], AMP_F32 }, WHOLE, t);
-        const size_t full = amp_cuda_conv2d_workspace(&c.shape);
+        const size_t full = cuda->conv2d_workspace(&c.shape);
         for (size_t held : { full, full / 2 }) {
             amp_exec e = quiet_exec();
             Workspace w(&e, held, 1);
@@ -393,7 +393,7 @@ static void test_error_bound() {
     for (unsigned i = 0; i < 4; i++)
         for (unsigned t = i < 3 ? 1 : 0; t < 3; t++) {
             Conv c(shape_of(SHAPES[WHICH[i]]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, ANY);
-            check_bound(c, i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
+            check_bound(c, i & 1 ? cuda->conv2d_workspace(&c.shape) : 0);
         }
 }
 
@@ -432,7 +432,7 @@ static void test_direct_shapes() {
     for (unsigned i = 0; i < DIRECT_COUNT; i++)
         for (unsigned t = 1; t < 3; t++) {
             Conv c(shape_of(DIRECT[i]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, WHOLE, i % 4 == 1);
-            size_t full = amp_cuda_conv2d_workspace(&c.shape);
+            size_t full = cuda->conv2d_workspace(&c.shape);
             check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0, full, t == 2 ? 16 : 0);
             if (i % 5 == t) check_bits(c, 7, (int)(t & 1u), true, 0);
         }
@@ -448,7 +448,7 @@ static void test_unfolded_shapes() {
             s.channels += 17 * s.groups; s.out_channels += 17 * s.groups;
         }
         Conv c(s, { TYPES[1 + i % 3 / 2], TYPES[1 + i % 3 / 2], TYPES[i % 3] }, WHOLE, i % 4 == 2);
-        check_bits(c, 7, (int)(i & 1u), i % 3 != 0, i % 4 < 2 ? amp_cuda_conv2d_workspace(&s) : 0);
+        check_bits(c, 7, (int)(i & 1u), i % 3 != 0, i % 4 < 2 ? cuda->conv2d_workspace(&s) : 0);
     }
 }
 
@@ -480,11 +480,11 @@ static void check_order(Conv& c, int dx) {
     Array got(AMP_F32, dx ? c.z.x : c.z.y, true);
     got.upload();
     if (dx)
-        CHECK(amp_cuda_conv2d_backward(&c.shape, c.dy.there(), c.dy.type, nullptr, AMP_F32, c.w.there(), c.w.type,
+        CHECK(cuda->conv2d_backward(&c.shape, c.dy.there(), c.dy.type, nullptr, AMP_F32, c.w.there(), c.w.type,
                                        got.there(), AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr)
               == AMP_OK);
     else
-        CHECK(amp_cuda_conv2d_forward(&c.shape, c.x.there(), c.x.type, c.w.there(), c.w.type, nullptr, AMP_F32,
+        CHECK(cuda->conv2d_forward(&c.shape, c.x.there(), c.x.type, c.w.there(), c.w.type, nullptr, AMP_F32,
                                       got.there(), AMP_F32, nullptr)
               == AMP_OK);
     for (int n = 0; n < s.n; n++)
@@ -511,7 +511,7 @@ static void test_direct_bound() {
     for (unsigned i = 0; i < 6; i++) {
         amp_dtype t = TYPES[1 + i % 2];
         Conv c(shape_of(DIRECT[WHICH[i]]), { t, t, TYPES[i % 3] }, ANY);
-        check_bound(c, i == 2 ? 0 : amp_cuda_conv2d_workspace(&c.shape));
+        check_bound(c, i == 2 ? 0 : cuda->conv2d_workspace(&c.shape));
     }
 }
 
@@ -521,7 +521,7 @@ static void test_direct_special_values() {
     for (unsigned i = 0; i < 8; i++) {
         amp_dtype t = TYPES[1 + i % 2];
         Conv c(shape_of(DIRECT[WHICH[i / 2]]), { t, t, TYPES[i % 3] }, SPECIAL);
-        check_bits(c, 3, 0, true, amp_cuda_conv2d_workspace(&c.shape));
+        check_bits(c, 3, 0, true, cuda->conv2d_workspace(&c.shape));
     }
 }
 
@@ -529,7 +529,7 @@ static void test_direct_special_values() {
 static void test_direct_workspace() {
     static const int ONE[14] = { 1, 2, 5, 6, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
     Conv c(shape_of(ONE), { AMP_F16, AMP_F16, AMP_F32 }, WHOLE);
-    size_t full = amp_cuda_conv2d_workspace(&c.shape);
+    size_t full = cuda->conv2d_workspace(&c.shape);
     CHECK(full > 0);
 #if defined(AMP_CUDA_EMU)
     for (int less = 0; less < 2; less++) {
@@ -575,7 +575,7 @@ static void test_capture() {
     CHECK(amp_cuda_create(&context, nullptr) == AMP_OK);
     Conv c(shape_of(SHAPES[0]), { AMP_F16, AMP_F16, AMP_F32 }, ANY);
     amp_exec e = quiet_exec(context);
-    Workspace w(&e, amp_cuda_conv2d_workspace(&c.shape));
+    Workspace w(&e, cuda->conv2d_workspace(&c.shape));
     Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
     Bytes want[4];
     for (Array* a : outputs) a->upload();
@@ -606,12 +606,12 @@ static void refuse_shape(const int* z, void* first, amp_result code, const char*
     long before = launches();
     void* p[6];
     for (int i = 0; i < 6; i++) p[i] = (void*)((uintptr_t)first + ((uintptr_t)i << 42));
-    check_refused(amp_cuda_conv2d_forward(&s, p[0], AMP_F32, p[1], AMP_F32, nullptr, AMP_F32, p[2], AMP_F32, &e),
+    check_refused(cuda->conv2d_forward(&s, p[0], AMP_F32, p[1], AMP_F32, nullptr, AMP_F32, p[2], AMP_F32, &e),
                   code, words, before);
-    check_refused(amp_cuda_conv2d_backward(&s, p[0], AMP_F32, p[1], AMP_F32, p[2], AMP_F32, p[3], AMP_F32, p[4],
+    check_refused(cuda->conv2d_backward(&s, p[0], AMP_F32, p[1], AMP_F32, p[2], AMP_F32, p[3], AMP_F32, p[4],
                                            AMP_F32, p[5], AMP_F32, 0, &e),
                   code, words, before);
-    if (code != AMP_ERR_UNSUPPORTED) CHECK(amp_cuda_conv2d_workspace(&s) == 0);
+    if (code != AMP_ERR_UNSUPPORTED) CHECK(cuda->conv2d_workspace(&s) == 0);
 }
 
 static void test_refused_shapes() {
@@ -652,7 +652,7 @@ static void test_refused_shapes() {
     for (unsigned i = 0; i < sizeof BAD / sizeof BAD[0]; i++)
         refuse_shape(BAD[i], d.there(), CODES[i], WORDS[i]);
     for (const int* z : HUGE_ONES) refuse_shape(z, d.there(), AMP_ERR_UNSUPPORTED, "conv2d");
-    CHECK(d.download() == d.host && amp_cuda_conv2d_workspace(nullptr) == 0);
+    CHECK(d.download() == d.host && cuda->conv2d_workspace(nullptr) == 0);
 }
 
 static void test_refused_calls() {
@@ -667,11 +667,11 @@ static void test_refused_calls() {
     d.upload();
     auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w,
                        const void* b, void* y) {
-        return amp_cuda_conv2d_forward(shape, x, xt, at(w, 1), AMP_F32, at(b, 2), AMP_F32, at(y, 3), AMP_F32, &e);
+        return cuda->conv2d_forward(shape, x, xt, at(w, 1), AMP_F32, at(b, 2), AMP_F32, at(y, 3), AMP_F32, &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
+        return cuda->conv2d_backward(&s, dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
                                         at(dw, 4), AMP_F32, at(db, 5), dbt, 0, &e);
     };
     check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT,
@@ -695,7 +695,7 @@ static void test_refused_calls() {
     check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
     check_refused(backward(p, p, p, (float*)p + 128, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx would be written over w",
                   before);
-    CHECK(amp_cuda_conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr)
+    CHECK(cuda->conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr)
           == AMP_ERR_ARGUMENT);
     CHECK(d.download() == d.host);
 }
@@ -705,7 +705,7 @@ static void test_failing_launches() {
     for (unsigned t = 0; t < 2; t++) {
         Conv c(shape_of(LONG), { TYPES[t], TYPES[t], AMP_F32 }, WHOLE);
         amp_exec e = quiet_exec();
-        Workspace w(&e, amp_cuda_conv2d_workspace(&c.shape));
+        Workspace w(&e, cuda->conv2d_workspace(&c.shape));
         check_failures([&] { return c.forward(true, &e); });
         check_failures([&] { return c.backward(7, 0, &e); });
     }

@@ -1,4 +1,4 @@
-/* test_cuda_gemm.cpp - amp_cuda_gemm, its batched and fused forms and the dense layer.
+/* test_cuda_gemm.cpp - cuda->gemm, its batched and fused forms and the dense layer.
    The references are those of product.h. */
 #include "product.h"
 
@@ -144,7 +144,7 @@ static void test_empty() {
     long before = launches();
     p.c.data.upload();
     const amp_gemm_shape empty = {};
-    CHECK(amp_cuda_gemm(&empty, 1, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr, AMP_F32, &e) == AMP_OK);
+    CHECK(cuda->gemm(&empty, 1, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr, AMP_F32, &e) == AMP_OK);
     Call none(p);
     none.shape.m = 0;
     none.shape.batch = 5;
@@ -254,7 +254,7 @@ static void test_long_k() {
     for (unsigned i = 0; i < 5; i++)
         for (unsigned t = 1; t < 3; t++) {
             const size_t* z = SIZES[i];
-            size_t w = amp_cuda_gemm_workspace(z[0], z[1], z[2]);
+            size_t w = cuda->gemm_workspace(z[0], z[1], z[2]);
             Spec s(z[0], z[1], z[2], TYPES[t], TYPES[t], TYPES[(t + i) % 3]);
             s.trans(i + t).scale(i % 3 ? 1 : 0.5f, i & 1 ? 1.0f : 0.0f);
             if (t == 2 && !on_tensor_cores(AMP_BF16, AMP_BF16)) continue;
@@ -267,8 +267,8 @@ static void test_long_k() {
             check_bits(s, w - 1);
         }
     for (size_t k : { 8 * 32 * 16, 8 * 32 * 16 + 1, 8 * 32 * 17, 8 * 32 * 33 })      /* 16 pieces, and more */
-        check_bits(Spec(3, 11, k, AMP_F16, AMP_F16, AMP_F32), amp_cuda_gemm_workspace(3, 11, k));
-    size_t w = amp_cuda_gemm_workspace(20, 30, 700);
+        check_bits(Spec(3, 11, k, AMP_F16, AMP_F16, AMP_F32), cuda->gemm_workspace(3, 11, k));
+    size_t w = cuda->gemm_workspace(20, 30, 700);
     CHECK(w > 0);
     check_bits(Spec(20, 30, 700, AMP_F32, AMP_BF16, AMP_F32), w);
     check_bound(Spec(20, 30, 700, AMP_F16, AMP_F16, AMP_F32).of(ANY), w);
@@ -278,10 +278,10 @@ static void test_long_k() {
         check_bits(Spec(20, 30, 700 + l, AMP_F16, AMP_F16, AMP_F32).many(2 + l % 2, (Layout)l), 4 * w, 1);
         CHECK(launches() == before || launches() == before + 2);
     }
-    CHECK(amp_cuda_gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
-    CHECK(amp_cuda_gemm_workspace(3, SIZE_MAX / 2, 1) == 0);
-    CHECK(amp_cuda_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
-    CHECK(amp_cuda_gemm_workspace(0, 0, 0) == 0);
+    CHECK(cuda->gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
+    CHECK(cuda->gemm_workspace(3, SIZE_MAX / 2, 1) == 0);
+    CHECK(cuda->gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
+    CHECK(cuda->gemm_workspace(0, 0, 0) == 0);
 }
 
 /* Pieces are added in ascending order: 2^24 at the start, 1 in the middle, -2^24 at the end give 0, and 1 in any order
@@ -291,7 +291,7 @@ static void test_order_of_pieces() {
         Spec s(9, 17, 2048, TYPES[t], TYPES[t], AMP_F32);
         Problem p(s);
         amp_exec e = quiet_exec();
-        Workspace w(&e, amp_cuda_gemm_workspace(s.m, s.n, s.k));
+        Workspace w(&e, cuda->gemm_workspace(s.m, s.n, s.k));
         for (size_t i = 0; i < s.m; i++)
             for (size_t q = 0; q < s.k; q++)
                 p.a.data.set(p.a.at(0, i, q), q == 0      ? 4096.0f
@@ -418,7 +418,7 @@ static void test_capture() {
         Problem p(Spec(20, 30, 600, AMP_F16, AMP_F16, AMP_F32));
         amp_exec e = quiet_exec(c);
         cudaStream_t stream = (cudaStream_t)e.stream;
-        Workspace w(&e, amp_cuda_gemm_workspace(20, 30, 600));
+        Workspace w(&e, cuda->gemm_workspace(20, 30, 600));
         Bytes want = run(p, &e);      /* a first run loads the kernels */
         OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         CHECK(multiply(p, &e) == AMP_OK);
@@ -453,12 +453,12 @@ struct Dense {
         for (Array* a : { &x, &w, &b, &dy }) a->upload();
     }
     amp_result forward(bool bias, const amp_exec* e) const {
-        return amp_cuda_linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr,
+        return cuda->linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr,
                                        b.type, y.there(), y.type, n, in, out, e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return amp_cuda_linear_backward(
+        return cuda->linear_backward(
             dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type, wanted & 1 ? w.there() : nullptr,
             w.type, wanted & 1 ? dx.there() : nullptr, dx.type, wanted & 2 ? dw.there() : nullptr, dw.type,
             wanted & 4 ? db.there() : nullptr, db.type, accumulate, n, in, out, e);
@@ -477,8 +477,8 @@ static void check_array(const Array& a, const Bytes& want, const char* what, con
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t linear_workspace(size_t n, size_t in, size_t out) {
-    return larger(amp_cuda_gemm_workspace(n, out, in),
-                  larger(amp_cuda_gemm_workspace(n, in, out), amp_cuda_gemm_workspace(out, in, n)));
+    return larger(cuda->gemm_workspace(n, out, in),
+                  larger(cuda->gemm_workspace(n, in, out), cuda->gemm_workspace(out, in, n)));
 }
 
 /* Forward and backward with the CPU's bits; gradients that are not wanted stay as they are. */
@@ -583,7 +583,7 @@ static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const vo
     long before = launches();
     amp_gemm_shape s = product(0, 0, m, n, k, lda, ldb, ldc);
     s.trans_a = ta;
-    check_refused(amp_cuda_gemm(&s, 1, a, at, b, AMP_F32, 0, c, AMP_F32, &e), code, words, before);
+    check_refused(cuda->gemm(&s, 1, a, at, b, AMP_F32, 0, c, AMP_F32, &e), code, words, before);
 }
 
 static void test_refused_products() {
@@ -620,9 +620,9 @@ static void test_refused_products() {
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, host, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c is host memory");
     const amp_gemm_shape s = product(0, 0, 2, 3, 5, 5, 3, 3);
-    CHECK(amp_cuda_gemm(&s, 1, p, AMP_F32, q, AMP_F32, 0, nullptr, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
+    CHECK(cuda->gemm(&s, 1, p, AMP_F32, q, AMP_F32, 0, nullptr, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
     amp_exec e = quiet_exec();
-    check_refused(amp_cuda_gemm(nullptr, 1, p, AMP_F32, q, AMP_F32, 0, r, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    check_refused(cuda->gemm(nullptr, 1, p, AMP_F32, q, AMP_F32, 0, r, AMP_F32, &e), AMP_ERR_ARGUMENT,
                   "amp_cuda_gemm: the shape is NULL", launches());
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, p + 9, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c would be written over a");
@@ -722,11 +722,11 @@ static void test_refused_layers() {
     auto at = [&](const void* q, int i) { return q == p ? (float*)p + 64 * i : (float*)(uintptr_t)q; };
     d.upload();
     auto forward = [&](const void* x, const void* w, const void* b, amp_dtype bt, void* y, size_t n) {
-        return amp_cuda_linear_forward(x, AMP_F32, at(w, 1), AMP_F32, at(b, 2), bt, at(y, 3), AMP_F32, n, 3, 4, &e);
+        return cuda->linear_forward(x, AMP_F32, at(w, 1), AMP_F32, at(b, 2), bt, at(y, 3), AMP_F32, n, 3, 4, &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return amp_cuda_linear_backward(dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
+        return cuda->linear_backward(dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
                                         at(dw, 4), AMP_F32, at(db, 5), dbt, 0, 2, 3, 4, &e);
     };
     check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT,

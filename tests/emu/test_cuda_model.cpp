@@ -124,11 +124,11 @@ static void build_plain(amp_model* m) {
 
 typedef void (*builder)(amp_model*);
 static amp_model* make(amp_model_desc d, builder build, const amp_backend* backend, int graph = 0) {
-    amp_cuda_desc cuda = {};
+    amp_cuda_desc own = {};
     amp_model* m = NULL;
-    cuda.graph = graph;
+    own.graph = graph;
     d.backend = backend;
-    if (backend) d.backend_desc = &cuda;
+    if (backend) d.backend_desc = &own;
     amp_result r = amp_model_create(&m, &d);
     CHECK_MSG(r == AMP_OK, "%s", heard);
     if (!m) return NULL;
@@ -1128,8 +1128,8 @@ static void test_host_memory() {
     exec.workspace_size = sizeof host;
     amp_gemm_shape square = {};
     square.m = square.n = square.k = 4;
-    CHECK(amp_cuda_gemm(&square, 1.0f, device, AMP_F16, device, AMP_F16, 0.0f, (char*)device + 1024, AMP_F16, &exec)
-          == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_backend()->gemm(&square, 1.0f, device, AMP_F16, device, AMP_F16, 0.0f, (char*)device + 1024, AMP_F16,
+                                   &exec) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(heard, "the workspace is host memory"), "%s", heard);
     cudaFree(device);
     amp_cuda_destroy(c);
@@ -1149,14 +1149,14 @@ static void test_host_memory() {
 
 static void test_bad_desc() {
     amp_model_desc d = desc_of(AMP_O1, AMP_F16);
-    amp_cuda_desc cuda = {};
+    amp_cuda_desc own = {};
     amp_model* m = NULL;
     d.backend = amp_cuda_backend();
-    d.backend_desc = &cuda;
-    cuda.graph = 2;
+    d.backend_desc = &own;
+    own.graph = 2;
     CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && !m && strstr(heard, "graph"));
-    cuda.graph = 0;
-    cuda.gemm = (amp_cuda_gemm_engine)9;
+    own.graph = 0;
+    own.gemm = (amp_cuda_gemm_engine)9;
     CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && !m && strstr(heard, "gemm"));
 }
 

@@ -73,11 +73,11 @@ static const amp_activation ACTIVATIONS[] = { AMP_ACTIVATION_LIST(X) };
 static void check_activation(amp_activation f, Tensor& x, Tensor& dy, Tensor& y) {
     y.poison();
     BOTH(amp_activation_forward(f, x.at(), x.type, y.at(), y.type, x.n, nullptr),
-         amp_cuda_activation_forward(f, x.dev, x.type, y.dev, y.type, x.n, nullptr));
+         cuda->activation_forward(f, x.dev, x.type, y.dev, y.type, x.n, nullptr));
     CHECK_BITS(y, 0);                          /* the CPU has one kind of NaN, a GPU hands them on */
     y.poison();
     BOTH(amp_activation_backward(f, dy.at(), dy.type, x.at(), x.type, y.at(), y.type, x.n, nullptr),
-         amp_cuda_activation_backward(f, dy.dev, dy.type, x.dev, x.type, y.dev, y.type, x.n, nullptr));
+         cuda->activation_backward(f, dy.dev, dy.type, x.dev, x.type, y.dev, y.type, x.n, nullptr));
     CHECK_BITS(y, 0);                          /* the CPU has one kind of NaN, a GPU hands them on */
 }
 static void test_activation_values() {
@@ -115,12 +115,12 @@ static void test_activation_in_place() {
             x.fill(awkward);
             dy.fill(ordinary);
             BOTH(amp_activation_backward(f, dy.at(), t, x.at(), t, dy.at(), t, x.n, nullptr),
-                 amp_cuda_activation_backward(f, dy.dev, t, x.dev, t, dy.dev, t, x.n, nullptr));
+                 cuda->activation_backward(f, dy.dev, t, x.dev, t, dy.dev, t, x.n, nullptr));
             CHECK_BITS(dy, f == AMP_RELU);
             BOTH(amp_activation_forward(f, x.at(), t, x.at(), t, x.n, nullptr),
-                 amp_cuda_activation_forward(f, x.dev, t, x.dev, t, x.n, nullptr));
+                 cuda->activation_forward(f, x.dev, t, x.dev, t, x.n, nullptr));
             CHECK_BITS(x, f == AMP_RELU);
-            CHECK(amp_cuda_activation_backward(f, dy.dev, t, x.dev, t, nullptr, t, x.n, nullptr) == AMP_OK);
+            CHECK(cuda->activation_backward(f, dy.dev, t, x.dev, t, nullptr, t, x.n, nullptr) == AMP_OK);
         }
 }
 /* The kernel of all such functions, when its blocks loop over the elements. */
@@ -144,14 +144,14 @@ static void test_add() {
             for (size_t i = 0; i < n; i++) z.set(i, awkward(i / 8 + i));
             z.send();
             BOTH(amp_add_forward(x.at(), a, z.at(), b, y.at(), c, n, nullptr),
-                 amp_cuda_add_forward(x.dev, a, z.dev, b, y.dev, c, n, nullptr));
+                 cuda->add_forward(x.dev, a, z.dev, b, y.dev, c, n, nullptr));
             CHECK_BITS(y, 0);
             if (a != b) continue;
             BOTH(amp_add_forward(x.at(), a, z.at(), b, x.at(), a, n, nullptr),
-                 amp_cuda_add_forward(x.dev, a, z.dev, b, x.dev, a, n, nullptr));
+                 cuda->add_forward(x.dev, a, z.dev, b, x.dev, a, n, nullptr));
             CHECK_BITS(x, 0);
             BOTH(amp_add_forward(x.at(), a, z.at(), b, z.at(), b, n, nullptr),
-                 amp_cuda_add_forward(x.dev, a, z.dev, b, z.dev, b, n, nullptr));
+                 cuda->add_forward(x.dev, a, z.dev, b, z.dev, b, n, nullptr));
             CHECK_BITS(z, 0);
         }
 }
@@ -165,14 +165,14 @@ static void test_dropout() {
                 Tensor x(a, n, n % 4), y(b, n, n % 7);
                 x.fill(awkward);
                 BOTH(amp_dropout_forward(x.at(), a, y.at(), b, n, p, 42 + offset, offset, nullptr),
-                     amp_cuda_dropout_forward(x.dev, a, y.dev, b, n, p, 42 + offset, offset, nullptr));
+                     cuda->dropout_forward(x.dev, a, y.dev, b, n, p, 42 + offset, offset, nullptr, 0, nullptr));
                 CHECK_BITS(y, 0);
             }
     /* The mask of every position, in place. */
     for (float p : { 0.001f, amp_random_uniform(9, 82), 0.999f }) {      /* one number is the probability itself */
         Tensor x(AMP_F32, 100000);
         x.fill([](size_t) { return 1.0f; });
-        CHECK(amp_cuda_dropout_forward(x.dev, AMP_F32, x.dev, AMP_F32, x.n, p, 9, 5, nullptr) == AMP_OK);
+        CHECK(cuda->dropout_forward(x.dev, AMP_F32, x.dev, AMP_F32, x.n, p, 9, 5, nullptr, 0, nullptr) == AMP_OK);
         for (size_t i = 0; i < x.n; i++)
             x.set(i, amp_random_uniform(9, 5 + i) < p ? 0.0f : 1.0f / (1.0f - p));
         CHECK_BITS(x, 1);
@@ -185,7 +185,7 @@ static void test_dropout_position() {
     for (uint64_t position : { (uint64_t)0, (uint64_t)1, (uint64_t)5, (uint64_t)1 << 40 }) {
         OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
         BOTH(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, x.n, 0.4f, 3, 17 + position * 3001, nullptr),
-             ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, x.n, 0.4f, 3, 17, (const uint64_t*)cell.dev, 3001,
+             cuda->dropout_forward(x.dev, AMP_F16, y.dev, AMP_F16, x.n, 0.4f, 3, 17, (const uint64_t*)cell.dev, 3001,
                                nullptr));
         CHECK_BITS(y, 0);
     }
@@ -195,12 +195,12 @@ static void check_concat(amp_dtype a, amp_dtype b, size_t rows, size_t d, size_t
     Tensor x(a, rows * d, shift), y(b, rows * total, 3 * shift % 8);
     x.fill(awkward);
     BOTH(amp_concat_forward(x.at(), a, d, y.at(), b, total, column, rows, nullptr),
-         amp_cuda_concat_forward(x.dev, a, d, y.dev, b, total, column, rows, nullptr));
+         cuda->concat_forward(x.dev, a, d, y.dev, b, total, column, rows, nullptr));
     CHECK_BITS(y, 1);
     y.fill(awkward);
     for (int accumulate : { 0, 1 }) {
         BOTH(amp_concat_backward(y.at(), b, total, column, x.at(), a, d, rows, accumulate, nullptr),
-             amp_cuda_concat_backward(y.dev, b, total, column, x.dev, a, d, rows, accumulate, nullptr));
+             cuda->concat_backward(y.dev, b, total, column, x.dev, a, d, rows, accumulate, nullptr));
         CHECK_BITS(x, !accumulate);
     }
 }
@@ -327,12 +327,12 @@ static void check_pool(const amp_pool2d_shape& s, amp_dtype a, amp_dtype b, amp_
     else if (exact) x.fill(tied);
     else x.fill(tied_without_zeros);
     BOTH(amp_pool2d_forward(&s, x.at(), a, y.at(), b, nullptr),
-         amp_cuda_pool2d_forward(&s, x.dev, a, y.dev, b, nullptr));
+         cuda->pool2d_forward(&s, x.dev, a, y.dev, b, nullptr));
     if (p.max || exact) CHECK_BITS(y, exact);
     else check_bounded("average pool", y, averages(p, x));
     dy.fill(ordinary);
     BOTH(amp_pool2d_backward(&s, dy.at(), b, p.max ? x.at() : nullptr, a, dx.at(), c, nullptr),
-         amp_cuda_pool2d_backward(&s, dy.dev, b, p.max ? x.dev : nullptr, a, dx.dev, c, nullptr));
+         cuda->pool2d_backward(&s, dy.dev, b, p.max ? x.dev : nullptr, a, dx.dev, c, nullptr));
     if (p.max || in_rows(p)) CHECK_BITS(dx, 0);
     else check_bounded("average pool, backward", dx, average_slopes(p, dy));
 }
@@ -373,10 +373,10 @@ static void test_pool_odd() {
             x.fill(tied);
             dy.fill([](size_t i) { return i % 3 == 0 ? -0.0f : ordinary(i); });
             BOTH(amp_pool2d_forward(&s, x.at(), AMP_F16, y.at(), AMP_F16, nullptr),
-                 amp_cuda_pool2d_forward(&s, x.dev, AMP_F16, y.dev, AMP_F16, nullptr));
+                 cuda->pool2d_forward(&s, x.dev, AMP_F16, y.dev, AMP_F16, nullptr));
             CHECK_BITS(y, 1);
             BOTH(amp_pool2d_backward(&s, dy.at(), AMP_F16, x.at(), AMP_F16, dx.at(), AMP_F16, nullptr),
-                 amp_cuda_pool2d_backward(&s, dy.dev, AMP_F16, x.dev, AMP_F16, dx.dev, AMP_F16, nullptr));
+                 cuda->pool2d_backward(&s, dy.dev, AMP_F16, x.dev, AMP_F16, dx.dev, AMP_F16, nullptr));
             CHECK_BITS(dx, 1);
         }
 }
@@ -388,7 +388,7 @@ static void test_pool_below_zero() {
         Tensor x(AMP_F32, p.planes * (size_t)p.h * (size_t)p.w), y(AMP_F32, p.planes * (size_t)p.oh * (size_t)p.ow);
         x.fill([](size_t) { return test_uniform() - 2.0f; });
         BOTH(amp_pool2d_forward(&s, x.at(), AMP_F32, y.at(), AMP_F32, nullptr),
-             amp_cuda_pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr));
+             cuda->pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr));
         CHECK_BITS(y, 1);
     }
 }
@@ -400,15 +400,15 @@ static void test_pool_first() {
                                 0xffc00002u, 0x7f800000u, 0x80000000u, 0u, 0xff800000u, 0xff800000u };
     fill_bits(x, std::vector<uint32_t>(bits, bits + 12));
     dy.fill([](size_t i) { return (float)(i + 1); });
-    CHECK(amp_cuda_pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr) == AMP_OK);
-    CHECK(amp_cuda_pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, dx.dev, AMP_F32, nullptr) == AMP_OK);
+    CHECK(cuda->pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr) == AMP_OK);
+    CHECK(cuda->pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, dx.dev, AMP_F32, nullptr) == AMP_OK);
     const uint32_t most[3] = { 0x7fc00001u, 0x80000000u, 0xff800000u };
     const float slopes[12] = { 0, 1, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0 };
     memcpy(y.at(), most, sizeof most);
     memcpy(dx.at(), slopes, sizeof slopes);
     CHECK_BITS(y, 1);
     CHECK_BITS(dx, 1);
-    CHECK(amp_cuda_pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, nullptr) == AMP_OK);
+    CHECK(cuda->pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, nullptr) == AMP_OK);
 }
 
 /* --- batch norm ---------------------------------------------------------------------------- */
@@ -476,7 +476,7 @@ static void check_norm_forward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dty
     beta.fill(ordinary);
     run_mean.fill(ordinary);
     run_var.fill(ordinary);
-    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr,
+    CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr,
                                       pt, run_mean.floats(), run_var.floats(), mean.floats(), invstd.floats(), y.dev,
                                       b, nullptr) == AMP_OK);
     for (size_t c = 0; c < q.c; c++) {
@@ -520,7 +520,7 @@ static void check_norm_evaluate(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
                                     params ? beta.at() : nullptr, pt, (float*)run_mean.at(), (float*)run_var.at(),
                                     save ? (float*)mean.at() : nullptr, save ? (float*)invstd.at() : nullptr, y.at(),
                                     b, nullptr),
-             amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, a, params ? gamma.dev : nullptr,
+             cuda->batch_norm_forward(&q.shape, 0, x.dev, a, params ? gamma.dev : nullptr,
                                          params ? beta.dev : nullptr, pt, run_mean.floats(), run_var.floats(),
                                          save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr, y.dev, b,
                                          nullptr));
@@ -548,7 +548,7 @@ static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
     dgamma.fill(ordinary);
     dbeta.fill(ordinary);
     invstd.fill([](size_t) { return 2.0f + test_uniform(); });
-    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, pt, mean.floats(),
+    CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, pt, mean.floats(),
                                        invstd.floats(), dx.dev, b, dgamma.dev, dbeta.dev, pt, accumulate, nullptr)
           == AMP_OK);
     for (size_t c = 0; c < q.c; c++) {
@@ -594,7 +594,7 @@ static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, in
     q.shape.frozen = 1;
     BOTH(amp_batch_norm_forward(&q.shape, 1, x.at(), a, cpu_g, nullptr, pt, (float*)run_mean.at(), (float*)run_var.at(),
                                 (float*)mean.at(), (float*)invstd.at(), y.at(), b, nullptr),
-         amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, a, g, nullptr, pt, run_mean.floats(), run_var.floats(),
+         cuda->batch_norm_forward(&q.shape, 1, x.dev, a, g, nullptr, pt, run_mean.floats(), run_var.floats(),
                                      mean.floats(), invstd.floats(), y.dev, b, nullptr));
     CHECK_BITS(y, 0);
     CHECK_BITS(mean, 1);
@@ -603,11 +603,11 @@ static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, in
     CHECK_BITS(run_var, 1);
     q.shape.frozen = 0;
     if (q.n * q.s > 1)
-        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr, b,
-                                           dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
+        CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr,
+                                        b, dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
     const Bytes sums[2] = { dgamma.get(), dbeta.get() };
     q.shape.frozen = 1;
-    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr, b,
+    CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr, b,
                                        dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
     if (q.n * q.s > 1) CHECK(dgamma.get() == sums[0] && dbeta.get() == sums[1]);
     dy.fill(awkward);
@@ -616,7 +616,7 @@ static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, in
         const int add = to == &dx && calls++ % 2 ? AMP_ACCUMULATE_INPUT : 0;
         BOTH(amp_batch_norm_backward(&q.shape, dy.at(), b, x.at(), a, cpu_g, pt, (float*)mean.at(), (float*)invstd.at(),
                                      to->at(), b, nullptr, nullptr, pt, add, nullptr),
-             amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), to->dev, b,
+             cuda->batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), to->dev, b,
                                           nullptr, nullptr, pt, add, nullptr));
         CHECK_BITS(*to, 0);
     }
@@ -644,9 +644,9 @@ static void test_norm_turns() {
         sums(AMP_F32, 14);
     fill_channels(x, q);
     dy.fill(ordinary);
-    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+    CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
                                       mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
-    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+    CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
                                        invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr)
           == AMP_OK);
     const Bytes y1 = y.get(), dx1 = dx.get();
@@ -667,7 +667,7 @@ static void test_norm_turns() {
     CHECK(dx.get() == dx1);
     Norm frozen = q;
     frozen.shape.frozen = 1;
-    CHECK(amp_cuda_batch_norm_backward(&frozen.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+    CHECK(cuda->batch_norm_backward(&frozen.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
                                        invstd.floats(), dx.dev, AMP_F32, sums.dev, sums.floats() + 7, AMP_F32, 0, nullptr)
           == AMP_OK);
     const Bytes dx2 = dx.get(), sums2 = sums.get();
@@ -678,7 +678,7 @@ static void test_norm_turns() {
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
     CHECK(dx.get() == dx2 && sums.get() == sums2);
     k.y = y.dev; k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
-    CHECK(amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, mean.floats(),
+    CHECK(cuda->batch_norm_forward(&q.shape, 0, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, mean.floats(),
                                       invstd.floats(), nullptr, nullptr, y.dev, AMP_F32, nullptr) == AMP_OK);
     k.save_mean = k.save_invstd = nullptr;
     const Bytes y2 = y.get();
@@ -697,7 +697,7 @@ static void test_norm_shifted() {
     Tensor x(AMP_F32, q.n * q.c * q.s), y(AMP_F32, x.n), mean(AMP_F32, q.c), invstd(AMP_F32, q.c);
     Bounded by(x.n), bm;
     x.fill([&](size_t i) { return i / q.s % 2 ? 0.3f : (i < 2 * q.s ? -40.0f : 40.0f) + test_uniform(); });
-    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+    CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
                                       mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
     for (size_t c = 0; c < q.c; c++) {
         const Moments m = moments(q.channel(x, c), q.part());
@@ -728,7 +728,7 @@ static void test_norm_running() {
             run.set(0, -0.0f);
             run.send();
         }
-        CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
+        CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
                                           var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
               == AMP_OK);
         if (momentum == 1.0f) {
@@ -741,13 +741,13 @@ static void test_norm_running() {
             check_bounded("running mean", run, bm);
             check_bounded("running variance", var, bv);
             const Bytes before = var.get();
-            CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr,
+            CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr,
                                               var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
                   == AMP_OK);
             CHECK(var.get() == before);
             x.set(7, 1e21f);                /* channel 1 stays, as its variance would be infinite */
             x.send();
-            CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
+            CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
                                               var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
                   == AMP_OK);
             check_bounded("running mean beside 1e21", run, bm);
@@ -768,7 +768,7 @@ static void test_norm_special() {
     mean.fill(ordinary);
     invstd.fill(ordinary);
     for (Tensor* to : { &dx, &dy })
-        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+        CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                            invstd.floats(), to->dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr)
               == AMP_OK);
     CHECK(dx.get() == dy.get());
@@ -782,7 +782,7 @@ static void test_norm_special() {
             BOTH(amp_batch_norm_forward(&q.shape, 1, x.at(), AMP_F16, nullptr, nullptr, AMP_F32, (float*)run.at(),
                                         (float*)var.at(), (float*)mean.at(), (float*)invstd.at(), y.at(), AMP_F32,
                                         nullptr),
-                 amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, run.floats(),
+                 cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, run.floats(),
                                              var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr));
             for (Tensor* t : { &y, &mean, &invstd, &run, &var }) {
                 const std::vector<double> v = t->values();
@@ -827,7 +827,7 @@ static void check_layer_norm_forward(size_t rows, size_t d, amp_dtype a, amp_dty
     fill_rows(x, d);
     gamma.fill(ordinary);
     beta.fill(ordinary);
-    CHECK(amp_cuda_layer_norm_forward(x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr, p, 0.0f,
+    CHECK(cuda->layer_norm_forward(x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr, p, 0.0f,
                                       save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr, y.dev, b, rows,
                                       d, nullptr) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
@@ -859,7 +859,7 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
     dbeta.fill(ordinary);
     mean.fill(ordinary);
     invstd.fill([](size_t) { return 2.0f + test_uniform(); });
-    CHECK(amp_cuda_layer_norm_backward(dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, p, mean.floats(),
+    CHECK(cuda->layer_norm_backward(dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, p, mean.floats(),
                                        invstd.floats(), dx.dev, a, dgamma.dev, dbeta.dev, p, accumulate, rows, d,
                                        nullptr) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
@@ -910,7 +910,7 @@ static void test_layer_norm_columns() {
     for (size_t rows : { 1, 63, 64, 129, 515, 4101 })
         for (size_t d : { 3, 265 }) {
             if (rows * d > 200000) continue;
-            const size_t bytes = amp_cuda_layer_norm_workspace(rows, d);
+            const size_t bytes = cuda->layer_norm_workspace(rows, d);
             check_layer_norm_backward(rows, d, AMP_F16, AMP_F32, AMP_F32, 1, 0);
             CHECK((bytes > 0) == (rows >= 128));
             Tensor x(AMP_F16, rows * d), dy(AMP_BF16, rows * d), mean(AMP_F32, rows), invstd(AMP_F32, rows);
@@ -925,7 +925,7 @@ static void test_layer_norm_columns() {
                 Workspace w(&exec, held, held == bytes ? 4 : 0);
                 dgamma.poison();
                 dbeta.poison();
-                CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                CHECK(cuda->layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                                    invstd.floats(), nullptr, AMP_F32, dgamma.dev, dbeta.dev, AMP_F32,
                                                    0, rows, d, &exec) == AMP_OK);
                 Bytes got = dgamma.get(), more = dbeta.get();
@@ -933,13 +933,13 @@ static void test_layer_norm_columns() {
                 if (first.empty()) first = got;
                 CHECK_MSG(got == first, "%zu rows of %zu with %zu bytes", rows, d, held);
             }
-            CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+            CHECK(cuda->layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                                invstd.floats(), nullptr, AMP_F32, nullptr, dbeta.dev, AMP_F32, 0, rows,
                                                d, nullptr) == AMP_OK);
             const Bytes alone = dbeta.get();
             CHECK(memcmp(alone.data(), first.data() + d * 4, d * 4) == 0);
         }
-    CHECK(amp_cuda_layer_norm_workspace(1000, SIZE_MAX / 2) == 0);
+    CHECK(cuda->layer_norm_workspace(1000, SIZE_MAX / 2) == 0);
 }
 
 /* --- softmax ------------------------------------------------------------------------------- */
@@ -974,7 +974,7 @@ static void check_softmax(size_t rows, size_t d, amp_dtype a, amp_dtype b, amp_d
     Tensor x(a, rows * d, shift), y(b, rows * d, shift), dy(c, rows * d, shift), dx(a, rows * d, shift);
     Bounded by, bx;
     fill_logits(x, d);
-    CHECK(amp_cuda_softmax_forward(x.dev, a, y.dev, b, rows, d, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_forward(x.dev, a, y.dev, b, rows, d, nullptr) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
         const Softmax s(x, r * d, d);
         for (size_t i = 0; i < d; i++) by.add(s.p[i], s.p[i] * (s.rel[i] + s.rel_sum + 2 * U) + FLUSHED);
@@ -982,7 +982,7 @@ static void check_softmax(size_t rows, size_t d, amp_dtype a, amp_dtype b, amp_d
     check_bounded("softmax", y, by);
     y.host = y.get();
     dy.fill(ordinary);
-    CHECK(amp_cuda_softmax_backward(dy.dev, c, y.dev, b, dx.dev, a, rows, d, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_backward(dy.dev, c, y.dev, b, dx.dev, a, rows, d, nullptr) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
         double sum = 0, size = 0;
         for (size_t i = r * d; i < (r + 1) * d; i++) {
@@ -1011,8 +1011,8 @@ template <int T> static void check_row_turns(size_t d) {
     Tensor x(AMP_F32, n), dy(AMP_F32, n), y(AMP_F32, n), dx(AMP_F32, n), mean(AMP_F32, rows), invstd(AMP_F32, rows);
     fill_rows(x, d);
     dy.fill(ordinary);
-    CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
-    CHECK(amp_cuda_softmax_backward(dy.dev, AMP_F32, y.dev, AMP_F32, dx.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_backward(dy.dev, AMP_F32, y.dev, AMP_F32, dx.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
     const Bytes y1 = y.get(), dx1 = dx.get();
     ampi_cuda_softmax s = { x.dev, nullptr, y.dev, AMP_F32, AMP_F32, AMP_F32, rows, d };
     y.poison();
@@ -1023,9 +1023,9 @@ template <int T> static void check_row_turns(size_t d) {
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s)
           == AMP_OK);
     CHECK(dx.get() == dx1);
-    CHECK(amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, mean.floats(), invstd.floats(),
+    CHECK(cuda->layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, mean.floats(), invstd.floats(),
                                       y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
-    CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+    CHECK(cuda->layer_norm_backward(dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
                                        invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, rows, d, nullptr)
           == AMP_OK);
     const Bytes y2 = y.get(), dx2 = dx.get(), mean2 = mean.get();
@@ -1059,18 +1059,18 @@ static void test_softmax_special() {
         x.set(3 * d, -INFINITY);
         x.send();
         BOTH(amp_softmax_forward(x.at(), AMP_F32, y.at(), AMP_F32, 5, d, nullptr),
-             amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, 5, d, nullptr));
+             cuda->softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, 5, d, nullptr));
         const std::vector<double> v = y.values();
         for (size_t i = 0; i < 3 * d; i++) CHECK(std::isnan(v[i]) && std::isnan(y[i]));
         for (size_t i = 3 * d; i < 5 * d; i++) CHECK(fabs(v[i] - (double)y[i]) <= 1e-6 * v[i]);
         CHECK(v[3 * d] == 0);
-        CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, x.dev, AMP_F32, 5, d, nullptr) == AMP_OK);
+        CHECK(cuda->softmax_forward(x.dev, AMP_F32, x.dev, AMP_F32, 5, d, nullptr) == AMP_OK);
         memcpy(x.at(), y.get().data(), x.bytes);
         CHECK_BITS(x, 0);
     }
-    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 0, 5, nullptr) == AMP_OK);
-    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
-    CHECK(amp_cuda_softmax_backward(nullptr, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 0, 5, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+    CHECK(cuda->softmax_backward(nullptr, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
 }
 
 /* --- losses ------------------------------------------------------------------------------ */
@@ -1136,7 +1136,7 @@ static void check_cross_entropy(size_t n, size_t d, amp_dtype a, amp_dtype b, fl
         amp_exec exec = quiet_exec();
         Workspace w(&exec, held, 4);
         loss.poison();
-        CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &exec)
+        CHECK(cuda->softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &exec)
               == AMP_OK);
         check_bounded("cross-entropy", loss, expected);
         if (alone.empty()) alone = loss.get();
@@ -1144,7 +1144,7 @@ static void check_cross_entropy(size_t n, size_t d, amp_dtype a, amp_dtype b, fl
     }
     scale.fill([](size_t) { return 1024.0f; });
     for (int scaled : { 0, 1 }) {
-        CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, a, labels.dev(), smoothing,
+        CHECK(cuda->softmax_cross_entropy_backward(x.dev, a, labels.dev(), smoothing,
                                                       scaled ? scale.floats() : nullptr, 0.75f, dx.dev, b, n, d,
                                                       nullptr) == AMP_OK);
         const double factor = (scaled ? 1024.0 : 1.0) * 0.75 / (double)n;
@@ -1196,9 +1196,9 @@ static void test_wrong_labels() {
             fill_logits(x, d);
             labels.host[2] = wrong;
             labels.send();
-            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), 4, d,
+            CHECK(cuda->softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), 4, d,
                                                          nullptr) == AMP_OK);
-            CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, AMP_F16, labels.dev(), 0.1f, nullptr, 1.0f, dx.dev,
+            CHECK(cuda->softmax_cross_entropy_backward(x.dev, AMP_F16, labels.dev(), 0.1f, nullptr, 1.0f, dx.dev,
                                                           AMP_F16, 4, d, nullptr) == AMP_OK);
             CHECK(std::isnan(loss.values()[0]));
             const std::vector<double> v = dx.values();
@@ -1223,8 +1223,8 @@ static Bounded mean_loss(ampi_loss kind, const Tensor& x, const Tensor& t) {
     return b;
 }
 static amp_result mean_loss_of(ampi_loss kind, const Tensor& x, const Tensor& t, Tensor& loss, const amp_exec* exec) {
-    return (kind == AMPI_MSE ? amp_cuda_mse_forward
-                             : amp_cuda_bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n,
+    return (kind == AMPI_MSE ? cuda->mse_forward
+                             : cuda->bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n,
                                                                  exec);
 }
 static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, size_t shift) {
@@ -1279,10 +1279,10 @@ static void test_mean_loss_slopes() {
                     x.fill(awkward);
                     t.fill(ordinary);
                     BOTH(amp_mse_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
-                         amp_cuda_mse_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                         cuda->mse_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
                     CHECK_BITS(dx, 0);
                     BOTH(amp_bce_with_logits_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
-                         amp_cuda_bce_with_logits_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                         cuda->bce_with_logits_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
                     CHECK_BITS(dx, 0);
                 }
     }
@@ -1301,13 +1301,13 @@ static void test_loss_special() {
             labels.host[n / 10 - 1] = 6;
             labels.send();
             BOTH(amp_mse_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
-                 amp_cuda_mse_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+                 cuda->mse_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
             CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
             BOTH(amp_bce_with_logits_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
-                 amp_cuda_bce_with_logits_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+                 cuda->bce_with_logits_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
             CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
             BOTH(amp_softmax_cross_entropy_forward(x.at(), AMP_F32, labels.host.data(), 0, &host, n / 10, 10, nullptr),
-                 amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, loss.floats(), n / 10, 10,
+                 cuda->softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, loss.floats(), n / 10, 10,
                                                         nullptr));
             CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
         }
@@ -1386,7 +1386,7 @@ static void test_orders() {
         invstd(AMP_F32, rows), a(AMP_F32, d), b(AMP_F32, d), loss(AMP_F32, 1);
     Labels labels(rows, d), many(5400, 3);
     amp_exec exec = quiet_exec();
-    Workspace w(&exec, amp_cuda_layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
+    Workspace w(&exec, cuda->layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
     const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
     fill_rows(x, d);
     dy.fill(ordinary);
@@ -1399,12 +1399,12 @@ static void test_orders() {
         return all;
     };
     check_repeatable([&]() {
-        CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+        CHECK(cuda->batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, nullptr, nullptr,
                                           mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
         return results({ &y, &mean, &invstd });
     });
     check_repeatable([&]() {
-        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+        CHECK(cuda->batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                            invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, nullptr)
               == AMP_OK);
         return results({ &y, &a, &b });
@@ -1412,28 +1412,28 @@ static void test_orders() {
     for (size_t columns : { d, rows * d / 2, rows * d })      /* one kernel for each length of rows */
         check_repeatable([&]() {
             const size_t n = rows * d / columns;
-            amp_result r = amp_cuda_layer_norm_forward(x.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, mean.floats(),
+            amp_result r = cuda->layer_norm_forward(x.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, mean.floats(),
                                                        invstd.floats(), y.dev, AMP_F32, n, columns, nullptr);
             CHECK(r == AMP_OK);
             Bytes all = results({ &y, &mean, &invstd });
-            r = amp_cuda_softmax_forward(x.dev, AMP_F16, y.dev, AMP_F32, n, columns, nullptr);
+            r = cuda->softmax_forward(x.dev, AMP_F16, y.dev, AMP_F32, n, columns, nullptr);
             CHECK(r == AMP_OK);
             const Bytes more = results({ &y });
             all.insert(all.end(), more.begin(), more.end());
             return all;
         });
     check_repeatable([&]() {
-        CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+        CHECK(cuda->layer_norm_backward(dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                            invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, rows, d, &exec)
               == AMP_OK);
         return results({ &y, &a, &b });
     });
     for (const amp_exec* with : { (const amp_exec*)nullptr, (const amp_exec*)&exec })
         check_repeatable([&]() {
-            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), rows, d,
+            CHECK(cuda->softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), rows, d,
                                                          with) == AMP_OK);
             Bytes all = results({ &loss });
-            CHECK(amp_cuda_mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, with) == AMP_OK);
+            CHECK(cuda->mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, with) == AMP_OK);
             const Bytes more = results({ &loss });
             all.insert(all.end(), more.begin(), more.end());
             return all;
@@ -1441,7 +1441,7 @@ static void test_orders() {
     for (const amp_exec* with : { (const amp_exec*)nullptr, (const amp_exec*)&exec })
         for (size_t n : { 1, 2, 9 })      /* few classes, in one tile and in more; biases, of planes and of columns */
             check_repeatable([&]() {
-                amp_result r = amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, many.dev(), 0.1f, loss.floats(),
+                amp_result r = cuda->softmax_cross_entropy_forward(x.dev, AMP_F16, many.dev(), 0.1f, loss.floats(),
                                                                       600 * n, 3, with);
                 CHECK(r == AMP_OK);
                 r = ampi_cuda_bias_grad(with, "test", x.dev, AMP_F16, a.dev, AMP_F32, 0, n, 1, rows * d / n);
@@ -1451,7 +1451,7 @@ static void test_orders() {
                 return results({ &loss, &a, &b });
             });
     check_repeatable([&]() {
-        CHECK(amp_cuda_pool2d_forward(&pool, x.dev, AMP_F16, y.dev, AMP_F32, nullptr) == AMP_OK);
+        CHECK(cuda->pool2d_forward(&pool, x.dev, AMP_F16, y.dev, AMP_F32, nullptr) == AMP_OK);
         return results({ &y });
     });
 }
@@ -1470,11 +1470,11 @@ static void test_graph() {
     exec.stream = stream;
     x.fill(ordinary);
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK(ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &exec)
+    CHECK(cuda->dropout_forward(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &exec)
           == AMP_OK);
-    CHECK(amp_cuda_layer_norm_forward(y.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, z.dev, AMP_F32,
+    CHECK(cuda->layer_norm_forward(y.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, z.dev, AMP_F32,
                                       rows, d, &exec) == AMP_OK);
-    CHECK(amp_cuda_softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &exec)
+    CHECK(cuda->softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &exec)
           == AMP_OK);
     OK(cudaStreamEndCapture(stream, &graph));
     OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
@@ -1511,80 +1511,80 @@ struct Operator {
 static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
 static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0, 0, NULL };
 static const Operator OPERATORS[] = {
-    { "pool2d_forward", [](const Call& c) { return amp_cuda_pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
+    { "pool2d_forward", [](const Call& c) { return cuda->pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
       "x", 0, 0, "y", 0, 0, 0, 0, 0 },
     { "pool2d_backward",
-      [](const Call& c) { return amp_cuda_pool2d_backward(&POOL, c.y, c.t, c.x, c.t, c.out, c.t, c.exec); },
+      [](const Call& c) { return cuda->pool2d_backward(&POOL, c.y, c.t, c.x, c.t, c.out, c.t, c.exec); },
       "x", "dy", 0, "dx", 0, 0, 0, 1, 0 },
     { "batch_norm_forward",
       [](const Call& c) {
-          return amp_cuda_batch_norm_forward(&BATCH, 1, c.x, c.t, c.y, c.z, AMP_F32, nullptr, nullptr, c.f, c.g, c.out,
+          return cuda->batch_norm_forward(&BATCH, 1, c.x, c.t, c.y, c.z, AMP_F32, nullptr, nullptr, c.f, c.g, c.out,
                                              c.t, c.exec);
       },
       "x", 0, 0, "y", "save_mean", 0, 0, 0, 0 },
     { "batch_norm_backward",
       [](const Call& c) {
-          return amp_cuda_batch_norm_backward(&BATCH, c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t,
+          return cuda->batch_norm_backward(&BATCH, c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t,
                                               nullptr, nullptr, AMP_F32, 0, c.exec);
       },
       "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
     { "layer_norm_forward",
       [](const Call& c) {
-          return amp_cuda_layer_norm_forward(c.x, c.t, c.y, c.z, AMP_F32, 0, c.f, c.g, c.out, c.t, 4, 4, c.exec);
+          return cuda->layer_norm_forward(c.x, c.t, c.y, c.z, AMP_F32, 0, c.f, c.g, c.out, c.t, 4, 4, c.exec);
       },
       "x", 0, 0, "y", "save_mean", 0, 0, 0, 1 },
     { "layer_norm_backward",
       [](const Call& c) {
-          return amp_cuda_layer_norm_backward(c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t, nullptr,
+          return cuda->layer_norm_backward(c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t, nullptr,
                                               nullptr, AMP_F32, 0, 4, 4, c.exec);
       },
       "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
     { "activation_forward",
-      [](const Call& c) { return amp_cuda_activation_forward(AMP_TANH, c.x, c.t, c.out, c.t, 16, c.exec); }, "x", 0, 0,
+      [](const Call& c) { return cuda->activation_forward(AMP_TANH, c.x, c.t, c.out, c.t, 16, c.exec); }, "x", 0, 0,
       "y", 0, 0, 0, 0, 0 },
     { "activation_backward",
       [](const Call& c) {
-          return amp_cuda_activation_backward(AMP_TANH, c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec);
+          return cuda->activation_backward(AMP_TANH, c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec);
       },
       "dy", "saved", 0, "dx", 0, 0, 0, 1, 0 },
-    { "softmax_forward", [](const Call& c) { return amp_cuda_softmax_forward(c.x, c.t, c.out, c.t, 4, 4, c.exec); },
+    { "softmax_forward", [](const Call& c) { return cuda->softmax_forward(c.x, c.t, c.out, c.t, 4, 4, c.exec); },
       "x", 0, 0, "y", 0, 0, 0, 0, 0 },
     { "softmax_backward",
-      [](const Call& c) { return amp_cuda_softmax_backward(c.x, c.t, c.y, c.t, c.out, c.t, 4, 4, c.exec); }, "dy", "y",
+      [](const Call& c) { return cuda->softmax_backward(c.x, c.t, c.y, c.t, c.out, c.t, 4, 4, c.exec); }, "dy", "y",
       0, "dx", 0, 0, 0, 1, 0 },
     { "dropout_forward",
-      [](const Call& c) { return amp_cuda_dropout_forward(c.x, c.t, c.out, c.t, 16, 0.5f, 0, 0, c.exec); }, "x", 0, 0,
-      "y", 0, 0, 0, 0, 0 },
+      [](const Call& c) { return cuda->dropout_forward(c.x, c.t, c.out, c.t, 16, 0.5f, 0, 0, nullptr, 0, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
     { "add_forward",
-      [](const Call& c) { return amp_cuda_add_forward(c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec); }, "a", "b", 0, "y",
+      [](const Call& c) { return cuda->add_forward(c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec); }, "a", "b", 0, "y",
       0, 0, 0, 0, 0 },
     { "concat_forward",
-      [](const Call& c) { return amp_cuda_concat_forward(c.x, c.t, 4, c.out, c.t, 4, 0, 4, c.exec); }, "x", 0, 0, "y",
+      [](const Call& c) { return cuda->concat_forward(c.x, c.t, 4, c.out, c.t, 4, 0, 4, c.exec); }, "x", 0, 0, "y",
       0, 0, 0, 0, 0 },
     { "concat_backward",
-      [](const Call& c) { return amp_cuda_concat_backward(c.x, c.t, 4, 0, c.out, c.t, 4, 4, 0, c.exec); }, "y", 0, 0,
+      [](const Call& c) { return cuda->concat_backward(c.x, c.t, 4, 0, c.out, c.t, 4, 4, 0, c.exec); }, "y", 0, 0,
       "x", 0, 0, 0, 0, 0 },
     { "softmax_cross_entropy_forward",
       [](const Call& c) {
-          return amp_cuda_softmax_cross_entropy_forward(c.x, c.t, c.labels, 0, c.f, 4, 4, c.exec);
+          return cuda->softmax_cross_entropy_forward(c.x, c.t, c.labels, 0, c.f, 4, 4, c.exec);
       },
       "logits", 0, 0, 0, "loss", "labels", 0, 0, 0 },
     { "softmax_cross_entropy_backward",
       [](const Call& c) {
-          return amp_cuda_softmax_cross_entropy_backward(c.x, c.t, c.labels, 0, c.scale, 1, c.out, c.t, 4, 4, c.exec);
+          return cuda->softmax_cross_entropy_backward(c.x, c.t, c.labels, 0, c.scale, 1, c.out, c.t, 4, 4, c.exec);
       },
       "logits", 0, 0, "dlogits", 0, "labels", "loss_scale", 1, 0 },
-    { "mse_forward", [](const Call& c) { return amp_cuda_mse_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+    { "mse_forward", [](const Call& c) { return cuda->mse_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
       "target", 0, 0, "loss", 0, 0, 0, 0 },
     { "mse_backward",
-      [](const Call& c) { return amp_cuda_mse_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec); }, "x",
+      [](const Call& c) { return cuda->mse_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec); }, "x",
       "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
     { "bce_with_logits_forward",
-      [](const Call& c) { return amp_cuda_bce_with_logits_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+      [](const Call& c) { return cuda->bce_with_logits_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
       "target", 0, 0, "loss", 0, 0, 0, 0 },
     { "bce_with_logits_backward",
       [](const Call& c) {
-          return amp_cuda_bce_with_logits_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec);
+          return cuda->bce_with_logits_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec);
       },
       "x", "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
 };
@@ -1651,15 +1651,15 @@ static void test_number_errors() {
     amp_batch_norm_shape b = BATCH;
     x.fill(ordinary);
     const auto pool = [&](const amp_pool2d_shape* s) {
-        return amp_cuda_pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e);
+        return cuda->pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e);
     };
     const auto norm = [&](const amp_batch_norm_shape* s, int training) {
-        return amp_cuda_batch_norm_forward(s, training, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+        return cuda->batch_norm_forward(s, training, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
                                            f.floats(), f.floats() + 32, out.dev, AMP_F32, e);
     };
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL", pool(nullptr));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL",
-                  amp_cuda_pool2d_backward(nullptr, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, e));
+                  cuda->pool2d_backward(nullptr, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, e));
     p.kernel_h = 5;
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "larger than its 4x4 input", pool(&p));
     p.kernel_h = 2; p.pad_w = 2;
@@ -1673,59 +1673,59 @@ static void test_number_errors() {
     b.n = 4; b.eps = -1.0f;
     CHECK_REFUSED(log, AMP_ERR_DESC, "eps", norm(&b, 1));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
-                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, out.dev,
+                  cuda->layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, out.dev,
                                               AMP_F32, 8, 0, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "eps -1",
-                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, -1.0f, nullptr, nullptr,
+                  cuda->layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, -1.0f, nullptr, nullptr,
                                               out.dev, AMP_F32, 8, 8, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
-                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                  cuda->layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
                                                out.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, 8, 0, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
-                  amp_cuda_activation_forward((amp_activation)99, x.dev, AMP_F32, out.dev, AMP_F32, 64, e));
+                  cuda->activation_forward((amp_activation)99, x.dev, AMP_F32, out.dev, AMP_F32, 64, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, " is not an amp_activation",
-                  amp_cuda_activation_backward((amp_activation)AMP_ACTIVATION_COUNT, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, 64,
-                                               e));
+                  cuda->activation_backward((amp_activation)AMP_ACTIVATION_COUNT, x.dev, AMP_F32, x.dev, AMP_F32, out.dev,
+                                           AMP_F32, 64, e));
     for (float wrong : { -0.1f, 1.0f, (float)NAN }) {
         CHECK_REFUSED(log, AMP_ERR_DESC, "probability",
-                      amp_cuda_dropout_forward(x.dev, AMP_F32, out.dev, AMP_F32, 64, wrong, 0, 0, e));
+                      cuda->dropout_forward(x.dev, AMP_F32, out.dev, AMP_F32, 64, wrong, 0, 0, nullptr, 0, e));
         CHECK_REFUSED(log, AMP_ERR_DESC, "smoothing",
-                      amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), wrong, f.floats(), 8, 8, e));
+                      cuda->softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), wrong, f.floats(), 8, 8, e));
     }
     for (float wrong : { (float)INFINITY, (float)NAN }) {
         CHECK_REFUSED(log, AMP_ERR_DESC, "eps",
-                      amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, wrong, nullptr, nullptr,
+                      cuda->layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, wrong, nullptr, nullptr,
                                                   out.dev, AMP_F32, 8, 8, e));
         CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
-                      amp_cuda_softmax_cross_entropy_backward(x.dev, AMP_F32, labels.dev(), 0, nullptr, wrong, out.dev,
+                      cuda->softmax_cross_entropy_backward(x.dev, AMP_F32, labels.dev(), 0, nullptr, wrong, out.dev,
                                                               AMP_F32, 8, 8, e));
         CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
-                      amp_cuda_mse_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32, 64, e));
+                      cuda->mse_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32, 64, e));
         CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
-                      amp_cuda_bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32,
+                      cuda->bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32,
                                                         64, e));
     }
     float host = 1;
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dgamma is host memory",
-                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                  cuda->layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
                                                out.dev, AMP_F32, &host, nullptr, AMP_F32, 0, 0, 1, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dbeta is host memory",
-                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                  cuda->layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
                                                out.dev, AMP_F32, nullptr, &host, AMP_F32, 0, 0, 1, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
-                  amp_cuda_concat_forward(x.dev, AMP_F32, 4, out.dev, AMP_F32, 8, 5, 8, e));
+                  cuda->concat_forward(x.dev, AMP_F32, 4, out.dev, AMP_F32, 8, 5, 8, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
-                  amp_cuda_concat_backward(x.dev, AMP_F32, 8, 0, out.dev, AMP_F32, 9, 7, 0, e));
+                  cuda->concat_backward(x.dev, AMP_F32, 8, 0, out.dev, AMP_F32, 9, 7, 0, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of",
-                  amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, f.floats(), 0, 8, e));
+                  cuda->softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, f.floats(), 0, 8, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
-                  amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, f.floats(), 0, e));
+                  cuda->mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, f.floats(), 0, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
-                  amp_cuda_bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, 1, out.dev, AMP_F32, 0, e));
+                  cuda->bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, 1, out.dev, AMP_F32, 0, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
-                  amp_cuda_activation_forward(AMP_RELU, x.dev, AMP_F32, out.dev, AMP_F32, huge, e));
+                  cuda->activation_forward(AMP_RELU, x.dev, AMP_F32, out.dev, AMP_F32, huge, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
-                  amp_cuda_softmax_forward(x.dev, AMP_F32, out.dev, AMP_F32, huge, huge, e));
+                  cuda->softmax_forward(x.dev, AMP_F32, out.dev, AMP_F32, huge, huge, e));
     for (unsigned char byte : out.get()) CHECK(byte == POISON);
 }
 /* No rows: the sums are 0, or stay, and nothing else is written. */
@@ -1735,9 +1735,9 @@ static void test_layer_norm_of_nothing() {
         dgamma.fill([](size_t) { return -0.0f; });
         dbeta.fill([](size_t) { return 3.0f; });
         out.poison();
-        CHECK(amp_cuda_layer_norm_forward(nullptr, AMP_F16, nullptr, nullptr, AMP_F32, 0, out.floats(), out.floats(), out.dev,
-                                          AMP_F32, 0, 300, nullptr) == AMP_OK);
-        CHECK(amp_cuda_layer_norm_backward(nullptr, AMP_F16, nullptr, AMP_F16, nullptr, AMP_F32, nullptr, nullptr, out.dev,
+        CHECK(cuda->layer_norm_forward(nullptr, AMP_F16, nullptr, nullptr, AMP_F32, 0, out.floats(), out.floats(),
+                                       out.dev, AMP_F32, 0, 300, nullptr) == AMP_OK);
+        CHECK(cuda->layer_norm_backward(nullptr, AMP_F16, nullptr, AMP_F16, nullptr, AMP_F32, nullptr, nullptr, out.dev,
                                            AMP_F32, dgamma.dev, dbeta.dev, AMP_F32, accumulate, 0, 300, nullptr) == AMP_OK);
         OK(cudaDeviceSynchronize());
         for (double v : dgamma.values()) CHECK(v == 0 && std::signbit(v) == (accumulate != 0));
@@ -1749,15 +1749,15 @@ static void test_layer_norm_of_nothing() {
 static void test_second_launch() {
     Tensor x(AMP_F32, 20000), y(AMP_F32, 20000), loss(AMP_F32, 1), g(AMP_F32, 100), rows(AMP_F32, 200);
     amp_exec exec = quiet_exec();
-    Workspace w(&exec, amp_cuda_layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
+    Workspace w(&exec, cuda->layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
     Log log;
     x.fill(ordinary);
     rows.fill(ordinary);
     exec.logger = &log.logger;
     CHECK_LAUNCH_FAILS(log, "amp_cuda_mse_forward: CUDA error", 2,
-                       amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &exec));
+                       cuda->mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &exec));
     CHECK_LAUNCH_FAILS(log, "amp_cuda_layer_norm_backward: CUDA error", 2,
-                       amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, rows.floats(),
+                       cuda->layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, rows.floats(),
                                                     rows.floats(), y.dev, AMP_F32, g.dev, nullptr, AMP_F32, 0, 200, 100,
                                                     &exec));
     OK(cudaDeviceSynchronize());
