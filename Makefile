@@ -72,14 +72,12 @@ bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has 
 bench-quick: $(B)/bench ## the same for fewer sizes; ONLY=train, CLOCK=processor on a busy machine
 	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)" quick; else $< quick; fi
 
-# The header before it was made small, for comparison: from git's history.
-OLD     ?= 20f938e
-OLD_DIR  = $(B)/old-$(OLD)
-bench-old: $(B)/bench ## speed beside the header at commit OLD, which git's history holds (python); ONLY=gemm, ISA=avx2
-	@mkdir -p $(OLD_DIR)/tests/bench $(OLD_DIR)/examples
-	@git show $(OLD):amp.h > $(OLD_DIR)/amp.h
-	@cp tests/bench/bench.c tests/bench/networks.h $(OLD_DIR)/tests/bench/ && cp examples/gpt.h $(OLD_DIR)/examples/
-	@[ $(OLD_DIR)/bench -nt tests/bench/bench.c ] || $(CC) $(STRICT) $(BENCH_CFLAGS) $(OLD_DIR)/tests/bench/bench.c -o $(OLD_DIR)/bench $(LDLIBS)
+# The header of another commit, with the benchmark of its day.
+OLD     ?= HEAD
+OLD_DIR  = $(B)/old-$(shell git rev-parse --short $(OLD))
+bench-old: $(B)/bench ## speed beside the header of commit OLD, which git's history holds (python); ONLY=gemm, ISA=avx2
+	@mkdir -p $(OLD_DIR) && git archive $(OLD) amp.h tests/bench examples | tar -x -C $(OLD_DIR)
+	@[ -x $(OLD_DIR)/bench ] || $(CC) $(STRICT) -w $(BENCH_CFLAGS) $(OLD_DIR)/tests/bench/bench.c -o $(OLD_DIR)/bench $(LDLIBS)
 	@$(PYTHON) tests/bench/old.py $(OLD_DIR)/bench $< $(ONLY)
 
 budget: ## tokens, machine code, length and depth of functions against their budgets (python)
