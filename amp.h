@@ -1189,20 +1189,20 @@ typedef struct amp_input_desc {
                                      torchvision's ToTensor */
     const float *mean, *std;      /* [channels], std > 0; NULL = none */
 } amp_input_desc;
-/* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, padding,
+/* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, pad,
    dilation. */
 typedef struct amp_conv2d_desc {
     int out_channels;                /* >= 1 */
     int kernel, kernel_h, kernel_w;
     int stride, stride_h, stride_w;  /* 0 = 1 */
-    int padding, padding_h, padding_w;
+    int pad, pad_h, pad_w;
     int dilation, dilation_h, dilation_w; /* 0 = 1 */
     int groups;                      /* 0 = 1 */
     int no_bias;                     /* 1 = without one */
     amp_init init;
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
-    int out;  /* >= 1 */
+    int out_features;  /* >= 1 */
     int no_bias;
     amp_init init;
 } amp_linear_desc;
@@ -1210,7 +1210,7 @@ typedef struct amp_pool2d_desc {
     amp_pool kind;                   /* 0 = AMP_POOL_MAX */
     int kernel, kernel_h, kernel_w;
     int stride, stride_h, stride_w;  /* 0 = the kernel's size */
-    int padding, padding_h, padding_w; /* at most half of the kernel */
+    int pad, pad_h, pad_w;           /* at most half of the kernel */
     int exclude_pad;                 /* as in amp_pool2d_shape */
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
@@ -1223,19 +1223,27 @@ typedef struct amp_loss_desc {
     float smoothing;  /* of labels, in [0,1); 0 but for softmax cross-entropy */
 } amp_loss_desc;
 
+/* A layer's short call takes numbers, or nothing; the one that ends in _with takes a desc, NULL =
+   all defaults where it has them. */
+
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
-AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);  /* flattens x to rows first */
+AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
+    int pad);
+AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
+/* flattens x to rows first */
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features);
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
-AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
-AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
-AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
-AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);  /* [N,C,1,1] */
-AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
+AMP_DEF amp_value amp_max_pool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
+AMP_DEF amp_value amp_avg_pool2d(amp_model* m, amp_value x, int kernel);
+AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
+AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x);  /* [N,C,1,1] */
+AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_batch_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* over C*H*W */
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_layer_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* Each activation: amp_relu(m, x), amp_gelu, ... */
 #define AMPI_X(NAME, name, ...) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x);
 AMP_ACTIVATION_LIST(AMPI_X)
@@ -1249,10 +1257,13 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
 /* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits
    are [N,K,1,1]. */
-AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits,
+AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits);
+AMP_DEF amp_value amp_softmax_cross_entropy_with(amp_model* m, amp_value logits,
     const amp_loss_desc* desc);
-AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
-AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
+AMP_DEF amp_value amp_mse(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_mse_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
+AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_bce_with_logits_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
 /* Layers built between push and pop run in dtype. AMP_F32 is autocast(enabled=False);
    AMP_DTYPE_DEFAULT goes back to the level's rules. Regions nest. */
@@ -1779,14 +1790,14 @@ static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) {
     return amp_input_with(m, &d);
 }
 
-AMPI_LAYER(amp_conv2d, amp_conv2d_desc)
+AMPI_LAYER(amp_conv2d_with, amp_conv2d_desc)
 AMPI_LAYER(amp_linear_with, amp_linear_desc)
-AMPI_LAYER(amp_pool2d, amp_pool2d_desc)
-AMPI_LAYER(amp_batch_norm, amp_norm_desc)
-AMPI_LAYER(amp_layer_norm, amp_norm_desc)
-AMPI_LAYER(amp_softmax_cross_entropy, amp_loss_desc)
-AMPI_LAYER(amp_mse, amp_loss_desc)
-AMPI_LAYER(amp_bce_with_logits, amp_loss_desc)
+AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
+AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_softmax_cross_entropy_with, amp_loss_desc)
+AMPI_LAYER(amp_mse_with, amp_loss_desc)
+AMPI_LAYER(amp_bce_with_logits_with, amp_loss_desc)
 #undef AMPI_INIT
 #undef AMPI_LAYER
 } /* extern "C++" */
@@ -11331,15 +11342,16 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
 /* Adds a dense layer over all features of x. */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
     AMPI_DRAFT(n, AMP_OP_LINEAR, x, d);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out, 1, 1)
-        || n->features > SIZE_MAX / 64 / (size_t)d->out, AMP_ERR_DESC,
-        "%d outputs from %llu inputs is not a size that can be had", d->out, (ampi_ull)n->features);
-    ampi_set_shape(n, d->out, 1, 1);
-    return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out_features, 1, 1)
+        || n->features > SIZE_MAX / 64 / (size_t)d->out_features, AMP_ERR_DESC,
+        "%d outputs from %llu inputs is not a size that can be had", d->out_features,
+        (ampi_ull)n->features);
+    ampi_set_shape(n, d->out_features, 1, 1);
+    return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out_features);
 }
 
-AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
-    const amp_linear_desc d = { out, 0, AMP_INIT_TORCH };
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features) {
+    const amp_linear_desc d = { out_features, 0, AMP_INIT_TORCH };
     return amp_linear_with(m, x, &d);
 }
 
@@ -11353,12 +11365,12 @@ AMPI_FN int ampi_or(int field, int general, int value) {
     ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
 
 /* Adds a convolution, if its shape is valid. */
-AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
+AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
     AMPI_DRAFT(n, AMP_OP_CONV2D, x, d);
     const amp_conv2d_shape s = {
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
             AMPI_SIDES(kernel, 0, 0),
-        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(padding, 0, 0), AMPI_SIDES(dilation, 1, 1),
+        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1),
             ampi_or(d->groups, 1, 0)
     };
     if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
@@ -11370,14 +11382,26 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         (size_t)(s.out_channels / s.groups) * area);
 }
 
+/* Adds a convolution with square windows, one group and a bias. */
+AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
+        int pad) {
+    amp_conv2d_desc d;
+    AMPI_CLEAR(d);
+    d.out_channels = out_channels;
+    d.kernel = kernel;
+    d.stride = stride;
+    d.pad = pad;
+    return amp_conv2d_with(m, x, &d);
+}
+
 /* Adds a pool, if its shape is valid. */
-AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
+AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
     AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x, d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0],
             kernel[1],
-        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(padding, 0, 0), d->exclude_pad
+        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(pad, 0, 0), d->exclude_pad
     };
     n->pool = s;
     amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
@@ -11388,19 +11412,19 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h,
         int kernel_w) {
     const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
-    return amp_pool2d(m, x, &d);
+    return amp_pool2d_with(m, x, &d);
 }
 
-AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) {
+AMP_DEF amp_value amp_max_pool2d(amp_model* m, amp_value x, int kernel) {
     return ampi_plain_pool(m, x, AMP_POOL_MAX, kernel, kernel);
 }
 
-AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) {
+AMP_DEF amp_value amp_avg_pool2d(amp_model* m, amp_value x, int kernel) {
     return ampi_plain_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
 }
 
-AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
-    const ampi_node* in = ampi_node_of(m, x, "global_avgpool2d");
+AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x) {
+    const ampi_node* in = ampi_node_of(m, x, "global_avg_pool2d");
     return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width)
         : ampi_no_value();
 }
@@ -11466,8 +11490,9 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
 }
 
 #define AMPI_LAYER_WITH(name, add, OP, type) \
-    AMP_DEF amp_value name(amp_model* m, amp_value x, const type* desc) { \
-        return add(m, AMP_OP_##OP, x, desc); }
+    AMP_DEF amp_value name##_with(amp_model* m, amp_value x, const type* desc) { \
+        return add(m, AMP_OP_##OP, x, desc); } \
+    AMP_DEF amp_value name(amp_model* m, amp_value x) { return add(m, AMP_OP_##OP, x, NULL); }
 AMPI_LAYER_WITH(amp_batch_norm, ampi_norm, BATCH_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)

@@ -57,8 +57,7 @@ static double now(void) {
 /* ---------------------------------------------------------------------------------------- */
 
 static amp_value convolution(amp_model* m, amp_value x, int out_channels) {
-    amp_conv2d_desc conv = { .out_channels = out_channels, .kernel = 5 };
-    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
+    return amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, out_channels, 5, 1, 0)), 2);
 }
 
 static amp_value dense(amp_model* m, amp_value x, int out) {
@@ -86,7 +85,7 @@ static amp_result build(amp_model** m, amp_level level, int steps) {
     x = amp_relu(*m, dense(*m, x, 120));
     x = amp_relu(*m, dense(*m, x, 84));
     x = dense(*m, x, CLASSES);
-    amp_softmax_cross_entropy(*m, x, NULL);
+    amp_softmax_cross_entropy(*m, x);
     return amp_model_finalize(*m);
 }
 

@@ -15,10 +15,10 @@ int main(int argc, char** argv) {
     amp_model_create(&m, &(amp_model_desc){ .batch = 64, .precision.level = AMP_O2, .optimizer.kind = AMP_ADAM,
                                             .logger.log = amp_log_stderr });
     amp_value x = amp_input(m, 1, train.height, train.width);
-    x = amp_relu(m, amp_conv2d(m, x, &(amp_conv2d_desc){ .out_channels = 6, .kernel = 5, .padding = 2 }));
-    x = amp_relu(m, amp_conv2d(m, amp_maxpool2d(m, x, 2), &(amp_conv2d_desc){ .out_channels = 16, .kernel = 5 }));
-    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, amp_maxpool2d(m, x, 2), 120)), 84));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 10), NULL);
+    x = amp_relu(m, amp_conv2d(m, x, 6, 5, 1, 2));
+    x = amp_relu(m, amp_conv2d(m, amp_max_pool2d(m, x, 2), 16, 5, 1, 0));
+    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, amp_max_pool2d(m, x, 2), 120)), 84));
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 10));
     if (amp_model_finalize(m) != AMP_OK) return 1;
     amp_data digits = { .count = train.count, .inputs = { train.pixels }, .input_dtype = AMP_U8,
                         .targets = { train.labels }, .label_dtype = AMP_U8 };

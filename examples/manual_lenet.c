@@ -21,8 +21,7 @@ static void load(const data_set* d, int first) {
 }
 
 static amp_value convolution(amp_model* m, amp_value x, int out_channels) {
-    amp_conv2d_desc conv = { .out_channels = out_channels, .kernel = 5 };
-    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
+    return amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, out_channels, 5, 1, 0)), 2);
 }
 
 static amp_value dense(amp_model* m, amp_value x, int out) {
@@ -40,7 +39,7 @@ static amp_value build(amp_model* m) {
     amp_autocast_pop(m);                                  /* ... to here; the level, O0, makes the rest FP32 */
     x = dense(m, x, CLASSES);
     amp_name(m, x, "fc3");
-    amp_mse(m, x, NULL);
+    amp_mse(m, x);
     return x;
 }
 

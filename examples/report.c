@@ -19,8 +19,7 @@ static const char* in_folder(const char* name) {
 
 /* LeNet's first half, and two dense layers. */
 static amp_value healthy(amp_model* m, amp_value x) {
-    amp_conv2d_desc conv = { .out_channels = 6, .kernel = 5 };
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 6, 5, 1, 0)), 2);
     return amp_linear(m, amp_relu(m, amp_linear(m, x, 64)), 10);
 }
 
@@ -44,7 +43,7 @@ static amp_model* build(amp_value (*body)(amp_model*, amp_value), float scale) {
                             .optimizer = { .kind = AMP_ADAM }, .logger = { .log = amp_log_stderr } };
     amp_model* m;
     if (amp_model_create(&m, &desc) != AMP_OK) return NULL;
-    amp_softmax_cross_entropy(m, body(m, amp_input(m, 1, 28, 28)), NULL);
+    amp_softmax_cross_entropy(m, body(m, amp_input(m, 1, 28, 28)));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;

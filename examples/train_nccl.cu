@@ -22,7 +22,6 @@ static amp_result all_reduce_sum(void* data, amp_dtype dtype, size_t count, void
 }
 
 static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
-    amp_conv2d_desc conv = {};
     amp_model_desc desc = {};
     amp_cuda_desc cuda = {};
     amp_value x;
@@ -38,11 +37,9 @@ static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
     desc.logger.log = amp_log_stderr;
     r = amp_model_create(m, &desc);
     if (r != AMP_OK) return r;
-    conv.out_channels = 16;
-    conv.kernel = 5;
-    x = amp_relu(*m, amp_conv2d(*m, amp_input(*m, 1, SIDE, SIDE), &conv));
-    x = amp_relu(*m, amp_linear(*m, amp_maxpool2d(*m, x, 2), 128));
-    amp_softmax_cross_entropy(*m, amp_linear(*m, x, 10), NULL);
+    x = amp_relu(*m, amp_conv2d(*m, amp_input(*m, 1, SIDE, SIDE), 16, 5, 1, 0));
+    x = amp_relu(*m, amp_linear(*m, amp_max_pool2d(*m, x, 2), 128));
+    amp_softmax_cross_entropy(*m, amp_linear(*m, x, 10));
     return amp_model_finalize(*m);
 }
 

@@ -15,7 +15,7 @@ int main(void) {
                                             .optimizer = { .kind = AMP_ADAM, .lr = 0.01f },
                                             .logger = { .log = amp_log_stderr } });
     amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 2, 1, 1), 32));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 2), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 2));
     if (amp_model_finalize(m) != AMP_OK) return 1;
     for (int step = 0; step <= 500; step++) {
         amp_step_info info;

@@ -30,7 +30,7 @@ static uint64_t hash_floats(uint64_t h, const float* x, size_t n) {
 static amp_value linear(amp_model* m, amp_value x, int out) {
     amp_linear_desc d;
     memset(&d, 0, sizeof d);
-    d.out = out;
+    d.out_features = out;
     d.init = AMP_INIT_HE;
     return amp_linear_with(m, x, &d);
 }
@@ -42,19 +42,19 @@ static void build(amp_model* m, int hidden) {
     c.init = AMP_INIT_HE;
     c.out_channels = 6;
     c.kernel = 5;
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);                        /* 6 x 8 x 8 */
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d_with(m, x, &c)), 2);                        /* 6 x 8 x 8 */
     c.out_channels = 8;
     c.kernel = 3;
-    c.padding = 1;
-    x = amp_batch_norm(m, amp_conv2d(m, x, &c), NULL);
+    c.pad = 1;
+    x = amp_batch_norm(m, amp_conv2d_with(m, x, &c));
     c.groups = 2;
-    y = amp_gelu(m, amp_conv2d(m, x, &c));
+    y = amp_gelu(m, amp_conv2d_with(m, x, &c));
     x = amp_add(m, x, y);
-    x = amp_avgpool2d(m, amp_concat(m, x, amp_sigmoid(m, y)), 2);                      /* 16 x 4 x 4 */
-    x = amp_layer_norm(m, amp_tanh(m, linear(m, x, hidden)), NULL);
+    x = amp_avg_pool2d(m, amp_concat(m, x, amp_sigmoid(m, y)), 2);                      /* 16 x 4 x 4 */
+    x = amp_layer_norm(m, amp_tanh(m, linear(m, x, hidden)));
     x = amp_dropout(m, x, 0.1f);
-    amp_mse(m, amp_softmax(m, linear(m, x, 10)), NULL);
-    amp_softmax_cross_entropy(m, linear(m, x, 10), NULL);
+    amp_mse(m, amp_softmax(m, linear(m, x, 10)));
+    amp_softmax_cross_entropy(m, linear(m, x, 10));
 }
 
 static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {

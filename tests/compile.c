@@ -23,6 +23,7 @@ int main(void) {
     amp_gemm_shape shape;
     amp_model* model = NULL;
     amp_model_desc d;
+    amp_value x;
     memset(&d, 0, sizeof d);
     memset(&shape, 0, sizeof shape);
     shape.m = shape.n = shape.k = 2;
@@ -30,7 +31,12 @@ int main(void) {
     if (amp_scaler_init(&s, NULL) != AMP_OK || s.state.scale != 65536.0f) return 1;
     if (amp_gemm(&shape, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, NULL) != AMP_OK) return 2;
     if (amp_model_create(&model, &d) != AMP_OK) return 3;
-    amp_softmax_cross_entropy(model, amp_linear(model, amp_input(model, 3, 1, 1), 2), NULL);
+    x = amp_layer_norm_with(model, amp_input(model, 3, 1, 1), NULL);
+#ifdef __cplusplus
+    amp_norm_desc norm = amp_norm_desc();
+    x = amp_layer_norm_with(model, amp_layer_norm_with(model, x, norm), {});
+#endif
+    amp_softmax_cross_entropy(model, amp_linear(model, amp_layer_norm(model, x), 2));
     if (amp_model_finalize(model) != AMP_OK) return 4;
     amp_model_destroy(model);
 #ifdef AMP_LOG_DEFAULT

@@ -26,14 +26,9 @@ typedef struct run_desc {
 typedef struct run_result { double accuracy; float loss, scale; long applied, skipped; } run_result;
 
 static amp_value build_lenet(amp_model* m) {
-    amp_conv2d_desc c;
     amp_value x = amp_input(m, 1, 32, 32);
-    memset(&c, 0, sizeof c);
-    c.kernel = 5;
-    c.out_channels = 6;
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);
-    c.out_channels = 16;
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 6, 5, 1, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 16, 5, 1, 0)), 2);
     x = amp_relu(m, amp_linear(m, x, 120));
     x = amp_relu(m, amp_linear(m, x, 84));
     return amp_linear(m, x, 10);
@@ -45,8 +40,8 @@ static amp_value build_mlp(amp_model* m, const run_desc* d) {
     int i;
     memset(&l, 0, sizeof l);
     l.init = d->init;
-    for (i = 0; i < 5 && (l.out = d->hidden[i]) != 0; i++) x = amp_relu(m, amp_linear_with(m, x, &l));
-    l.out = 10;
+    for (i = 0; i < 5 && (l.out_features = d->hidden[i]) != 0; i++) x = amp_relu(m, amp_linear_with(m, x, &l));
+    l.out_features = 10;
     return amp_linear_with(m, x, &l);
 }
 
@@ -65,8 +60,8 @@ static amp_model* build(const run_desc* d, amp_value* logits) {
     if (amp_model_create(&m, &md) != AMP_OK) return NULL;
     loss.weight = d->loss_weight;
     *logits = d->lenet ? build_lenet(m) : build_mlp(m, d);
-    if (d->mse) amp_mse(m, *logits, &loss);
-    else amp_softmax_cross_entropy(m, *logits, &loss);
+    if (d->mse) amp_mse_with(m, *logits, &loss);
+    else amp_softmax_cross_entropy_with(m, *logits, &loss);
     if (amp_model_finalize(m) != AMP_OK) { amp_model_destroy(m); return NULL; }
     return m;
 }

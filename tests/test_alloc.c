@@ -24,22 +24,18 @@ static amp_model_desc desc_of(amp_level level) {
     return d;
 }
 static void build(amp_model* m) {
-    amp_conv2d_desc c;
     amp_value x = amp_input(m, 1, 32, 32), y;
     int i;
-    memset(&c, 0, sizeof c);
-    c.out_channels = 6; c.kernel = 5;
-    x = amp_maxpool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, &c), NULL)), 2);
-    c.out_channels = 16;
-    x = amp_maxpool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, &c), NULL)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, 6, 5, 1, 0))), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, 16, 5, 1, 0))), 2);
     x = amp_relu(m, amp_linear(m, x, 120));
     amp_autocast_push(m, AMP_F32);
-    x = amp_layer_norm(m, amp_linear(m, x, 84), NULL);
+    x = amp_layer_norm(m, amp_linear(m, x, 84));
     for (i = 0; i < 5; i++) x = amp_add(m, x, amp_tanh(m, x));
     amp_autocast_pop(m);
     for (i = 0, y = amp_linear(m, x, 84); i < 2; i++) y = amp_linear(m, amp_relu(m, y), 84);
     x = amp_add(m, amp_relu(m, x), x);
-    amp_softmax_cross_entropy(m, amp_add(m, x, y), NULL);
+    amp_softmax_cross_entropy(m, amp_add(m, x, y));
 }
 static float pictures[4 * 1024];
 static int32_t labels[4] = { 1, 2, 3, 4 };
@@ -310,7 +306,7 @@ static void test_sizes_that_do_not_fit(void) {
     d.batch = (int)rows; d.backend = &backend; d.logger.log = listen;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     v = amp_input(m, 1, 1, 1);
-    for (i = 0; i < 16; i++) v = amp_layer_norm(m, v, NULL);
+    for (i = 0; i < 16; i++) v = amp_layer_norm(m, v);
     r = amp_model_finalize(m);
     if (rows > SIZE_MAX / 128) CHECK_MSG(r == AMP_ERR_MEMORY && strstr(heard, "does not fit"), "%d: %s", (int)r, heard);
     else {

@@ -968,8 +968,8 @@ static amp_model* make_model(const model_options* o) {
     conv.out_channels = 3;
     conv.kernel = 3;
     conv.no_bias = 1;
-    x = amp_conv2d(m, amp_input(m, 1, 6, 6), &conv);
-    x = amp_relu(m, amp_batch_norm(m, x, NULL));
+    x = amp_conv2d_with(m, amp_input(m, 1, 6, 6), &conv);
+    x = amp_relu(m, amp_batch_norm(m, x));
     for (i = 0; i < o->layers; i++) {
         x = amp_relu(m, amp_linear(m, x, o->hidden));
         if (o->pinned) amp_pin(m, x, AMP_F32);
@@ -977,7 +977,7 @@ static amp_model* make_model(const model_options* o) {
     }
     x = amp_linear(m, x, 4);
     if (o->groups) amp_group(m, x, o->groups - 1);
-    amp_softmax_cross_entropy(m, x, NULL);
+    amp_softmax_cross_entropy(m, x);
     if (amp_model_finalize(m) == AMP_OK) return m;
     printf("%s\n", amp_model_error(m));
     amp_model_destroy(m);
@@ -1677,8 +1677,8 @@ static amp_model* make_norm(int frozen, amp_value* v) {
     memset(&n, 0, sizeof n);
     d.batch = 4; n.frozen = frozen;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    *v = amp_batch_norm(m, amp_input(m, 3, 2, 2), &n);
-    amp_mse(m, *v, NULL);
+    *v = amp_batch_norm_with(m, amp_input(m, 3, 2, 2), &n);
+    amp_mse(m, *v);
     CHECK(amp_model_finalize(m) == AMP_OK);
     return m;
 }

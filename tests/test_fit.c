@@ -84,8 +84,8 @@ static amp_model* make(const amp_model_desc* d) {
     amp_model* m = NULL;
     amp_value x;
     CHECK_MSG(amp_model_create(&m, d) == AMP_OK, "%s", heard);
-    x = amp_relu(m, amp_batch_norm(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16), NULL));
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_dropout(m, x, 0.1f), CLASSES), NULL);
+    x = amp_relu(m, amp_batch_norm(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16)));
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_dropout(m, x, 0.1f), CLASSES));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     return m;
 }
@@ -405,9 +405,9 @@ static void test_print_without_answers(void) {
         memset(&e, 0, sizeof e);
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         x = amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16)), CLASSES);
-        if (kind == 2) amp_softmax_cross_entropy(m, x, NULL);
-        if (kind > 0) amp_bce_with_logits(m, x, NULL);
-        else amp_mse(m, x, NULL);
+        if (kind == 2) amp_softmax_cross_entropy(m, x);
+        if (kind > 0) amp_bce_with_logits(m, x);
+        else amp_mse(m, x);
         CHECK(amp_model_finalize(m) == AMP_OK);
         data.targets[kind == 2] = targets;
         f.evaluation = &data; f.print = print; f.user_data = &e;

@@ -327,7 +327,7 @@ static amp_result whole_model(const amp_model_desc* d) {
         return r;
     }
     x = amp_linear(m, amp_input(m, 3, 1, 1), 2);
-    amp_mse(m, x, NULL);
+    amp_mse(m, x);
     r = amp_model_finalize(m);
     CHECK(r == AMP_OK || strcmp(amp_model_error(m), heard) == 0);
     amp_model_destroy(m);
@@ -395,15 +395,15 @@ static amp_result with_layer(int layer, const bad* b) {
     memset(&u, 0, sizeof u);
     x = amp_input(m, 2, 6, 6);
     if (layer == CONV) { u.conv.out_channels = 2; u.conv.kernel = 3; }
-    if (layer == LINEAR) u.linear.out = 2;
+    if (layer == LINEAR) u.linear.out_features = 2;
     if (layer == POOL) u.pool.kernel = 2;
     if (b) put(&u, b);
-    if (layer == CONV) x = amp_conv2d(m, x, &u.conv);
+    if (layer == CONV) x = amp_conv2d_with(m, x, &u.conv);
     if (layer == LINEAR) x = amp_linear_with(m, x, &u.linear);
-    if (layer == POOL) x = amp_pool2d(m, x, &u.pool);
-    if (layer == NORM) x = amp_batch_norm(m, x, &u.norm);
+    if (layer == POOL) x = amp_pool2d_with(m, x, &u.pool);
+    if (layer == NORM) x = amp_batch_norm_with(m, x, &u.norm);
     y = amp_linear(m, amp_relu(m, x), 2);
-    if (layer == LOSS) amp_softmax_cross_entropy(m, y, &u.loss);
+    if (layer == LOSS) amp_softmax_cross_entropy_with(m, y, &u.loss);
     r = amp_model_finalize(m);
     amp_model_destroy(m);
     return r;
@@ -412,15 +412,15 @@ static void layer_fields(void) {
     static const struct { int layer; bad b; } list[] = {
 #define C(field, v) { CONV, INT(amp_conv2d_desc, field, v) }
         C(out_channels, 0), C(out_channels, -1), C(out_channels, INT_MAX), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX),
-        C(kernel_h, -1), C(kernel_w, 7), C(stride, -1), C(stride_h, INT_MIN), C(padding, -1), C(padding, INT_MAX),
-        C(padding_w, -1), C(dilation, -1), C(dilation, INT_MAX), C(dilation_w, -2), C(groups, -1), C(groups, 3), C(init, 4), C(init, -1),
+        C(kernel_h, -1), C(kernel_w, 7), C(stride, -1), C(stride_h, INT_MIN), C(pad, -1), C(pad, INT_MAX),
+        C(pad_w, -1), C(dilation, -1), C(dilation, INT_MAX), C(dilation_w, -2), C(groups, -1), C(groups, 3), C(init, 4), C(init, -1),
 #undef C
 #define C(field, v) { LINEAR, INT(amp_linear_desc, field, v) }
-        C(out, 0), C(out, -1), C(out, INT_MIN), C(init, 4), C(init, -1),
+        C(out_features, 0), C(out_features, -1), C(out_features, INT_MIN), C(init, 4), C(init, -1),
 #undef C
 #define C(field, v) { POOL, INT(amp_pool2d_desc, field, v) }
         C(kind, 2), C(kind, -1), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX), C(kernel_h, 7), C(kernel_w, -1), C(stride, -1),
-        C(stride_w, INT_MIN), C(padding, -1), C(padding, 2), C(padding_h, INT_MAX),
+        C(stride_w, INT_MIN), C(pad, -1), C(pad, 2), C(pad_h, INT_MAX),
 #undef C
         { NORM, FLT(amp_norm_desc, eps, -1) }, { NORM, FLT(amp_norm_desc, eps, 2) }, { NORM, FLT(amp_norm_desc, momentum, 1.5) },
         { NORM, FLT(amp_norm_desc, momentum, -0.5) }, { LOSS, FLT(amp_loss_desc, weight, -1) },
@@ -521,8 +521,8 @@ static void null_objects(void) {
     CHECK(amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT && amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT);
     CHECK(amp_optimizer_zero_grad(NULL) == AMP_ERR_ARGUMENT && amp_schedule_lr(NULL, 0.5f, -1) == 0.5f);
     CHECK(amp_model_error(NULL)[0] != 0 && amp_input(NULL, 1, 1, 1).id == 0 && amp_relu(NULL, none).id == 0);
-    CHECK(amp_conv2d(NULL, none, NULL).id == 0 && amp_linear(NULL, none, 1).id == 0 && amp_add(NULL, none, none).id == 0);
-    CHECK(amp_mse(NULL, none, NULL).id == 0 && amp_global_avgpool2d(NULL, none).id == 0 && amp_layer_norm(NULL, none, NULL).id == 0);
+    CHECK(amp_conv2d_with(NULL, none, NULL).id == 0 && amp_linear(NULL, none, 1).id == 0 && amp_add(NULL, none, none).id == 0);
+    CHECK(amp_mse(NULL, none).id == 0 && amp_global_avg_pool2d(NULL, none).id == 0 && amp_layer_norm(NULL, none).id == 0);
     amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_pin(NULL, none, AMP_F32);
     amp_name(NULL, none, NULL); amp_group(NULL, none, 0); amp_model_destroy(NULL);
     CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_model_layer_count(NULL) == 0 && !amp_model_layer(NULL, 0));
@@ -592,7 +592,7 @@ static void missing_parts(void) {
     REFUSED(AMP_ERR_STATE, "report", amp_report_svg(m, &batch, "/nowhere/x"));
     REFUSED(AMP_ERR_STATE, "save", amp_checkpoint_save(m, "/nowhere/x"));
     REFUSED(AMP_ERR_SHAPE, "finalize an empty model", amp_model_finalize(m));
-    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2));
     CHECK(amp_model_finalize(m) == AMP_OK);
     REFUSED(AMP_ERR_ARGUMENT, "evaluate", amp_evaluate(m, &batch, NULL));
     REFUSED(AMP_ERR_ARGUMENT, "memory", amp_model_memory(m, NULL));
@@ -1086,7 +1086,7 @@ static int hostile_training(void) {
     d.optimizer.lr = 0.05f;
     if (amp_model_create(&m, &d) != AMP_OK) return 100;
     v = amp_linear(m, amp_gelu(m, amp_linear(m, amp_input(m, 64, 1, 1), 40)), 10);
-    amp_mse(m, v, NULL);
+    amp_mse(m, v);
     if (amp_model_finalize(m) != AMP_OK) return 101;
     b.inputs[0] = x;
     b.targets[0] = y;
@@ -1292,7 +1292,7 @@ static amp_model* small_model(void) {
     amp_model* m = NULL;
     d.optimizer.kind = AMP_ADAM;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
-    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 64, 1, 1), 200), 10), NULL);
+    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 64, 1, 1), 200), 10));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;

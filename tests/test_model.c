@@ -20,11 +20,8 @@ static amp_model* new_model(int batch, amp_level level, amp_dtype low) {
     CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
     return m;
 }
-static amp_value conv(amp_model* m, amp_value x, int out, int kernel, int stride, int padding) {
-    amp_conv2d_desc d;
-    memset(&d, 0, sizeof d);
-    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding;
-    return amp_conv2d(m, x, &d);
+static amp_value conv(amp_model* m, amp_value x, int out, int kernel, int stride, int pad) {
+    return amp_conv2d(m, x, out, kernel, stride, pad);
 }
 static const amp_layer* layer_of(const amp_model* m, amp_value v) {
     return amp_model_layer(m, amp_model_layer_of(m, v));
@@ -89,10 +86,10 @@ static int b_conv(int x, int out, int kernel, int stride, int pad, int dilation,
     amp_conv2d_desc d;
     int i, reach = dilation * (kernel - 1) + 1;
     memset(&d, 0, sizeof d);
-    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = pad; d.dilation = dilation; d.groups = groups;
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.pad = pad; d.dilation = dilation; d.groups = groups;
     d.no_bias = no_bias;
     i = net_node(AMP_OP_CONV2D, x, -1, out, (net[x].h + 2 * pad - reach) / stride + 1, (net[x].w + 2 * pad - reach) / stride + 1,
-                 amp_conv2d(net_model, net[x].v, &d));
+                 amp_conv2d_with(net_model, net[x].v, &d));
     net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].dilation = dilation; net[i].groups = groups;
     if (no_bias) { net[i].bias = -1; net_params--; }
     return i;
@@ -104,9 +101,9 @@ static int b_pool(int x, amp_pool kind, int kernel, int stride, int pad, int exc
     amp_pool2d_desc d;
     int i;
     memset(&d, 0, sizeof d);
-    d.kind = kind; d.kernel = kernel; d.stride = stride; d.padding = pad; d.exclude_pad = exclude_pad;
+    d.kind = kind; d.kernel = kernel; d.stride = stride; d.pad = pad; d.exclude_pad = exclude_pad;
     i = net_node(kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, -1, net[x].c, (net[x].h + 2 * pad - kernel) / stride + 1,
-                 (net[x].w + 2 * pad - kernel) / stride + 1, amp_pool2d(net_model, net[x].v, &d));
+                 (net[x].w + 2 * pad - kernel) / stride + 1, amp_pool2d_with(net_model, net[x].v, &d));
     net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].exclude_pad = exclude_pad;
     return i;
 }
@@ -116,7 +113,7 @@ static int b_norm(int x, amp_op op, float eps) {
     memset(&d, 0, sizeof d);
     d.eps = eps;
     i = net_node(op, x, -1, net[x].c, net[x].h, net[x].w,
-                 op == AMP_OP_BATCH_NORM ? amp_batch_norm(net_model, net[x].v, &d) : amp_layer_norm(net_model, net[x].v, &d));
+                 op == AMP_OP_BATCH_NORM ? amp_batch_norm_with(net_model, net[x].v, &d) : amp_layer_norm_with(net_model, net[x].v, &d));
     net[i].eps = (double)eps;
     return i;
 }
@@ -144,9 +141,9 @@ static int b_loss(int x, amp_op op, float weight, float smoothing) {
     int i;
     memset(&d, 0, sizeof d);
     d.weight = weight; d.smoothing = smoothing;
-    if (op == AMP_OP_MSE) v = amp_mse(net_model, net[x].v, &d);
-    else if (op == AMP_OP_BCE_WITH_LOGITS) v = amp_bce_with_logits(net_model, net[x].v, &d);
-    else v = amp_softmax_cross_entropy(net_model, net[x].v, &d);
+    if (op == AMP_OP_MSE) v = amp_mse_with(net_model, net[x].v, &d);
+    else if (op == AMP_OP_BCE_WITH_LOGITS) v = amp_bce_with_logits_with(net_model, net[x].v, &d);
+    else v = amp_softmax_cross_entropy_with(net_model, net[x].v, &d);
     i = net_node(op, x, -1, 1, 1, 1, v);
     net[i].loss_weight = weight != 0.0f ? (double)weight : 1.0;
     net[i].smoothing = (double)smoothing;
@@ -799,17 +796,17 @@ static void test_shapes(void) {
     v[2] = conv(m, x, 6, 3, 0, 1);
     v[3] = conv(m, x, 6, 3, 2, 0);
     memset(&c, 0, sizeof c);
-    c.out_channels = 8; c.kernel_h = 3; c.kernel_w = 4; c.stride_w = 2; c.padding_w = 1; c.dilation_w = 2; c.groups = 2; c.no_bias = 1;
-    v[4] = amp_conv2d(m, x, &c);
-    v[5] = amp_maxpool2d(m, x, 2);
+    c.out_channels = 8; c.kernel_h = 3; c.kernel_w = 4; c.stride_w = 2; c.pad_w = 1; c.dilation_w = 2; c.groups = 2; c.no_bias = 1;
+    v[4] = amp_conv2d_with(m, x, &c);
+    v[5] = amp_max_pool2d(m, x, 2);
     memset(&p, 0, sizeof p);
     p.kind = AMP_POOL_AVERAGE; p.kernel = 4; p.stride = 2;
-    v[6] = amp_pool2d(m, x, &p);
-    p.kind = AMP_POOL_MAX; p.kernel = 0; p.kernel_h = 2; p.kernel_w = 3; p.stride = 0; p.padding_h = 1; p.padding_w = 1;
-    v[7] = amp_pool2d(m, x, &p);
-    v[8] = amp_global_avgpool2d(m, x);
-    v[9] = amp_batch_norm(m, x, NULL);
-    v[10] = amp_layer_norm(m, x, NULL);
+    v[6] = amp_pool2d_with(m, x, &p);
+    p.kind = AMP_POOL_MAX; p.kernel = 0; p.kernel_h = 2; p.kernel_w = 3; p.stride = 0; p.pad_h = 1; p.pad_w = 1;
+    v[7] = amp_pool2d_with(m, x, &p);
+    v[8] = amp_global_avg_pool2d(m, x);
+    v[9] = amp_batch_norm(m, x);
+    v[10] = amp_layer_norm(m, x);
     v[11] = amp_relu(m, x); v[12] = amp_gelu(m, x); v[13] = amp_tanh(m, x); v[14] = amp_sigmoid(m, x); v[15] = amp_softmax(m, x);
     v[16] = amp_dropout(m, x, 0.5f);
     v[17] = amp_add(m, x, v[9]);
@@ -817,14 +814,14 @@ static void test_shapes(void) {
     v[19] = amp_flatten(m, x);
     v[20] = amp_linear(m, x, 7);
     memset(&l, 0, sizeof l);
-    l.out = 3; l.no_bias = 1;
+    l.out_features = 3; l.no_bias = 1;
     v[21] = amp_linear_with(m, v[20], &l);
-    v[22] = amp_avgpool2d(m, v[8], 1);
-    v[22] = amp_mse(m, amp_add(m, v[8], v[22]), NULL);
-    v[23] = amp_softmax_cross_entropy(m, v[21], NULL);
+    v[22] = amp_avg_pool2d(m, v[8], 1);
+    v[22] = amp_mse(m, amp_add(m, v[8], v[22]));
+    v[23] = amp_softmax_cross_entropy(m, v[21]);
     /* Whatever has weights must lead to a loss. */
-    amp_mse(m, v[18], NULL); amp_mse(m, v[1], NULL); amp_mse(m, v[3], NULL); amp_mse(m, v[4], NULL);
-    amp_mse(m, amp_add(m, v[17], v[10]), NULL);
+    amp_mse(m, v[18]); amp_mse(m, v[1]); amp_mse(m, v[3]); amp_mse(m, v[4]);
+    amp_mse(m, amp_add(m, v[17], v[10]));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     for (i = 0; i < 24; i++) {
         const amp_layer* s = layer_of(m, v[i]);
@@ -849,18 +846,18 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_INPUT: return amp_add(m, x, amp_input(m, 2, 4, 4));
         case AMP_OP_CONV2D: return conv(m, x, 3, 3, 1, 1);
         case AMP_OP_LINEAR: return amp_linear(m, x, 5);
-        case AMP_OP_MAX_POOL2D: return amp_maxpool2d(m, x, 2);
-        case AMP_OP_AVG_POOL2D: return amp_avgpool2d(m, x, 2);
-        case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x, NULL);
-        case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x, NULL);
+        case AMP_OP_MAX_POOL2D: return amp_max_pool2d(m, x, 2);
+        case AMP_OP_AVG_POOL2D: return amp_avg_pool2d(m, x, 2);
+        case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x);
+        case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x);
         case AMP_OP_SOFTMAX: return amp_softmax(m, x);
         case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
         case AMP_OP_ADD: return amp_add(m, x, x);
         case AMP_OP_CONCAT: return amp_concat(m, x, x);
         case AMP_OP_FLATTEN: return amp_flatten(m, x);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY: return amp_softmax_cross_entropy(m, amp_flatten(m, x), NULL);
-        case AMP_OP_MSE: return amp_mse(m, x, NULL);
-        case AMP_OP_BCE_WITH_LOGITS: return amp_bce_with_logits(m, x, NULL);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: return amp_softmax_cross_entropy(m, amp_flatten(m, x));
+        case AMP_OP_MSE: return amp_mse(m, x);
+        case AMP_OP_BCE_WITH_LOGITS: return amp_bce_with_logits(m, x);
     }
     return none;
 }
@@ -871,7 +868,7 @@ static void train_with_op(amp_op op, amp_level level) {
     static int32_t labels[3];
     const char* name = amp_op_name(op);
     amp_model* m = new_model(3, level, AMP_F16);
-    amp_value v = amp_batch_norm(m, conv(m, amp_input(m, 2, 4, 4), 2, 3, 1, 1), NULL);
+    amp_value v = amp_batch_norm(m, conv(m, amp_input(m, 2, 4, 4), 2, 3, 1, 1));
     amp_step_info first, second;
     amp_batch b;
     double expected;
@@ -886,7 +883,7 @@ static void train_with_op(amp_op op, amp_level level) {
     v = layer_with_op(m, op, v);
     CHECK_MSG(v.id != 0, "AMP_OP_LIST has %s: add the call that builds it to layer_with_op, above this test", name);
     if (v.id == 0) { amp_model_destroy(m); return; }
-    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && op != AMP_OP_MSE && op != AMP_OP_BCE_WITH_LOGITS) amp_mse(m, v, NULL);
+    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && op != AMP_OP_MSE && op != AMP_OP_BCE_WITH_LOGITS) amp_mse(m, v);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
 
     amp_optimizer_set_lr(amp_model_optimizer(m), 0.0f);
@@ -911,8 +908,8 @@ static void test_every_operator(void) {
 /* LeNet-5 as in MindSpore's guide. */
 static amp_value lenet(amp_model* m) {
     amp_value x = amp_input(m, 1, 32, 32);
-    x = amp_maxpool2d(m, amp_relu(m, conv(m, x, 6, 5, 0, 0)), 2);
-    x = amp_maxpool2d(m, amp_relu(m, conv(m, x, 16, 5, 0, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, conv(m, x, 6, 5, 0, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, conv(m, x, 16, 5, 0, 0)), 2);
     x = amp_flatten(m, x);
     x = amp_relu(m, amp_linear(m, x, 120));
     x = amp_relu(m, amp_linear(m, x, 84));
@@ -929,7 +926,7 @@ static void test_lenet(void) {
     const amp_param* p;
     size_t parameters = 0;
     int i, count;
-    amp_softmax_cross_entropy(m, lenet(m), NULL);
+    amp_softmax_cross_entropy(m, lenet(m));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(amp_model_layer_count(m) == 14);
     for (i = 0; i < amp_model_layer_count(m) && i < 14; i++) {
@@ -956,30 +953,30 @@ static amp_value foreign(int id) { amp_value v; v.id = id; v.tag = 0; return v; 
 static void conv_of(amp_model* m, amp_value x, int out, int kernel, int stride, int padding, int dilation, int groups) {
     amp_conv2d_desc d;
     memset(&d, 0, sizeof d);
-    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding; d.dilation = dilation; d.groups = groups;
-    amp_conv2d(m, x, &d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.pad = padding; d.dilation = dilation; d.groups = groups;
+    amp_conv2d_with(m, x, &d);
 }
 static void pool_of(amp_model* m, amp_value x, int kernel, int stride, int padding) {
     amp_pool2d_desc d;
     memset(&d, 0, sizeof d);
-    d.kernel = kernel; d.stride = stride; d.padding = padding;
-    amp_pool2d(m, x, &d);
+    d.kernel = kernel; d.stride = stride; d.pad = padding;
+    amp_pool2d_with(m, x, &d);
 }
 static void norm_of(amp_model* m, amp_value x, float eps, float momentum) {
     amp_norm_desc d;
     memset(&d, 0, sizeof d);
     d.eps = eps; d.momentum = momentum;
-    amp_batch_norm(m, x, &d);
+    amp_batch_norm_with(m, x, &d);
 }
 static void loss_of(amp_model* m, amp_value x, float weight, float smoothing) {
     amp_loss_desc d;
     d.weight = weight; d.smoothing = smoothing;
-    amp_softmax_cross_entropy(m, x, &d);
+    amp_softmax_cross_entropy_with(m, x, &d);
 }
 static void linear_init(amp_model* m, amp_value x, int out, int init) {
     amp_linear_desc d;
     memset(&d, 0, sizeof d);
-    d.out = out; d.init = (amp_init)init;
+    d.out_features = out; d.init = (amp_init)init;
     amp_linear_with(m, x, &d);
 }
 static void e_conv_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, 7, 0, 0, 0, 0); }
@@ -995,24 +992,24 @@ static void e_conv_huge(amp_model* m, amp_value x) { conv_of(m, x, 0x7fffffff, 3
 static void e_conv_huge_kernel(amp_model* m, amp_value x) {
     conv_of(m, x, 1000000000, 1000000001, 0, 500000000, 0, 0);
 }
-static void e_conv_null(amp_model* m, amp_value x) { amp_conv2d(m, x, NULL); }
+static void e_conv_null(amp_model* m, amp_value x) { amp_conv2d_with(m, x, NULL); }
 static void e_pool_kernel(amp_model* m, amp_value x) { pool_of(m, x, 6, 0, 0); }
-static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_maxpool2d(m, x, 0); }
-static void e_pool_negative(amp_model* m, amp_value x) { amp_avgpool2d(m, x, -2); }
+static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_max_pool2d(m, x, 0); }
+static void e_pool_negative(amp_model* m, amp_value x) { amp_avg_pool2d(m, x, -2); }
 static void e_pool_stride(amp_model* m, amp_value x) { pool_of(m, x, 2, -1, 0); }
 static void e_pool_padding(amp_model* m, amp_value x) { pool_of(m, x, 2, 0, 2); }
 static void e_conv_init(amp_model* m, amp_value x) {
     amp_conv2d_desc d;
     memset(&d, 0, sizeof d);
     d.out_channels = 2; d.kernel = 3; d.init = (amp_init)9;
-    amp_conv2d(m, x, &d);
+    amp_conv2d_with(m, x, &d);
 }
-static void e_pool_null(amp_model* m, amp_value x) { amp_pool2d(m, x, NULL); }
+static void e_pool_null(amp_model* m, amp_value x) { amp_pool2d_with(m, x, NULL); }
 static void e_pool_kind(amp_model* m, amp_value x) {
     amp_pool2d_desc d;
     memset(&d, 0, sizeof d);
     d.kernel = 2; d.kind = (amp_pool)7;
-    amp_pool2d(m, x, &d);
+    amp_pool2d_with(m, x, &d);
 }
 static void e_linear_zero(amp_model* m, amp_value x) { amp_linear(m, x, 0); }
 static void e_linear_negative(amp_model* m, amp_value x) { amp_linear(m, x, -5); }
@@ -1023,9 +1020,9 @@ static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); 
 static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
 static void e_norm_eps(amp_model* m, amp_value x) { norm_of(m, x, -1e-3f, 0.0f); }
 static void e_norm_momentum(amp_model* m, amp_value x) { norm_of(m, x, 0.0f, 1.5f); }
-static void e_add(amp_model* m, amp_value x) { amp_add(m, x, amp_maxpool2d(m, x, 2)); }
+static void e_add(amp_model* m, amp_value x) { amp_add(m, x, amp_max_pool2d(m, x, 2)); }
 static void e_add_channels(amp_model* m, amp_value x) { amp_add(m, conv(m, x, 4, 1, 0, 0), x); }
-static void e_concat(amp_model* m, amp_value x) { amp_concat(m, x, amp_maxpool2d(m, x, 2)); }
+static void e_concat(amp_model* m, amp_value x) { amp_concat(m, x, amp_max_pool2d(m, x, 2)); }
 static void e_loss_weight(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), -2.0f, 0.0f); }
 static void e_loss_smoothing(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), 0.0f, 1.0f); }
 static amp_loss_desc smoothing_of(float smoothing) {
@@ -1034,11 +1031,11 @@ static amp_loss_desc smoothing_of(float smoothing) {
     d.smoothing = smoothing;
     return d;
 }
-static void e_mse_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.1f); amp_mse(m, x, &d); }
-static void e_bce_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.5f); amp_bce_with_logits(m, x, &d); }
-static void e_on_loss(amp_model* m, amp_value x) { amp_relu(m, amp_mse(m, x, NULL)); }
-static void e_loss_on_loss(amp_model* m, amp_value x) { amp_mse(m, amp_mse(m, x, NULL), NULL); }
-static void e_nine_losses(amp_model* m, amp_value x) { int i; for (i = 0; i < 9; i++) amp_mse(m, x, NULL); }
+static void e_mse_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.1f); amp_mse_with(m, x, &d); }
+static void e_bce_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.5f); amp_bce_with_logits_with(m, x, &d); }
+static void e_on_loss(amp_model* m, amp_value x) { amp_relu(m, amp_mse(m, x)); }
+static void e_loss_on_loss(amp_model* m, amp_value x) { amp_mse(m, amp_mse(m, x)); }
+static void e_nine_losses(amp_model* m, amp_value x) { int i; for (i = 0; i < 9; i++) amp_mse(m, x); }
 static void e_nine_inputs(amp_model* m, amp_value x) { int i; (void)x; for (i = 0; i < 8; i++) amp_input(m, 1, 1, 1); }
 static void e_input_zero(amp_model* m, amp_value x) { (void)x; amp_input(m, 0, 4, 4); }
 static void e_input_negative(amp_model* m, amp_value x) { (void)x; amp_input(m, 1, -4, 4); }
@@ -1054,22 +1051,22 @@ static void e_input_null(amp_model* m, amp_value x) { (void)x; amp_input_with(m,
 static void e_input_scale(amp_model* m, amp_value x) { (void)x; input_of(m, -1.0f, 0.0f, 1.0f); }
 static void e_input_mean(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, (float)HUGE_VAL, 1.0f); }
 static void e_input_std(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, 0.0f, 0.0f); }
-static void e_pixels(amp_model* m, amp_value x) { amp_softmax_cross_entropy(m, x, NULL); }
+static void e_pixels(amp_model* m, amp_value x) { amp_softmax_cross_entropy(m, x); }
 static void e_foreign_zero(amp_model* m, amp_value x) { (void)x; amp_relu(m, foreign(0)); }
 static void e_foreign_large(amp_model* m, amp_value x) { (void)x; amp_linear(m, foreign(77), 4); }
 static void e_foreign_negative(amp_model* m, amp_value x) { amp_add(m, x, foreign(-3)); }
-static void e_unclosed(amp_model* m, amp_value x) { amp_autocast_push(m, AMP_F32); amp_mse(m, x, NULL); }
-static void e_pop(amp_model* m, amp_value x) { amp_autocast_pop(m); amp_mse(m, x, NULL); }
+static void e_unclosed(amp_model* m, amp_value x) { amp_autocast_push(m, AMP_F32); amp_mse(m, x); }
+static void e_pop(amp_model* m, amp_value x) { amp_autocast_pop(m); amp_mse(m, x); }
 static void e_region_type(amp_model* m, amp_value x) { (void)x; amp_autocast_push(m, AMP_F64); }
 static void e_region_depth(amp_model* m, amp_value x) { int i; (void)x; for (i = 0; i <= AMP_MAX_REGIONS; i++) amp_autocast_push(m, AMP_F32); }
 static void e_pin_type(amp_model* m, amp_value x) { amp_pin(m, rows_of(m, x, 3), AMP_F64); }
 static void e_pin_default(amp_model* m, amp_value x) { amp_pin(m, rows_of(m, x, 3), AMP_DTYPE_DEFAULT); }
-static void e_pin_loss(amp_model* m, amp_value x) { amp_pin(m, amp_mse(m, x, NULL), AMP_F16); }
+static void e_pin_loss(amp_model* m, amp_value x) { amp_pin(m, amp_mse(m, x), AMP_F16); }
 static void e_pin_input(amp_model* m, amp_value x) { amp_pin(m, x, AMP_F16); }
 static void e_name_twice(amp_model* m, amp_value x) { amp_name(m, rows_of(m, x, 3), "photo"); }
 static void e_name_later(amp_model* m, amp_value x) {
     amp_name(m, rows_of(m, x, 3), "linear2");
-    amp_mse(m, rows_of(m, x, 3), NULL);
+    amp_mse(m, rows_of(m, x, 3));
 }
 #define THIRTY_TWO "0123456789abcdef0123456789abcdef"
 static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, THIRTY_TWO THIRTY_TWO THIRTY_TWO THIRTY_TWO); }
@@ -1077,7 +1074,7 @@ static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
 static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
 static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
-static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3), NULL); rows_of(m, x, 4); }
+static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3)); rows_of(m, x, 4); }
 
 static const struct { mistake make; amp_result code; const char* word; const char* place; } mistakes[] = {
     { e_conv_kernel, AMP_ERR_SHAPE, "7", "photo" },          { e_conv_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
@@ -1134,12 +1131,12 @@ static void test_mistakes(void) {
         mistakes[i].make(m, x);
         if (mistakes[i].make != e_unclosed && mistakes[i].make != e_name_twice && mistakes[i].make != e_name_later
             && mistakes[i].make != e_no_loss_behind) {
-            y = amp_add(m, amp_linear(m, foreign(0), -1), amp_relu(m, amp_conv2d(m, x, NULL)));
+            y = amp_add(m, amp_linear(m, foreign(0), -1), amp_relu(m, amp_conv2d_with(m, x, NULL)));
             amp_autocast_pop(m);
             amp_name(m, y, "later");
             amp_pin(m, y, AMP_F32);
             amp_group(m, y, 99);
-            amp_softmax_cross_entropy(m, amp_concat(m, amp_flatten(m, y), amp_global_avgpool2d(m, y)), NULL);
+            amp_softmax_cross_entropy(m, amp_concat(m, amp_flatten(m, y), amp_global_avg_pool2d(m, y)));
         }
         heard[0] = 0;
         r = amp_model_finalize(m);
@@ -1230,8 +1227,8 @@ static void test_doubts(void) {
             heard_count = remarks = 0;
             CHECK(amp_model_create(&m, &d) == AMP_OK);
             x = amp_linear(m, amp_input(m, 3, 1, 1), 4);
-            amp_mse(m, amp_softmax(m, x), NULL);
-            amp_softmax_cross_entropy(m, softmax ? amp_flatten(m, amp_softmax(m, x)) : x, NULL);
+            amp_mse(m, amp_softmax(m, x));
+            amp_softmax_cross_entropy(m, softmax ? amp_flatten(m, amp_softmax(m, x)) : x);
             CHECK(amp_model_finalize(m) == AMP_OK && amp_model_error(m)[0] == 0);
             CHECK_MSG(heard_count == softmax + (kind != AMP_SGD) && remarks == heard_count, "%d, %d", heard_count, remarks);
             first = heard_count > 1 ? heard_before : heard;
@@ -1257,7 +1254,7 @@ static void test_doubts_of_sizes(void) {
         heard[0] = 0;
         image = amp_flatten(m, amp_input(m, size[0], size[1], size[2]));
         flat = amp_flatten(m, amp_input(m, size[0] * size[1] * size[2], 1, 1));
-        amp_mse(m, amp_linear(m, amp_add(m, image, flat), 2), NULL);
+        amp_mse(m, amp_linear(m, amp_add(m, image, flat), 2));
         CHECK_MSG(amp_model_finalize(m) == AMP_OK && remarks == cases[i].doubtful, "%d: %d", i, remarks);
         CHECK_MSG(i != 0 || strcmp(heard, "'input1' has 32 channels of 32x3 pixels: sizes and data are in the order channels, height, width") == 0,
                   "%s", heard);
@@ -1295,7 +1292,7 @@ static amp_model* with_relus(const amp_backend* backend, amp_value* y) {
     z = amp_linear(m, x, 9);
     x = amp_relu(m, amp_add(m, amp_relu(m, z), z));
     *y = amp_linear(m, x, 4);
-    amp_softmax_cross_entropy(m, *y, NULL);
+    amp_softmax_cross_entropy(m, *y);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     return m;
 }
@@ -1383,12 +1380,12 @@ static void test_desc_errors(void) {
     s.backoff_factor = 2.0;
     d = model_desc(2, AMP_O1, AMP_F16); d.scaler = &s;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2));
     CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "backoff_factor"));
     amp_model_destroy(m);
     d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.momentum = 1.5f;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2));
     CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "momentum"));
     amp_model_destroy(m);
     m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
@@ -1418,7 +1415,7 @@ static void test_desc_is_copied(void) {
     memset(&d, 0xff, sizeof d);
     v = amp_linear(m, amp_input(m, 3, 1, 1), 2);
     amp_group(m, v, 1);
-    amp_mse(m, v, NULL);
+    amp_mse(m, v);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(amp_model_scaler(m)->state.scale == 512.0f);
     CHECK(amp_model_optimizer(m)->groups[1].lr == 0.125f && amp_model_params(m, NULL)[0].group == 1);
@@ -1438,7 +1435,7 @@ static void test_wrong_time(void) {
     int layers;
     memset(&b, 0, sizeof b);
     b.n = 2; b.inputs[0] = data; b.targets[0] = data;
-    loss = amp_mse(m, y, NULL);
+    loss = amp_mse(m, y);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "not finalized"));
     CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_STATE && amp_predict(m, &b, y, out) == AMP_ERR_STATE);
     CHECK(amp_model_stats(m, &b, stats, 3) == AMP_ERR_STATE && amp_model_sync_params(m) == AMP_ERR_STATE);
@@ -1477,8 +1474,8 @@ static void test_wrong_time(void) {
           && amp_model_layer_of(NULL, y) == -1);
     CHECK(amp_model_scaler(NULL) == NULL && amp_model_policy(NULL) == NULL && amp_model_params(NULL, NULL) == NULL);
     amp_relu(NULL, y); amp_input(NULL, 1, 1, 1); amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_name(NULL, y, "a");
-    amp_pin(NULL, y, AMP_F32); amp_group(NULL, y, 0); amp_conv2d(NULL, y, NULL); amp_linear(NULL, y, 2); amp_mse(NULL, y, NULL);
-    amp_add(NULL, y, y); amp_global_avgpool2d(NULL, y); amp_batch_norm(NULL, y, NULL); amp_model_destroy(NULL);
+    amp_pin(NULL, y, AMP_F32); amp_group(NULL, y, 0); amp_conv2d_with(NULL, y, NULL); amp_linear(NULL, y, 2); amp_mse(NULL, y);
+    amp_add(NULL, y, y); amp_global_avg_pool2d(NULL, y); amp_batch_norm(NULL, y); amp_model_destroy(NULL);
     CHECK(amp_model_error(NULL)[0] != 0);
     amp_model_destroy(m);
 }
@@ -1491,16 +1488,16 @@ static classes build_classes(amp_model* m) {
     classes v;
     v.x = amp_input(m, 3, 6, 6);
     v.conv = conv(m, v.x, 4, 3, 0, 1);
-    v.bn = amp_batch_norm(m, v.conv, NULL);
+    v.bn = amp_batch_norm(m, v.conv);
     v.relu = amp_relu(m, v.bn);
     v.add = amp_add(m, v.relu, v.conv);
-    v.pool = amp_avgpool2d(m, v.add, 2);
+    v.pool = amp_avg_pool2d(m, v.add, 2);
     v.fc = amp_linear(m, v.pool, 8);
     v.gelu = amp_gelu(m, v.fc);
-    v.ln = amp_layer_norm(m, v.gelu, NULL);
+    v.ln = amp_layer_norm(m, v.gelu);
     v.fc2 = amp_linear(m, v.ln, 5);
     v.soft = amp_softmax(m, v.fc2);
-    v.loss = amp_softmax_cross_entropy(m, v.fc2, NULL);
+    v.loss = amp_softmax_cross_entropy(m, v.fc2);
     return v;
 }
 
@@ -1598,13 +1595,13 @@ static void test_gray_operators(void) {
     early = amp_tanh(m, x);                     /* no white one before it */
     c = conv(m, early, 4, 3, 0, 1);
     g = amp_gelu(m, c);
-    p = amp_avgpool2d(m, g, 2);
+    p = amp_avg_pool2d(m, g, 2);
     r = amp_relu(m, p);
     back = conv(m, r, 4, 3, 0, 1);
     sum = amp_add(m, back, p);                  /* gray itself, before a flatten and a white one */
     f = amp_linear(m, amp_flatten(m, sum), 5);
     late = amp_tanh(m, f);                      /* only a loss behind it */
-    loss = amp_softmax_cross_entropy(m, late, NULL);
+    loss = amp_softmax_cross_entropy(m, late);
     pinned = amp_tanh(m, f);
     behind = amp_gelu(m, pinned);               /* between FP32 and an end */
     end = amp_softmax(m, f);                    /* between a white one and an end */
@@ -1662,8 +1659,8 @@ static void test_last_bias_of_oneflow(void) {
     logits = amp_linear(m, first, 1);
     pinned = amp_linear(m, first, 1);
     amp_pin(m, pinned, AMP_F16);
-    amp_mse(m, logits, NULL);
-    amp_mse(m, pinned, NULL);
+    amp_mse(m, logits);
+    amp_mse(m, pinned);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(layer_of(m, logits)->compute_dtype == AMP_F16 && layer_of(m, logits)->param_dtype == AMP_F16);
     CHECK(layer_of(m, logits)->storage_dtype == AMP_F32);
@@ -1736,7 +1733,7 @@ static void test_pins_and_regions(void) {
     relu = amp_relu(m, back);
     amp_autocast_pop(m);
     amp_autocast_pop(m);
-    loss = amp_mse(m, relu, NULL);
+    loss = amp_mse(m, relu);
     amp_autocast_pop(m);
     after = amp_relu(m, relu);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
@@ -1762,7 +1759,7 @@ static void test_pins_and_regions(void) {
                 amp_pin(m, x, orders[i][k]);
                 if (orders[i][k] == AMP_F32 || (orders[i][k] == AMP_F16 && want == AMP_BF16)) want = orders[i][k];
             }
-            amp_mse(m, x, NULL);
+            amp_mse(m, x);
             CHECK(amp_model_finalize(m) == AMP_OK);
             CHECK(layer_of(m, x)->compute_dtype == want && layer_of(m, x)->reason == AMP_REASON_PIN);
             amp_model_destroy(m);
@@ -1776,7 +1773,7 @@ static void test_manual_lenet(void) {
     amp_value logits = lenet(m);
     int i;
     amp_pin(m, logits, AMP_F32);
-    amp_mse(m, logits, NULL);
+    amp_mse(m, logits);
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (i = 0; i < amp_model_layer_count(m); i++) {
         const amp_layer* l = amp_model_layer(m, i);
@@ -1807,7 +1804,7 @@ static void test_casts_once(void) {
     v[5] = amp_tanh(m, v[1]); amp_pin(m, v[5], AMP_F32);    /* reads half as it is */
     sum = amp_add(m, amp_add(m, v[0], v[2]), amp_add(m, v[3], amp_add(m, v[4], v[5])));
     both = amp_add(m, v[1], v[3]);                          /* half and bfloat16: only FP32 holds both */
-    amp_mse(m, sum, NULL);
+    amp_mse(m, sum);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(layer_of(m, both)->compute_dtype == AMP_F32 && layer_of(m, both)->casts == 0);
     CHECK(layer_of(m, v[1])->casts == 1 && layer_of(m, v[2])->casts == 0);
@@ -1836,7 +1833,7 @@ static void test_names_and_groups(void) {
     amp_name(m, b, "first");
     amp_name(m, b, "head");                       /* a second name replaces the first */
     amp_group(m, b, 1);
-    amp_mse(m, b, NULL);
+    amp_mse(m, b);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(amp_model_find_param(m, weight) != NULL);
     CHECK(amp_model_find_param(m, "head.bias") && amp_model_find_param(m, "head.bias")->group == 1);
@@ -1853,7 +1850,7 @@ static void test_norm_init(void) {
     static const char* const names[] = { "batch_norm1.weight", "batch_norm1.bias", "layer_norm1.weight", "layer_norm1.bias" };
     amp_model* m = new_model(2, AMP_O0, AMP_DTYPE_DEFAULT);
     size_t i, k;
-    amp_mse(m, amp_layer_norm(m, amp_batch_norm(m, amp_input(m, 3, 2, 2), NULL), NULL), NULL);
+    amp_mse(m, amp_layer_norm(m, amp_batch_norm(m, amp_input(m, 3, 2, 2))));
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (k = 0; k < 4; k++) {
         const amp_param* p = amp_model_find_param(m, names[k]);
@@ -1871,8 +1868,8 @@ static void test_init(void) {
         const amp_param *w, *bias;
         double mean = 0.0, square = 0.0, most = 0.0, limit, sd, bias_most = 0.0;
         memset(&d, 0, sizeof d);
-        d.out = 100; d.init = (amp_init)kind;
-        amp_mse(m, amp_linear_with(m, amp_input(m, 200, 1, 1), &d), NULL);
+        d.out_features = 100; d.init = (amp_init)kind;
+        amp_mse(m, amp_linear_with(m, amp_input(m, 200, 1, 1), &d));
         CHECK(amp_model_finalize(m) == AMP_OK);
         w = amp_model_find_param(m, "linear1.weight");
         bias = amp_model_find_param(m, "linear1.bias");
@@ -1898,21 +1895,21 @@ static void test_init(void) {
 /* --- memory ---------------------------------------------------------------------------------------- */
 
 static amp_value residual_cnn(amp_model* m) {
-    amp_value x = amp_relu(m, amp_batch_norm(m, conv(m, amp_input(m, 3, 16, 16), 16, 3, 0, 1), NULL)), y;
+    amp_value x = amp_relu(m, amp_batch_norm(m, conv(m, amp_input(m, 3, 16, 16), 16, 3, 0, 1))), y;
     int block;
     for (block = 0; block < 7; block++) {        /* 2 convolutions each, 16 layers with the first and the last */
-        y = amp_relu(m, amp_batch_norm(m, conv(m, x, 16, 3, 0, 1), NULL));
-        y = amp_batch_norm(m, conv(m, y, 16, 3, 0, 1), NULL);
+        y = amp_relu(m, amp_batch_norm(m, conv(m, x, 16, 3, 0, 1)));
+        y = amp_batch_norm(m, conv(m, y, 16, 3, 0, 1));
         x = amp_relu(m, amp_add(m, x, y));
     }
-    return amp_linear(m, amp_global_avgpool2d(m, x), 10);
+    return amp_linear(m, amp_global_avg_pool2d(m, x), 10);
 }
 
 static amp_memory memory_of(int which, int batch, amp_level level) {
     amp_model* m = new_model(batch, level, level == AMP_O0 ? AMP_DTYPE_DEFAULT : AMP_F16);
     amp_memory memory;
     memset(&memory, 0, sizeof memory);
-    amp_softmax_cross_entropy(m, which ? residual_cnn(m) : lenet(m), NULL);
+    amp_softmax_cross_entropy(m, which ? residual_cnn(m) : lenet(m));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, &memory) == AMP_OK);
     CHECK(memory.total_bytes >= memory.activation_bytes + memory.parameter_bytes + memory.low_parameter_bytes + memory.gradient_bytes
@@ -1958,7 +1955,7 @@ static void test_many_layers(void) {
             snprintf(name, sizeof name, "layer %0120d", i);
             amp_name(m, v[i], name);
         }
-        if (loss == 1) amp_mse(m, v[MANY - 1], NULL);
+        if (loss == 1) amp_mse(m, v[MANY - 1]);
         if (loss == 2) { amp_name(m, v[77], "one"); amp_name(m, v[15000], "one"); }
         CHECK(amp_model_finalize(m) == (loss < 2 ? AMP_OK : AMP_ERR_ARGUMENT));
         if (loss == 2) CHECK_MSG(strcmp(amp_model_error(m), "model: there are two layers named 'one'") == 0, "%s", amp_model_error(m));

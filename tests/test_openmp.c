@@ -39,13 +39,13 @@ static int build(amp_model** m, amp_dtype low, amp_sums sums) {
     if (amp_model_create(m, &d) != AMP_OK) return 0;
     c.out_channels = 8;
     c.kernel = 3;
-    c.padding = 1;
-    x = amp_relu(*m, amp_conv2d(*m, amp_input(*m, 1, SIDE, SIDE), &c));
-    x = amp_batch_norm(*m, x, NULL);
-    y = amp_gelu(*m, amp_conv2d(*m, x, &c));
-    x = amp_concat(*m, amp_maxpool2d(*m, amp_add(*m, x, y), 2), amp_avgpool2d(*m, y, 2));
-    x = amp_dropout(*m, amp_layer_norm(*m, amp_linear(*m, x, 160), NULL), 0.1f);
-    amp_softmax_cross_entropy(*m, amp_linear(*m, amp_tanh(*m, x), 10), NULL);
+    c.pad = 1;
+    x = amp_relu(*m, amp_conv2d_with(*m, amp_input(*m, 1, SIDE, SIDE), &c));
+    x = amp_batch_norm(*m, x);
+    y = amp_gelu(*m, amp_conv2d_with(*m, x, &c));
+    x = amp_concat(*m, amp_max_pool2d(*m, amp_add(*m, x, y), 2), amp_avg_pool2d(*m, y, 2));
+    x = amp_dropout(*m, amp_layer_norm(*m, amp_linear(*m, x, 160)), 0.1f);
+    amp_softmax_cross_entropy(*m, amp_linear(*m, amp_tanh(*m, x), 10));
     return amp_model_finalize(*m) == AMP_OK;
 }
 

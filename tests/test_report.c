@@ -174,14 +174,14 @@ static model make_model(amp_level level, amp_dtype low, float dropout, int accum
     CHECK_MSG(amp_model_create(&t.m, &d) == AMP_OK, "%s", heard);
     c.out_channels = 4; c.kernel = 3;
     t.v[0] = amp_input(t.m, 1, 6, 6);
-    t.v[1] = amp_conv2d(t.m, t.v[0], &c);
-    t.v[2] = amp_batch_norm(t.m, t.v[1], NULL);
+    t.v[1] = amp_conv2d_with(t.m, t.v[0], &c);
+    t.v[2] = amp_batch_norm(t.m, t.v[1]);
     t.v[3] = amp_relu(t.m, t.v[2]);
     t.v[4] = amp_flatten(t.m, t.v[3]);
     t.v[5] = amp_dropout(t.m, t.v[4], dropout);
     t.v[6] = amp_linear(t.m, t.v[5], 3);
     t.v[7] = amp_softmax(t.m, t.v[6]);
-    amp_softmax_cross_entropy(t.m, t.v[6], NULL);
+    amp_softmax_cross_entropy(t.m, t.v[6]);
     if (name_of_conv) amp_name(t.m, t.v[1], name_of_conv);
     if (name_of_dense) amp_name(t.m, t.v[6], name_of_dense);
     CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
@@ -373,7 +373,7 @@ static void test_print_casts(void) {
     y = amp_tanh(m, x);                           /* FP32, as its input */
     amp_name(m, y, "both");
     x = amp_linear(m, y, 4);
-    amp_mse(m, amp_add(m, x, y), NULL);
+    amp_mse(m, amp_add(m, x, y));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_model_print(m, f) == AMP_OK);
     read_back(f);
@@ -536,7 +536,7 @@ static void test_picture_is_svg(void) {
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     x = amp_linear(m, amp_input(m, 4, 1, 1), 4);
     amp_name(m, x, "a<b>&\"'gr\xc3\xbc\xc3\x9f ]]> \1\x7f<!--");
-    amp_mse(m, x, NULL);
+    amp_mse(m, x);
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (round = 0; round < 2; round++) CHECK_MSG(amp_report_svg(m, &b, SVG) == AMP_OK, "%s", amp_model_error(m));
     read_file(SVG);

@@ -36,9 +36,9 @@ static int build(amp_model** m, uint64_t seed) {
     c.out_channels = 4;
     c.kernel = 5;
     if (amp_model_create(m, &d) != AMP_OK) return 0;
-    x = amp_maxpool2d(*m, amp_relu(*m, amp_conv2d(*m, amp_input(*m, 1, SIDE, SIDE), &c)), 2);
+    x = amp_max_pool2d(*m, amp_relu(*m, amp_conv2d_with(*m, amp_input(*m, 1, SIDE, SIDE), &c)), 2);
     x = amp_dropout(*m, amp_gelu(*m, amp_linear(*m, x, 16)), 0.1f);
-    amp_softmax_cross_entropy(*m, amp_linear(*m, x, 10), NULL);
+    amp_softmax_cross_entropy(*m, amp_linear(*m, x, 10));
     return amp_model_finalize(*m) == AMP_OK;
 }
 

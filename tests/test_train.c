@@ -63,18 +63,18 @@ static toy make_toy(const amp_model_desc* d, int norm, float dropout) {
     memset(&c, 0, sizeof c);
     c.out_channels = 4; c.kernel = 3;
     t.v[i] = amp_input(t.m, 1, SIDE, SIDE); i++;
-    t.v[i] = amp_conv2d(t.m, t.v[i - 1], &c); i++;
-    t.v[i] = norm ? amp_batch_norm(t.m, t.v[i - 1], NULL) : amp_tanh(t.m, t.v[i - 1]); i++;
+    t.v[i] = amp_conv2d_with(t.m, t.v[i - 1], &c); i++;
+    t.v[i] = norm ? amp_batch_norm(t.m, t.v[i - 1]) : amp_tanh(t.m, t.v[i - 1]); i++;
     t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
-    t.v[i] = amp_maxpool2d(t.m, t.v[i - 1], 2); i++;
-    c.out_channels = 8; c.padding = 1;
-    t.v[i] = amp_conv2d(t.m, t.v[i - 1], &c); i++;
+    t.v[i] = amp_max_pool2d(t.m, t.v[i - 1], 2); i++;
+    c.out_channels = 8; c.pad = 1;
+    t.v[i] = amp_conv2d_with(t.m, t.v[i - 1], &c); i++;
     t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
     t.v[i] = amp_linear(t.m, t.v[i - 1], 16); i++;
     t.v[i] = amp_sigmoid(t.m, t.v[i - 1]); i++;
     t.v[i] = amp_dropout(t.m, t.v[i - 1], dropout); i++;
     t.v[i] = amp_linear(t.m, t.v[i - 1], CLASSES); i++;
-    amp_softmax_cross_entropy(t.m, t.v[i - 1], NULL);
+    amp_softmax_cross_entropy(t.m, t.v[i - 1]);
     CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
     return t;
 }
@@ -199,7 +199,7 @@ static void test_default_scaler_of_half_layers(void) {
                 x = amp_linear(m, x, CLASSES);
                 if (how == 1) amp_autocast_pop(m);
                 if (how == 2) amp_pin(m, x, AMP_F16);
-                amp_softmax_cross_entropy(m, x, NULL);
+                amp_softmax_cross_entropy(m, x);
                 CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
                 CHECK_MSG(amp_model_scaler(m)->state.scale == (dynamic ? 65536.0f : 1.0f), "O%d %d %d: %g", level, low, how,
                           (double)amp_model_scaler(m)->state.scale);
@@ -232,7 +232,7 @@ static void test_where_it_began(void) {
         b.targets[0] = &target;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         v = amp_linear(m, amp_linear(m, amp_input(m, 2, 1, 1), 2), 2);
-        amp_mse(m, amp_linear(m, v, 1), NULL);
+        amp_mse(m, amp_linear(m, v, 1));
         CHECK(amp_model_finalize(m) == AMP_OK);
         for (k = 0; k < 4; k++) { ones[k] = 0.5f; second[k] = k % 2 ? -row[i].second : row[i].second; }
         CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear1.weight"), ones) == AMP_OK);
@@ -343,9 +343,9 @@ static void test_held_statistics(void) {
         if (k == 3) norm.momentum = AMP_ZERO;
         d.accumulate = k == 1 ? 2 : 1;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
-        v = amp_batch_norm(m, amp_input(m, WIDE, 1, 1), &norm);
+        v = amp_batch_norm_with(m, amp_input(m, WIDE, 1, 1), &norm);
         amp_name(m, v, "norm");
-        amp_mse(m, amp_batch_norm(m, amp_linear(m, v, WIDE), NULL), NULL);
+        amp_mse(m, amp_batch_norm(m, amp_linear(m, v, WIDE)));
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
         memset(&b, 0, sizeof b);
         b.n = 4; b.inputs[0] = x; b.targets[0] = y;
@@ -593,7 +593,7 @@ static void test_model_trouble_unseen(void) {
         x[0] = (float)HUGE_VAL; x[1] = 1.0f;
         d.accumulate = accumulate;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
-        amp_softmax_cross_entropy(m, amp_linear(m, amp_tanh(m, amp_linear(m, amp_input(m, 1, 1, 1), 4)), 2), NULL);
+        amp_softmax_cross_entropy(m, amp_linear(m, amp_tanh(m, amp_linear(m, amp_input(m, 1, 1, 1), 4)), 2));
         CHECK(amp_model_finalize(m) == AMP_OK);
         for (k = 0; k < accumulate; k++) {
             memset(&b, 0, sizeof b);
@@ -614,7 +614,7 @@ static void test_bad_target(void) {
     amp_step_info info;
     target[1] = (float)HUGE_VAL - (float)HUGE_VAL;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1), NULL);
+    amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1));
     CHECK(amp_model_finalize(m) == AMP_OK);
     memset(&b, 0, sizeof b);
     b.n = 2; b.inputs[0] = x; b.targets[0] = target;
@@ -662,10 +662,10 @@ static void test_bad_batches(void) {
     bad[1] = (float)HUGE_VAL;
     d.optimizer.lr = 1e-3f;
     memset(&linear, 0, sizeof linear);
-    linear.out = 1;
+    linear.out_features = 1;
     linear.init = AMP_INIT_ZERO;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &linear), NULL);
+    amp_mse(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &linear));
     CHECK(amp_model_finalize(m) == AMP_OK);
     memset(&b, 0, sizeof b);
     b.n = 1; b.targets[0] = &target;
@@ -698,8 +698,8 @@ static void test_looking_leaves_statistics(void) {
         amp_value v;
         amp_batch b;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
-        v = amp_batch_norm(m, amp_input(m, 3, 1, 1), NULL);
-        amp_mse(m, v, NULL);
+        v = amp_batch_norm(m, amp_input(m, 3, 1, 1));
+        amp_mse(m, v);
         CHECK(amp_model_finalize(m) == AMP_OK);
         for (i = 0; i < 12; i++) target[i] = k ? 1e20f : 1.0f;
         memset(&b, 0, sizeof b);
@@ -998,14 +998,14 @@ static void test_untrainable(void) {
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no loss"));
     amp_model_destroy(m);
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_relu(m, amp_input(m, 2, 1, 1)), NULL);
+    amp_mse(m, amp_relu(m, amp_input(m, 2, 1, 1)));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_evaluate(m, &b, &eval) == AMP_OK && eval.loss == 0.0f);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no parameters"));
     CHECK(amp_model_optimizer(m) == NULL);
     amp_model_destroy(m);
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_batch_norm(m, amp_input(m, 2, 1, 1), NULL), NULL);
+    amp_mse(m, amp_batch_norm(m, amp_input(m, 2, 1, 1)));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_train_step(m, &b, &info) == AMP_OK);
     b.n = 1;
@@ -1036,10 +1036,10 @@ static void test_predictions_need_no_gradients(void) {
                 d.optimizer.group_count = k == 2 ? 2 : 0;
                 d.seed = k == 3 ? 6 : 5;
                 CHECK(amp_model_create(&m[k], &d) == AMP_OK);
-                x = amp_batch_norm(m[k], amp_linear(m[k], amp_input(m[k], 1, SIDE, SIDE), 4), NULL);
+                x = amp_batch_norm(m[k], amp_linear(m[k], amp_input(m[k], 1, SIDE, SIDE), 4));
                 y[k] = amp_linear(m[k], x, CLASSES);
                 if (k == 2) amp_group(m[k], y[k], 1);
-                if (k == 0) amp_softmax_cross_entropy(m[k], y[k], NULL);
+                if (k == 0) amp_softmax_cross_entropy(m[k], y[k]);
                 CHECK_MSG(amp_model_finalize(m[k]) == AMP_OK, "%s", amp_model_error(m[k]));
                 CHECK(amp_model_memory(m[k], &memory[k]) == AMP_OK);
             }
@@ -1087,7 +1087,7 @@ static amp_model* whole_model(int batch, int accumulate, const amp_comm* comm) {
     d.batch = batch; d.accumulate = accumulate; d.comm = comm; d.logger.log = listen;
     d.optimizer.lr = 0.125f; d.optimizer.momentum = 0.5f;
     CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
-    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 4, 1, 1), 3), 2), NULL);
+    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 4, 1, 1), 3), 2));
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (i = 0; i < 12; i++) amp_model_find_param(m, "linear1.weight")->master[i] = (float)(i % 5 - 2);
     for (i = 0; i < 6; i++) amp_model_find_param(m, "linear2.weight")->master[i] = (float)(i % 3 - 1);
@@ -1266,12 +1266,12 @@ static void test_ties(void) {
     memset(&l, 0, sizeof l);
     memset(&b, 0, sizeof b);
     d.batch = b.n = 2;
-    l.out = 5;
+    l.out_features = 5;
     l.init = AMP_INIT_ZERO;
     b.inputs[0] = x;
     b.targets[0] = answers;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_softmax_cross_entropy(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &l), NULL);
+    amp_softmax_cross_entropy(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &l));
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (k = 0; k < 5; k++) {
         answers[0] = answers[1] = k;
@@ -1303,9 +1303,9 @@ static void test_right_answers(void) {
         for (i = k = 0; i < 3; i++) {
             if (!(losses >> i & 1)) continue;
             b.targets[k++] = i == 0 ? (const void*)answers : (const void*)targets;
-            if (i == 0) amp_softmax_cross_entropy(m, logits, NULL);
-            else if (i == 1) amp_bce_with_logits(m, logits, NULL);
-            else amp_mse(m, logits, NULL);
+            if (i == 0) amp_softmax_cross_entropy(m, logits);
+            else if (i == 1) amp_bce_with_logits(m, logits);
+            else amp_mse(m, logits);
         }
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
         CHECK(amp_predict(m, &b, logits, out) == AMP_OK);
@@ -1345,8 +1345,8 @@ static void test_evaluation_not_finite(void) {
     d.accumulate = 2; d.logger = LISTENER;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     y = amp_linear(m, amp_input(m, 4, 1, 1), 2);
-    amp_mse(m, y, NULL);
-    amp_mse(m, y, NULL);
+    amp_mse(m, y);
+    amp_mse(m, y);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
     b.n = 3;
     b.inputs[0] = x;
@@ -1450,9 +1450,9 @@ static void test_labels_for_floats(void) {
         float out[8 * CLASSES];
         CHECK(amp_model_create(&m, &d) == AMP_OK);
         x = amp_linear(m, amp_input(m, 1, SIDE, SIDE), CLASSES);
-        y = kind == 1 ? amp_bce_with_logits(m, x, NULL) : amp_mse(m, x, NULL);
+        y = kind == 1 ? amp_bce_with_logits(m, x) : amp_mse(m, x);
         amp_name(m, y, "error");
-        if (kind == 2) amp_softmax_cross_entropy(m, x, NULL);
+        if (kind == 2) amp_softmax_cross_entropy(m, x);
         CHECK(amp_model_finalize(m) == AMP_OK);
         b.targets[0] = wishes;
         b.targets[1] = labels;
@@ -1525,7 +1525,7 @@ static void see_input(const amp_input_desc* d, amp_level level, amp_batch b, flo
     amp_model* m;
     CHECK(amp_model_create(&m, &md) == AMP_OK);
     x = amp_input_with(m, d);
-    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     b.targets[0] = labels;
     CHECK(amp_predict(m, &b, x, out) == AMP_OK && amp_train_step(m, &b, NULL) == AMP_OK);
@@ -1619,13 +1619,13 @@ static void test_dropout(void) {
     memset(&first, 0, sizeof first);
     desc.batch = 1; desc.seed = 99; desc.optimizer.lr = (float)AMP_ZERO; desc.logger.log = listen;
     CHECK(amp_model_create(&m, &desc) == AMP_OK);
-    first.out = D; first.no_bias = 1;
-    last = first; last.out = 1;
+    first.out_features = D; first.no_bias = 1;
+    last = first; last.out_features = 1;
     x = amp_input(m, 1, 1, 1);
     hidden = amp_linear_with(m, x, &first);
     dropped = amp_dropout(m, hidden, 0.25f);
     y = amp_linear_with(m, dropped, &last);
-    amp_mse(m, y, NULL);
+    amp_mse(m, y);
     CHECK(amp_model_finalize(m) == AMP_OK);
     w1 = amp_model_find_param(m, "linear1.weight"); w2 = amp_model_find_param(m, "linear2.weight");
     for (i = 0; i < D; i++) { w1->master[i] = 1.0f; w2->master[i] = 1.0f / 1024.0f; }
@@ -2005,7 +2005,7 @@ static amp_value add_head(amp_model* m, amp_value x, int group) {
     amp_group(m, y, group);
     y = amp_linear(m, amp_sigmoid(m, y), CLASSES);
     amp_group(m, y, group);
-    amp_softmax_cross_entropy(m, y, NULL);
+    amp_softmax_cross_entropy(m, y);
     return y;
 }
 static amp_model* make_backbone(amp_model_desc d, int frozen_norm, amp_value* features) {
@@ -2015,16 +2015,16 @@ static amp_model* make_backbone(amp_model_desc d, int frozen_norm, amp_value* fe
     amp_value x, y;
     memset(&c, 0, sizeof c);
     memset(&n, 0, sizeof n);
-    c.out_channels = 4; c.kernel = 3; c.padding = 1;
+    c.out_channels = 4; c.kernel = 3; c.pad = 1;
     n.frozen = frozen_norm;
     d.optimizer.groups = tune_groups; d.optimizer.group_count = 3;
     CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
-    x = amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c);
+    x = amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c);
     amp_group(m, x, 0);
-    x = amp_batch_norm(m, x, &n);
+    x = amp_batch_norm_with(m, x, &n);
     amp_group(m, x, 0);
     x = amp_relu(m, x);
-    y = amp_conv2d(m, x, &c);
+    y = amp_conv2d_with(m, x, &c);
     amp_group(m, y, 1);
     *features = amp_relu(m, amp_add(m, y, x));
     add_head(m, *features, 2);
@@ -2246,8 +2246,8 @@ static void test_frozen_norm_trains(void) {
         memset(&n, 0, sizeof n);
         n.frozen = frozen;
         CHECK(amp_model_create(&m, &d) == AMP_OK);
-        v = amp_batch_norm(m, amp_input(m, 2, 1, 1), &n);
-        amp_mse(m, v, NULL);
+        v = amp_batch_norm_with(m, amp_input(m, 2, 1, 1), &n);
+        amp_mse(m, v);
         CHECK(amp_model_finalize(m) == AMP_OK);
         b.n = 4;
         CHECK(amp_evaluate(m, &b, &eval) == AMP_OK && amp_train_step(m, &b, &info) == AMP_OK);
@@ -2351,7 +2351,7 @@ static float dense_net(amp_dtype low, amp_sums sums, float* start, float* weight
     b.targets[0] = y;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     v = amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), WIDE));
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, v, WIDE)), CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, v, WIDE)), CLASSES));
     CHECK(amp_model_finalize(m) == AMP_OK);
     memcpy(start, amp_model_params(m, &count)[0].master, DENSE_WEIGHTS * sizeof *start);
     for (i = 0; i < 80; i++) CHECK(amp_train_step(m, &b, &info) == AMP_OK);

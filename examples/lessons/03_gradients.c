@@ -24,15 +24,14 @@ static const amp_batch batch = { .n = BATCH, .inputs = { pixels }, .targets = { 
 
 /* Two convolutions and two linear layers, all in FP32 (AMP_O0). */
 static amp_model* build(void) {
-    const amp_conv2d_desc first = { .out_channels = 6, .kernel = 5 }, second = { .out_channels = 16, .kernel = 5 };
     amp_model* m;
     amp_model_create(&m, &(amp_model_desc){ .batch = BATCH, .precision = { .level = AMP_O0 }, .seed = 1,
                                             .optimizer = { .kind = AMP_SGD, .lr = 0.05f, .momentum = 0.9f },
                                             .logger = { .log = amp_log_stderr } });
     amp_value x = amp_input(m, 1, SIDE, SIDE);
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &first)), 2);
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &second)), 2);
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 100)), 10), NULL);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 6, 5, 1, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 16, 5, 1, 0)), 2);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 100)), 10));
     return amp_model_finalize(m) == AMP_OK ? m : NULL;
 }
 

@@ -25,7 +25,7 @@ static float fp32[SCALES];                                      /* the accuracy 
 /* All start with the same weights. A loss that is TERMS times as small needs a learning rate TERMS times as large. */
 static amp_model* build(amp_level level, float scale) {
     amp_input_desc input = { .channels = 1, .height = DATA_SIDE, .width = DATA_SIDE, .scale = 0.01f };
-    amp_linear_desc dense = { .out = HIDDEN, .init = AMP_INIT_HE };
+    amp_linear_desc dense = { .out_features = HIDDEN, .init = AMP_INIT_HE };
     amp_loss_desc loss = { .weight = 1.0f / TERMS };
     amp_scaler_desc scaler = { .preset = AMP_SCALER_STATIC, .init_scale = scale };
     amp_model_desc desc = {
@@ -35,9 +35,9 @@ static amp_model* build(amp_level level, float scale) {
                        .schedule = { .kind = AMP_SCHEDULE_LINEAR, .total_steps = STEPS } } };
     amp_model* m;
     if (amp_model_create(&m, &desc) != AMP_OK) exit(1);         /* the logger has said why */
-    amp_value x = amp_avgpool2d(m, amp_input_with(m, &input), 2);
+    amp_value x = amp_avg_pool2d(m, amp_input_with(m, &input), 2);
     for (int i = 1; i < LAYERS; i++) x = amp_relu(m, amp_linear_with(m, x, &dense));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 10), &loss);
+    amp_softmax_cross_entropy_with(m, amp_linear(m, x, 10), &loss);
     if (amp_model_finalize(m) != AMP_OK) exit(1);
     return m;
 }

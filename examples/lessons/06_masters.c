@@ -56,7 +56,6 @@ static float dead_share(const amp_param* p, amp_dtype type, float lr) {
 static double train(amp_level level, amp_dtype low) {
     amp_data seen = { DIGITS, { digits.pixels }, AMP_U8, { digits.labels }, AMP_U8, NULL, NULL };
     amp_data unseen = { TEST, { test.pixels }, AMP_U8, { test.labels }, AMP_U8, NULL, NULL };
-    amp_conv2d_desc conv = { .out_channels = 8, .kernel = 3 };
     amp_scaler_desc scaler = { .preset = AMP_SCALER_STATIC, .init_scale = SCALE };
     amp_model_desc desc = { .batch = BATCH, .precision = { .level = level, .low_dtype = low }, .scaler = &scaler,
                             .optimizer = { .kind = AMP_SGD, .lr = RATE, .momentum = 0.9f }, .seed = 1,
@@ -66,9 +65,9 @@ static double train(amp_level level, amp_dtype low) {
     amp_model* m;
     static int trainings = 0;
     if (amp_model_create(&m, &desc) != AMP_OK) exit(1);         /* the logger has said why */
-    amp_value x = amp_avgpool2d(m, amp_input(m, 1, DATA_SIDE, DATA_SIDE), 2);
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 32)), 10), NULL);
+    amp_value x = amp_avg_pool2d(m, amp_input(m, 1, DATA_SIDE, DATA_SIDE), 2);
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, 8, 3, 1, 0)), 2);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 32)), 10));
     if (amp_model_finalize(m) != AMP_OK || amp_fit(m, &seen, &fit, &info) != AMP_OK) exit(1);
     for (int i = 0; i < RATES && level == AMP_O0; i++) {
         rate[i] = powf(10.0f, -7.0f + (float)i / 6.0f);

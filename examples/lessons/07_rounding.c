@@ -61,7 +61,7 @@ static float train(int way, const data_set* d, float* bytes) {
     amp_eval_info score;
     int count, k, cure = way == STOCHASTIC || way == KAHAN;
     amp_model_create(&m, &desc);
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, 28, 28), 64)), 10), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, 28, 28), 64)), 10));
     if (amp_model_finalize(m) != AMP_OK) exit(1);
     amp_param* p = amp_model_params(m, &count);
     for (int s = 0; s < STEPS; s++) {

@@ -22,13 +22,13 @@ static float targets[BATCH * 10], loss_by_hand[2];           /* 1 for the right 
 
 /* One layer of each kind. */
 static void build(amp_model* m) {
-    amp_conv2d_desc conv = { .out_channels = 8, .kernel = 3, .padding = 1, .init = AMP_INIT_HE };
+    amp_conv2d_desc conv = { .out_channels = 8, .kernel = 3, .pad = 1, .init = AMP_INIT_HE };
     amp_value x = amp_input(m, 1, 28, 28), shortcut;
-    shortcut = x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
-    x = amp_conv2d(m, x, &conv);
-    x = amp_relu(m, amp_add(m, amp_batch_norm(m, x, NULL), shortcut));       /* a residual connection */
-    x = amp_gelu(m, amp_layer_norm(m, amp_linear(m, x, 64), NULL));
-    amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
+    shortcut = x = amp_max_pool2d(m, amp_relu(m, amp_conv2d_with(m, x, &conv)), 2);
+    x = amp_conv2d_with(m, x, &conv);
+    x = amp_relu(m, amp_add(m, amp_batch_norm(m, x), shortcut));       /* a residual connection */
+    x = amp_gelu(m, amp_layer_norm(m, amp_linear(m, x, 64)));
+    amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)));
 }
 
 /* One forward and backward pass at a level: the state of each layer, and the largest value of its output. At O0 also

@@ -34,7 +34,7 @@ static int run(amp_level level, int reversed, int steps, float* loss) {
     amp_eval_info info;
     int ok = amp_model_create(&m, &desc) == AMP_OK;
     amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 1, DATA_SIDE, DATA_SIDE), 48));
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 48)), 10), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 48)), 10));
     ok = ok && amp_model_finalize(m) == AMP_OK;
     for (int step = 0; ok && step < steps; step++) {
         for (int i = 0; i < BATCH; i++) {

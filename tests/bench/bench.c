@@ -734,7 +734,7 @@ static amp_model* new_model(int batch) {
     return m;
 }
 static void train_on(const building* b, amp_value logits, int classes, size_t features) {
-    amp_softmax_cross_entropy(b->m, logits, NULL);
+    amp_softmax_cross_entropy(b->m, logits);
     if (amp_model_finalize(b->m) != AMP_OK) die("no model", amp_model_error(b->m));
     now_open.model = b->m;
     now_open.flops = b->flops;

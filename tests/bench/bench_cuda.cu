@@ -458,7 +458,7 @@ struct Model : Training {
         building b = building_begin(m, r.batch, n ? 3 : widths.empty() ? 1 : widths[0], side);
         const size_t features = (size_t)b.channels * side * side * r.batch;
         amp_softmax_cross_entropy(m, n ? building_network(&b, n, divide) : widths.empty() ? building_lenet(&b)
-                                     : building_dense(&b, widths.data(), (int)widths.size()), NULL);
+                                     : building_dense(&b, widths.data(), (int)widths.size()));
         NEED(amp_model_finalize(m));
         amp_memory memory;
         NEED(amp_model_memory(m, &memory));

@@ -52,18 +52,18 @@ static void building_count(building* b, double multiplications) {
 static amp_value building_conv(building* b, amp_value x, int width, int kernel, int stride, int padding, int groups) {
     amp_conv2d_desc d;
     memset(&d, 0, sizeof d);
-    d.out_channels = width; d.kernel = kernel; d.stride = stride; d.padding = padding; d.groups = groups;
+    d.out_channels = width; d.kernel = kernel; d.stride = stride; d.pad = padding; d.groups = groups;
     b->side = (b->side + 2 * padding - kernel) / stride + 1;
     building_count(b, (double)b->side * b->side * width * (b->channels / groups) * kernel * kernel);
     b->channels = width;
-    return amp_conv2d(b->m, x, &d);
+    return amp_conv2d_with(b->m, x, &d);
 }
 static amp_value building_pool(building* b, amp_value x, int kernel, int stride) {
     amp_pool2d_desc d;
     memset(&d, 0, sizeof d);
-    d.kernel = kernel; d.stride = stride; d.padding = (kernel - 1) / 2;
-    b->side = (b->side + 2 * d.padding - kernel) / stride + 1;
-    return amp_pool2d(b->m, x, &d);
+    d.kernel = kernel; d.stride = stride; d.pad = (kernel - 1) / 2;
+    b->side = (b->side + 2 * d.pad - kernel) / stride + 1;
+    return amp_pool2d_with(b->m, x, &d);
 }
 static amp_value building_linear(building* b, amp_value x, int out) {
     const int in = b->channels * b->side * b->side;
@@ -73,7 +73,7 @@ static amp_value building_linear(building* b, amp_value x, int out) {
 }
 
 static amp_value building_normed(building* b, amp_value x, int width, int kernel, int stride, int groups) {
-    return amp_batch_norm(b->m, building_conv(b, x, width, kernel, stride, kernel / 2, groups), NULL);
+    return amp_batch_norm(b->m, building_conv(b, x, width, kernel, stride, kernel / 2, groups));
 }
 static amp_value building_residual(building* b, amp_value x, int width, int stride, int narrow) {
     building past = *b;
@@ -98,16 +98,16 @@ static amp_value building_network(building* b, const network* n, int divide) {
         else x = building_residual(b, x, width, stride, kind == 'b');
     }
     b->side = 1;
-    return building_linear(b, amp_global_avgpool2d(b->m, x), n->classes);
+    return building_linear(b, amp_global_avg_pool2d(b->m, x), n->classes);
 }
 
 /* LeNet-5 on 1 x 28 x 28 pixels. */
 static amp_value building_lenet(building* b) {
-    static const struct { int width, padding; } convolutions[] = { { 6, 2 }, { 16, 0 } };
+    static const struct { int width, pad; } convolutions[] = { { 6, 2 }, { 16, 0 } };
     amp_value x = amp_input(b->m, b->channels, b->side, b->side);
     size_t i;
     for (i = 0; i < 2; i++) {
-        x = building_conv(b, x, convolutions[i].width, 5, 1, convolutions[i].padding, 1);
+        x = building_conv(b, x, convolutions[i].width, 5, 1, convolutions[i].pad, 1);
         x = building_pool(b, amp_relu(b->m, x), 2, 2);
     }
     x = amp_relu(b->m, building_linear(b, x, 120));

@@ -75,13 +75,13 @@ static void build_lenet(amp_model* m) {
     amp_conv2d_desc c = {};
     c.out_channels = 6;
     c.kernel = 5;
-    c.padding = 2;
-    amp_value x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c)), 2);
+    c.pad = 2;
+    amp_value x = amp_max_pool2d(m, amp_relu(m, amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c)), 2);
     c.out_channels = 16;
-    c.padding = 0;
-    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);
+    c.pad = 0;
+    x = amp_max_pool2d(m, amp_relu(m, amp_conv2d_with(m, x, &c)), 2);
     x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
 }
 
 /* A layer of every kind. */
@@ -90,17 +90,17 @@ static void build_zoo(amp_model* m) {
     c.out_channels = 4;
     c.kernel = 5;
     c.stride = 3;
-    amp_value x = amp_batch_norm(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), NULL), y;  /* 4 x 8 x 8 */
+    amp_value x = amp_batch_norm(m, amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c)), y;  /* 4 x 8 x 8 */
     c.kernel = 3;
     c.stride = 1;
-    c.padding = 1;
+    c.pad = 1;
     c.groups = 2;
-    y = amp_gelu(m, amp_conv2d(m, x, &c));
-    x = amp_avgpool2d(m, amp_concat(m, amp_add(m, x, y), amp_sigmoid(m, y)), 2);               /* 8 x 4 x 4 */
-    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, 24)), NULL);
+    y = amp_gelu(m, amp_conv2d_with(m, x, &c));
+    x = amp_avg_pool2d(m, amp_concat(m, amp_add(m, x, y), amp_sigmoid(m, y)), 2);               /* 8 x 4 x 4 */
+    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, 24)));
     x = amp_dropout(m, x, 0.2f);
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_softmax(m, amp_linear(m, x, CLASSES)), CLASSES), NULL);
-    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_softmax(m, amp_linear(m, x, CLASSES)), CLASSES));
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
 }
 
 /* Smaller than both: for tests of what surrounds the layers. Its logits are the same value in every such model. */
@@ -110,16 +110,16 @@ static void build_small(amp_model* m) {
     c.out_channels = 3;
     c.kernel = 5;
     c.stride = 4;
-    amp_value x = amp_relu(m, amp_batch_norm(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), NULL));
+    amp_value x = amp_relu(m, amp_batch_norm(m, amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c)));
     x = amp_dropout(m, amp_relu(m, amp_linear(m, x, 20)), 0.25f);
     small_logits = amp_linear(m, x, CLASSES);
-    amp_softmax_cross_entropy(m, small_logits, NULL);
+    amp_softmax_cross_entropy(m, small_logits);
 }
 
 /* Without dropout, whose numbers depend on the rank. */
 static void build_plain(amp_model* m) {
     amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 20));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
 }
 
 typedef void (*builder)(amp_model*);
@@ -391,9 +391,9 @@ static void test_dead_model() {
 /* Right answers are those of the CPU for each kind of loss: labels and elements on either side. */
 static void build_losses(amp_model* m) {
     amp_value x = amp_linear(m, amp_input(m, 1, SIDE, SIDE), 200);
-    amp_bce_with_logits(m, x, NULL);
-    amp_mse(m, x, NULL);
-    amp_softmax_cross_entropy(m, x, NULL);
+    amp_bce_with_logits(m, x);
+    amp_mse(m, x);
+    amp_softmax_cross_entropy(m, x);
 }
 static void test_right_answers() {
     amp_model_desc d = desc_of(AMP_O0, AMP_F16);
@@ -581,7 +581,7 @@ static void build_normal(amp_model* m) {
     d.mean = mean;
     d.std = std;
     normal_input = amp_input_with(m, &d);
-    amp_softmax_cross_entropy(m, amp_linear(m, normal_input, CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, normal_input, CLASSES));
 }
 static void check_types_of_batch(amp_level level, amp_dtype images, amp_dtype labels_type) {
     const amp_model_desc d = desc_of(level, AMP_F16);
@@ -763,12 +763,12 @@ static void build_tuned(amp_model* m) {
     c.kernel = 5;
     c.stride = 4;
     frozen.frozen = 1;
-    amp_value x = amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), y = amp_batch_norm(m, x, &frozen);
+    amp_value x = amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c), y = amp_batch_norm_with(m, x, &frozen);
     amp_group(m, x, 1);
     amp_group(m, y, 1);
     x = amp_linear(m, amp_relu(m, y), 20);
     amp_group(m, x, 2);
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, x), CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, x), CLASSES));
 }
 /* As the CPU does it: frozen weights stay, the norm is that of the others, and their gradients are back after it. With
    `launches`: kernels of an unfrozen step, a frozen one, and a replayed one. */
@@ -997,8 +997,8 @@ static void test_predictions_alone() {
 static void test_held_statistics() {
     amp_model_desc d = desc_of(AMP_O0, AMP_DTYPE_DEFAULT);
     builder build = [](amp_model* m) {
-        amp_value x = amp_batch_norm(m, amp_linear(m, amp_batch_norm(m, amp_input(m, 3, 2, 1), NULL), 5), NULL);
-        amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+        amp_value x = amp_batch_norm(m, amp_linear(m, amp_batch_norm(m, amp_input(m, 3, 2, 1)), 5));
+        amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
     };
     for (int graph = 0; graph < 2; graph++) {
         amp_model *cpu = make(d, build, NULL), *gpu = make(d, build, amp_cuda_backend(), graph);

@@ -801,41 +801,41 @@ static amp_value add_conv(amp_model* m) {
     d.out_channels = number(1, 5);
     d.kernel = number(1, 3);
     if (byte() >= 200) { d.kernel_h = number(0, 4); d.kernel_w = number(0, 4); }
-    if (byte() >= 128) { d.stride = number(0, 3); d.padding = number(0, 3); d.dilation = number(0, 3); }
-    if (byte() >= 200) { d.stride_h = number(0, 3); d.padding_w = number(0, 3); d.dilation_h = number(0, 3); }
+    if (byte() >= 128) { d.stride = number(0, 3); d.pad = number(0, 3); d.dilation = number(0, 3); }
+    if (byte() >= 200) { d.stride_h = number(0, 3); d.pad_w = number(0, 3); d.dilation_h = number(0, 3); }
     if (byte() >= 200) d.groups = number(0, 3);
     d.no_bias = number(0, 2);
     d.init = (amp_init)number(0, 4);
-    return amp_conv2d(m, some_value(), byte() >= 254 ? NULL : &d);
+    return amp_conv2d_with(m, some_value(), byte() >= 254 ? NULL : &d);
 }
 static amp_value add_pool(amp_model* m) {
     amp_pool2d_desc d;
     unsigned b = byte();
-    if (b < 64) return amp_maxpool2d(m, some_value(), number(1, 3));
-    if (b < 96) return amp_avgpool2d(m, some_value(), number(1, 3));
-    if (b < 128) return amp_global_avgpool2d(m, some_value());
+    if (b < 64) return amp_max_pool2d(m, some_value(), number(1, 3));
+    if (b < 96) return amp_avg_pool2d(m, some_value(), number(1, 3));
+    if (b < 128) return amp_global_avg_pool2d(m, some_value());
     memset(&d, 0, sizeof d);
     d.kind = (amp_pool)number(0, 2);
     d.kernel = number(1, 3);
-    d.stride = number(0, 3); d.padding = number(0, 2); d.exclude_pad = number(0, 2);
-    if (b >= 200) { d.kernel_h = number(0, 3); d.stride_w = number(0, 3); d.padding_h = number(0, 2); }
-    return amp_pool2d(m, some_value(), b >= 254 ? NULL : &d);
+    d.stride = number(0, 3); d.pad = number(0, 2); d.exclude_pad = number(0, 2);
+    if (b >= 200) { d.kernel_h = number(0, 3); d.stride_w = number(0, 3); d.pad_h = number(0, 2); }
+    return amp_pool2d_with(m, some_value(), b >= 254 ? NULL : &d);
 }
 static amp_value add_norm(amp_model* m) {
     amp_norm_desc d;
     d.eps = byte() < 200 ? 0.0f : number_f();
     d.momentum = byte() < 200 ? 0.0f : number_f();
     d.frozen = byte() & 1;
-    return byte() & 1 ? amp_batch_norm(m, some_value(), &d) : amp_layer_norm(m, some_value(), &d);
+    return byte() & 1 ? amp_batch_norm_with(m, some_value(), &d) : amp_layer_norm_with(m, some_value(), &d);
 }
 static amp_value add_loss(amp_model* m) {
     amp_loss_desc d;
     d.weight = byte() < 200 ? 0.0f : number_f();
     d.smoothing = byte() < 200 ? 0.0f : number_f();
     switch (below(3)) {
-        case 0: return amp_softmax_cross_entropy(m, some_value(), &d);
-        case 1: return amp_mse(m, some_value(), byte() & 1 ? &d : NULL);
-        default: return amp_bce_with_logits(m, some_value(), &d);
+        case 0: return amp_softmax_cross_entropy_with(m, some_value(), &d);
+        case 1: return amp_mse_with(m, some_value(), byte() & 1 ? &d : NULL);
+        default: return amp_bce_with_logits_with(m, some_value(), &d);
     }
 }
 

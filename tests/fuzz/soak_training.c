@@ -26,11 +26,7 @@ static float pixels[BATCH * SIDE * SIDE];
 static int32_t labels[BATCH];
 
 static amp_value pooled(amp_model* m, amp_value x, int channels) {
-    amp_conv2d_desc c;
-    memset(&c, 0, sizeof c);
-    c.kernel = 5;
-    c.out_channels = channels;
-    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);
+    return amp_max_pool2d(m, amp_relu(m, amp_conv2d(m, x, channels, 5, 1, 0)), 2);
 }
 
 static amp_model* build(amp_level level, amp_dtype low) {
@@ -53,7 +49,7 @@ static amp_model* build(amp_level level, amp_dtype low) {
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
     x = pooled(m, pooled(m, amp_input(m, 1, SIDE, SIDE), 6), 16);
     x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 10), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 10));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;

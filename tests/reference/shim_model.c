@@ -6,15 +6,15 @@
 static amp_value shim_conv(amp_model* m, amp_value x, int out, int kernel, int stride, int padding, int no_bias) {
     amp_conv2d_desc d;
     memset(&d, 0, sizeof d);
-    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding; d.no_bias = no_bias;
-    return amp_conv2d(m, x, &d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.pad = padding; d.no_bias = no_bias;
+    return amp_conv2d_with(m, x, &d);
 }
 
 /* LeNet-5 on 1x32x32. */
 static amp_value shim_lenet(amp_model* m) {
     amp_value x = amp_input(m, 1, 32, 32);
-    x = amp_maxpool2d(m, amp_relu(m, shim_conv(m, x, 6, 5, 1, 0, 0)), 2);
-    x = amp_maxpool2d(m, amp_relu(m, shim_conv(m, x, 16, 5, 1, 0, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, shim_conv(m, x, 6, 5, 1, 0, 0)), 2);
+    x = amp_max_pool2d(m, amp_relu(m, shim_conv(m, x, 16, 5, 1, 0, 0)), 2);
     x = amp_relu(m, amp_linear(m, amp_flatten(m, x), 120));
     return amp_linear(m, amp_relu(m, amp_linear(m, x, 84)), 10);
 }
@@ -26,14 +26,14 @@ static amp_value shim_residual(amp_model* m, int frozen) {
     memset(&n, 0, sizeof n);
     n.frozen = frozen;
     amp_group(m, x, frozen);
-    x = amp_batch_norm(m, x, &n);
+    x = amp_batch_norm_with(m, x, &n);
     amp_group(m, x, frozen);
     x = amp_relu(m, x);
-    y = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 8, 3, 1, 1, 1), &n));
-    y = amp_batch_norm(m, shim_conv(m, y, 8, 3, 1, 1, 1), &n);
+    y = amp_relu(m, amp_batch_norm_with(m, shim_conv(m, x, 8, 3, 1, 1, 1), &n));
+    y = amp_batch_norm_with(m, shim_conv(m, y, 8, 3, 1, 1, 1), &n);
     x = amp_relu(m, amp_add(m, x, y));
-    x = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 16, 3, 2, 1, 1), &n));
-    return amp_linear(m, amp_global_avgpool2d(m, x), 10);
+    x = amp_relu(m, amp_batch_norm_with(m, shim_conv(m, x, 16, 3, 2, 1, 1), &n));
+    return amp_linear(m, amp_global_avg_pool2d(m, x), 10);
 }
 
 /* which: 0 LeNet-5, 1 the residual net, 2 the same frozen. scale: a static loss scale. NULL if anything is refused. */
@@ -52,7 +52,7 @@ void* shim_model_new(int which, int batch, int level, int low, int optimizer, fl
     d.optimizer.groups = groups; d.optimizer.group_count = 2;
     d.logger.log = amp_log_stderr;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
-    amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m), NULL);
+    amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;
