@@ -299,7 +299,7 @@ static void test_best_path(void) {
 
 /* --- early ends ----------------------------------------------------------------------------------------- */
 
-typedef struct ends { int steps, epochs, at_step, at_epoch; long printed, bars; char text[2000]; } ends;
+typedef struct ends { int steps, epochs, at_step, at_epoch; long printed, bars, cells; char text[2000]; } ends;
 static int on_step(amp_model* m, const amp_step_info* step, void* user_data) {
     ends* e = (ends*)user_data;
     CHECK(m && step->attempts >= 1);
@@ -312,8 +312,11 @@ static int on_epoch(amp_model* m, const amp_fit_epoch* epoch, void* user_data) {
 }
 static void print(const char* text, void* user_data) {
     ends* e = (ends*)user_data;
+    const char *loss = strstr(text, "  loss "), *from = strchr(text, '['), *to = strchr(text, ']');
     e->bars += text[0] == '\r';
     e->printed++;
+    e->cells += from && to && to - from == 31 && from[1] == '=';
+    CHECK_MSG(loss && atof(loss + 7) > 0.0, "%s", text);
     if (strchr(text, '\n')) snprintf(e->text, sizeof e->text, "%s", text);
 }
 static void test_ends(void) {
@@ -384,6 +387,7 @@ static void test_print(void) {
               "%s", e.text);
     f.terminal = 1;
     CHECK(fit(m, data, &f, NULL) == AMP_OK && e.printed == 2 + 2 * (BATCHES + 1) && e.bars == 2 * (BATCHES + 1));
+    CHECK_MSG(e.cells == 2 * BATCHES, "%ld", e.cells);
     amp_model_destroy(m);
 }
 

@@ -466,6 +466,8 @@ static void test_report_has_the_numbers(void) {
             CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_OK);
             if (form == 0) printed_report(t.m, &b);
             else { CHECK(amp_report_svg(t.m, &b, SVG) == AMP_OK); read_file(SVG); }
+            snprintf(line, sizeof line, "O%d, shares of a cast to f16", (int)levels[level]);
+            CHECK_MSG(strstr(text, line), "%s", line);
             rows = 0;
             at = text;
             while ((at = strstr(at, " % zero,")) != NULL) { at++; rows++; }

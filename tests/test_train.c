@@ -2423,6 +2423,34 @@ static amp_result always_off(amp_training* t, uint64_t key, amp_record* mode, co
     return AMP_OK;
 }
 
+/* A backend that records is asked by one key for each kind of step: of so many rows, first of a window or not, last or not. */
+static uint64_t asked_keys[16];
+static int asked_count;
+static amp_result note_key(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec) {
+    asked_keys[asked_count++ % 16] = key;
+    return always_off(t, key, mode, exec);
+}
+static void test_keys_of_recordings(void) {
+    amp_backend noting = *amp_cpu_backend();
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    toy t;
+    int i, k;
+    noting.record = note_key;
+    d.backend = &noting;
+    d.accumulate = 3;
+    t = make_toy(&d, 1, 0.0f);
+    asked_count = 0;
+    for (i = 0; i < 12; i++) {          /* windows of 1, 2, 3 and again 1 rows */
+        amp_batch b = batch_of(0, 1 + i / 3 % 3);
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+    }
+    CHECK(asked_count == 12);
+    for (i = 0; i < 9; i++)
+        for (k = 0; k < i; k++) CHECK_MSG(asked_keys[i] != asked_keys[k], "steps %d and %d", k, i);
+    for (i = 0; i < 3; i++) CHECK(asked_keys[9 + i] == asked_keys[i]);
+    amp_model_destroy(t.m);
+}
+
 /* Steps without info read nothing back; amp_train_read tells what the last one did, as its info would have. */
 static void test_reading_later(void) {
     amp_backend lazy = *amp_cpu_backend();
@@ -2583,6 +2611,7 @@ int main(int argc, char** argv) {
     TEST(test_fast_sums_train);
     TEST(test_no_allocation_in_steps);
     TEST(test_reading_parameters);
+    TEST(test_keys_of_recordings);
     TEST(test_reading_later);
     TEST(test_reading_micro_batches);
     TEST(test_batch_on_device);

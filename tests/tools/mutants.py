@@ -313,7 +313,7 @@ class Header:
         "base": "alloc hostile half report", "cpu": "half", "half": "half", "vector": "gemm conv half optim", "kernels": "gemm conv",
         "convert": "half", "scan": "scaler optim", "gemm": "gemm hostile", "conv": "conv", "math": "ops", "nn": "ops",
         "pool": "ops", "rows": "ops", "elementwise": "ops", "loss": "ops", "attention": "ops", "policy": "policy",
-        "scaler": "scaler", "optim": "optim", "backend": "train model", "model": "model train", "train": "train fit",
+        "scaler": "scaler", "optim": "optim ops", "backend": "train model", "model": "model train", "train": "train fit",
         "file": "checkpoint files", "checkpoint": "checkpoint", "report": "report" }
     slow = {"ops": 60, "gemm": 60, "conv": 60, "train": 40}    # seconds of the processor; 20 for the others
     memory = 4 << 20                                           # KB
