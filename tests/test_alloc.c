@@ -1,6 +1,6 @@
 /* test_alloc.c - memory that runs out: the k-th allocation fails, for every k, while a model is built, finalized, saved and
    loaded. Always a clean error with a sentence, no leak, and an object that can still be used or destroyed. */
-#include "helpers.h"
+#include "small_model.h"
 
 static void* user_mark;      /* the allocator's user_data must come back */
 static void* marked_alloc(size_t n, void* user) { CHECK(user == &user_mark); return failing_alloc(n, NULL); }
@@ -12,15 +12,11 @@ static void marked_free(void* p, void* user) { CHECK(user == &user_mark); failin
 static amp_scaler_desc calm;         /* a scale at which no step is skipped */
 
 static amp_model_desc desc_of(amp_level level) {
-    amp_model_desc d;
-    memset(&d, 0, sizeof d);
-    d.batch = 4;
-    d.precision.level = level;
+    amp_model_desc d = model_desc(4, level, AMP_DTYPE_DEFAULT);
     d.optimizer.kind = AMP_ADAM;
     calm.preset = AMP_SCALER_STATIC; calm.init_scale = 4.0f;
     d.scaler = &calm;
     d.allocator.alloc = marked_alloc; d.allocator.free = marked_free; d.allocator.user_data = &user_mark;
-    d.logger.log = listen;
     return d;
 }
 static void build(amp_model* m) {
@@ -74,7 +70,7 @@ static void test_build(void) {
         long k, total, finalize_failures = 0, build_failures = 0;
         int i, casts;
         fail_at_call(0);
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         build(m);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
         total = alloc_calls;
@@ -196,7 +192,7 @@ static void test_checkpoint(void) {
     uint64_t saved, other;
     amp_step_info info;
     fail_at_call(0);
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     build(m);
     CHECK(amp_model_finalize(m) == AMP_OK && amp_train_step(m, &b, NULL) == AMP_OK);
     saved = hash_of(m);
@@ -215,7 +211,7 @@ static void test_checkpoint(void) {
     }
     /* The file is still the first one; every failing load leaves the model alone. */
     fail_at_call(0);
-    CHECK(amp_model_create(&fresh, &d) == AMP_OK);
+    fresh = new_model(&d);
     build(fresh);
     CHECK(amp_model_finalize(fresh) == AMP_OK);
     base = alloc_live;
@@ -247,7 +243,7 @@ static void test_report(void) {
     amp_model* m = NULL;
     long k, total, base;
     fail_at_call(0);
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     build(m);
     CHECK(amp_model_finalize(m) == AMP_OK);
     base = alloc_live;
@@ -270,7 +266,7 @@ static void test_checkpoint_of_nothing(void) {
     amp_model_desc d = desc_of(AMP_O0);
     amp_model* m = NULL;
     fail_at_call(0);
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_softmax(m, amp_input(m, 3, 1, 1));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_checkpoint_save(m, path) == AMP_ERR_STATE);
@@ -304,7 +300,7 @@ static void test_sizes_that_do_not_fit(void) {
     backend.alloc = vast_alloc; backend.free = vast_free; backend.zero = vast_zero;
     memset(&d, 0, sizeof d);
     d.batch = (int)rows; d.backend = &backend; d.logger.log = listen;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     v = amp_input(m, 1, 1, 1);
     for (i = 0; i < 16; i++) v = amp_layer_norm(m, v);
     r = amp_model_finalize(m);

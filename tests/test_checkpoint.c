@@ -18,7 +18,7 @@
   #define HAVE_POSIX 0
 #endif
 #include <math.h>
-#include "helpers.h"
+#include "small_model.h"
 
 /* --- helpers --------------------------------------------------------------------------- */
 
@@ -1450,7 +1450,7 @@ static void test_model_failures(void) {
     CHECK(amp_checkpoint_save(NULL, path) == AMP_ERR_ARGUMENT && amp_checkpoint_load(NULL, path) == AMP_ERR_ARGUMENT);
     memset(&d, 0, sizeof d);
     d.batch = 1;
-    CHECK(amp_model_create(&a, &d) == AMP_OK);
+    a = new_model(&d);
     CHECK(amp_checkpoint_save(a, path) == AMP_ERR_STATE && amp_checkpoint_load(a, path) == AMP_ERR_STATE);   /* not finalized */
     amp_model_destroy(a);
     o.accumulate = 2;
@@ -1616,7 +1616,7 @@ static void test_load_weights_of_module(void) {
 
     memset(&d, 0, sizeof d);
     d.batch = 1;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     const amp_value v = amp_linear(m, amp_input(m, 2, 1, 1), 4);
     amp_name(m, v, "module.linear2");
     CHECK(amp_model_finalize(m) == AMP_OK && amp_file_save(path, t, 1, NULL, 0, NULL) == AMP_OK);
@@ -1677,7 +1677,7 @@ static amp_model* make_norm(int frozen, amp_value* v) {
     memset(&d, 0, sizeof d);
     memset(&n, 0, sizeof n);
     d.batch = 4; n.frozen = frozen;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     *v = amp_batch_norm_with(m, amp_input(m, 3, 2, 2), &n);
     amp_mse(m, *v);
     CHECK(amp_model_finalize(m) == AMP_OK);

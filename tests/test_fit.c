@@ -1,10 +1,10 @@
 /* test_fit.c - amp_fit and amp_evaluate_data: the order of the samples, the same as a loop by hand, resuming, early ends, errors. */
-#include "helpers.h"
+#include "small_model.h"
 #include <math.h>
 
-/* --- data: 6x6 pictures of four kinds, by the bright quarter ------------------------------------ */
+/* --- data: 8x8 pictures of three kinds, by the bright quarter ------------------------------------ */
 
-enum { SIDE = 6, PIXELS = SIDE * SIDE, SAMPLES = 50, CLASSES = 4, BATCH = 8, BATCHES = (SAMPLES + BATCH - 1) / BATCH };
+enum { SIDE = TOY_SIDE, PIXELS = SIDE * SIDE, SAMPLES = 50, CLASSES = TOY_CLASSES, BATCH = 8, BATCHES = (SAMPLES + BATCH - 1) / BATCH };
 static float pictures[SAMPLES * PIXELS];
 static uint8_t bytes[SAMPLES * PIXELS];
 static int32_t labels[SAMPLES];
@@ -67,28 +67,14 @@ static amp_data sourced(void) {
 /* --- models ---------------------------------------------------------------------------------------- */
 
 static amp_model_desc desc_of(amp_level level) {
-    amp_model_desc d;
-    memset(&d, 0, sizeof d);
-    d.batch = BATCH;
-    d.precision.level = level;
+    amp_model_desc d = model_desc(BATCH, level, AMP_DTYPE_DEFAULT);
     d.optimizer.kind = AMP_ADAM;
     d.optimizer.lr = 0.01f;
-    d.logger.log = listen;
     d.allocator.alloc = failing_alloc;
     d.allocator.free = failing_free;
-    d.seed = 3;
     return d;
 }
-/* A layer, batch norm, dropout, a layer: all that a checkpoint has to keep. */
-static amp_model* make(const amp_model_desc* d) {
-    amp_model* m = NULL;
-    amp_value x;
-    CHECK_MSG(amp_model_create(&m, d) == AMP_OK, "%s", heard);
-    x = amp_relu(m, amp_batch_norm(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16)));
-    amp_softmax_cross_entropy(m, amp_linear(m, amp_dropout(m, x, 0.1f), CLASSES));
-    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-    return m;
-}
+static amp_model* make(const amp_model_desc* d) { return make_toy(d, 1, 0.1f).m; }
 static amp_model* make_level(amp_level level) {
     amp_model_desc d = desc_of(level);
     return make(&d);
@@ -407,7 +393,7 @@ static void test_print_without_answers(void) {
         int i;
         for (i = 0; i < SAMPLES * CLASSES; i++) targets[i] = labels[i / CLASSES] == i % CLASSES ? 1.0f : 0.0f;
         memset(&e, 0, sizeof e);
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         x = amp_linear(m, amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16)), CLASSES);
         if (kind == 2) amp_softmax_cross_entropy(m, x);
         if (kind > 0) amp_bce_with_logits(m, x);
@@ -562,7 +548,7 @@ static void test_failing_rank(void) {
     CHECK(info.epochs == 0 && amp_model_optimizer(m)->state.step == 0);
     f.evaluation = &bad;                    /* a label: behind the first epoch of three steps */
     told_at = sums = 0;
-    CHECK_MSG(fit(m, data, &f, &info) == AMP_ERR_ARGUMENT && strstr(heard, "label 4"), "%d sums, %s", sums, heard);
+    CHECK_MSG(fit(m, data, &f, &info) == AMP_ERR_ARGUMENT && strstr(heard, "label 3"), "%d sums, %s", sums, heard);
     CHECK_MSG(told_last == 1.0f && sums == 1 + 9 + 1, "%d sums", sums);
     f.evaluation = &data;
     told_at = sums;
@@ -631,7 +617,7 @@ static void test_errors(void) {
     alloc_fails_on = 0;
     CHECK(amp_fit(m, &data, NULL, NULL) == AMP_OK && alloc_calls == 3);
     amp_model_destroy(m);
-    CHECK(amp_model_create(&raw, &d) == AMP_OK);
+    raw = new_model(&d);
     REFUSED(amp_fit(raw, &data, &f, NULL), AMP_ERR_STATE, "not finalized");
     amp_model_destroy(raw);
     CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
@@ -702,7 +688,7 @@ static void test_failed_step(void) {
 /* A dead model ends the run, with the step's sentence. */
 static void test_dead(void) {
     amp_model* m = make_level(AMP_O2);
-    amp_param* p = amp_model_find_param(m, "linear1.weight");
+    amp_param* p = amp_model_find_param(m, "linear2.weight");
     amp_data data = arrays();
     amp_fit_desc f = fit_of(9);
     amp_fit_info info;

@@ -12,7 +12,7 @@
 #else
   #define HAVE_FORK 0
 #endif
-#include "helpers.h"
+#include "small_model.h"
 #include "upper.h"
 #include <fenv.h>
 #include <limits.h>
@@ -305,13 +305,6 @@ static void optimizer_fields(void) {
     }
 }
 
-static amp_model_desc model_desc(void) {
-    amp_model_desc d;
-    memset(&d, 0, sizeof d);
-    d.batch = 4;
-    d.logger = LISTENER;
-    return d;
-}
 static amp_result no_reduce(void* data, amp_dtype t, size_t n, void* stream, void* user_data) {
     (void)data; (void)t; (void)n; (void)stream; (void)user_data;
     return AMP_OK;
@@ -347,34 +340,34 @@ static void model_fields(void) {
     amp_scaler_desc scaler;
     amp_policy policy;
     amp_logger unused = { NULL, NULL };
-    amp_model_desc d = model_desc();
+    amp_model_desc d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     int i;
     prepare();
     CHECK(whole_model(&d) == AMP_OK);
     for (i = 0; i < COUNT(list); i++) {
-        d = model_desc();
+        d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
         d.precision.logger = d.optimizer.logger = &unused;     /* the model's logger hears it all the same */
         put(&d, &list[i]);
         REFUSED(ANY, list[i].name, whole_model(&d));
     }
     for (i = 0; i < COUNT(comms); i++) {
-        d = model_desc();
+        d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
         d.comm = &comms[i];
         REFUSED(AMP_ERR_DESC, "comm", whole_model(&d));
     }
-    d = model_desc();
+    d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     d.allocator.alloc = failing_alloc;
     REFUSED(AMP_ERR_DESC, "half an allocator", whole_model(&d));
-    d = model_desc();
+    d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     d.accumulate = d.max_replays = 2;
     REFUSED(AMP_ERR_DESC, "replays of micro-batches", whole_model(&d));
-    d = model_desc();
+    d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     memset(&scaler, 0, sizeof scaler);
     scaler.hysteresis = -1;
     scaler.logger = &unused;
     d.scaler = &scaler;
     REFUSED(AMP_ERR_DESC, "the scaler's desc", whole_model(&d));
-    d = model_desc();
+    d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     memset(&policy, 0, sizeof policy);
     d.policy = &policy;
     REFUSED(AMP_ERR_POLICY, "a policy of zeros", whole_model(&d));
@@ -387,7 +380,7 @@ static void model_fields(void) {
 enum { CONV, LINEAR, POOL, NORM, LOSS };
 static amp_result with_layer(int layer, const bad* b) {
     union { amp_conv2d_desc conv; amp_linear_desc linear; amp_pool2d_desc pool; amp_norm_desc norm; amp_loss_desc loss; } u;
-    amp_model_desc d = model_desc();
+    amp_model_desc d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_model* m;
     amp_value x, y;
     amp_result r = amp_model_create(&m, &d);
@@ -567,7 +560,7 @@ static void loggers(void) {
 
 /* The last checks that have a logger to talk to. */
 static void missing_parts(void) {
-    amp_model_desc d = model_desc();
+    amp_model_desc d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_scaler_desc fixed;
     amp_scaler s;
     amp_optimizer_desc od;
@@ -1068,7 +1061,7 @@ static int hostile_numbers(void) {
 /* A model whose loss scale begins so high that steps are skipped, then trains; 0 if all is well. */
 static int hostile_training(void) {
     static float x[4 * 64], y[4 * 10], out[4 * 10];
-    amp_model_desc d = model_desc();
+    amp_model_desc d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_scaler_desc s;
     amp_layer_stats stats[8];
     amp_model* m = NULL;
@@ -1288,7 +1281,7 @@ static void upper_halves(void) {
 #if HAVE_FORK
 static char directory[260], path[300];
 static amp_model* small_model(void) {
-    amp_model_desc d = model_desc();
+    amp_model_desc d = model_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_model* m = NULL;
     d.optimizer.kind = AMP_ADAM;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;

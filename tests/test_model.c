@@ -1,24 +1,12 @@
 /* test_model.c - the graph: shapes, mistakes, types, casts, memory, and the gradients of whole models against a
    reference in double precision that is written here, shares no code with the library, and uses no memory twice. */
-#include "helpers.h"
+#include "small_model.h"
 #include <limits.h>
 #include <math.h>
 
-static amp_model_desc model_desc(int batch, amp_level level, amp_dtype low) {
-    amp_model_desc d;
-    memset(&d, 0, sizeof d);
-    d.batch = batch;
-    d.precision.level = level;
-    d.precision.low_dtype = low;
-    d.logger.log = listen;
-    d.seed = 42;
-    return d;
-}
-static amp_model* new_model(int batch, amp_level level, amp_dtype low) {
-    amp_model_desc d = model_desc(batch, level, low);
-    amp_model* m = NULL;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
-    return m;
+static amp_model* model_of(int batch, amp_level level, amp_dtype low) {
+    const amp_model_desc d = model_desc(batch, level, low);
+    return new_model(&d);
 }
 static amp_value conv(amp_model* m, amp_value x, int out, int kernel, int stride, int pad) {
     return amp_conv2d(m, x, out, kernel, stride, pad);
@@ -584,7 +572,7 @@ static amp_model* still_model(int batch, amp_level level, amp_dtype low, amp_sty
     d.scaler = &s;
     d.precision.style = style;
     d.optimizer.lr = (float)AMP_ZERO;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     return m;
 }
 
@@ -780,7 +768,7 @@ static void test_gradients_random(void) {
 /* ======================================================================================= */
 
 static void test_shapes(void) {
-    amp_model* m = new_model(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m = model_of(2, AMP_O0, AMP_DTYPE_DEFAULT);
     amp_conv2d_desc c;
     amp_pool2d_desc p;
     amp_linear_desc l;
@@ -867,7 +855,7 @@ static void train_with_op(amp_op op, amp_level level) {
     static float inputs[2][3 * 32], targets[3 * 64];
     static int32_t labels[3];
     const char* name = amp_op_name(op);
-    amp_model* m = new_model(3, level, AMP_F16);
+    amp_model* m = model_of(3, level, AMP_F16);
     amp_value v = amp_batch_norm(m, conv(m, amp_input(m, 2, 4, 4), 2, 3, 1, 1));
     amp_step_info first, second;
     amp_batch b;
@@ -922,7 +910,7 @@ static void test_lenet(void) {
         { "conv2d2", 16, 10, 10, 2416 }, { "relu2", 16, 10, 10, 0 }, { "max_pool2d2", 16, 5, 5, 0 }, { "flatten1", 400, 1, 1, 0 },
         { "linear1", 120, 1, 1, 48120 }, { "relu3", 120, 1, 1, 0 }, { "linear2", 84, 1, 1, 10164 }, { "relu4", 84, 1, 1, 0 },
         { "linear3", 10, 1, 1, 850 }, { "softmax_cross_entropy1", 1, 1, 1, 0 } };
-    amp_model* m = new_model(64, AMP_O2, AMP_F16);
+    amp_model* m = model_of(64, AMP_O2, AMP_F16);
     const amp_param* p;
     size_t parameters = 0;
     int i, count;
@@ -1120,7 +1108,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
 static void test_mistakes(void) {
     int i;
     for (i = 0; i < (int)(sizeof mistakes / sizeof *mistakes); i++) {
-        amp_model* m = new_model(2, AMP_O1, AMP_F16);
+        amp_model* m = model_of(2, AMP_O1, AMP_F16);
         amp_value x = amp_input(m, 3, 6, 5), y;
         amp_layer_stats stats[1];
         amp_step_info info;
@@ -1157,7 +1145,7 @@ static void test_mistakes(void) {
 /* Two models at a time, as a generator and its critic: what one has made is no value of the other, whose layer of that number
    is another, or made from others. Models that are built alike may share. */
 static amp_model* two_layers(int features, int hidden, amp_value* x, amp_value* h, amp_value* y) {
-    amp_model* m = new_model(2, AMP_O0, AMP_F16);
+    amp_model* m = model_of(2, AMP_O0, AMP_F16);
     *x = amp_input(m, features, 1, 1);
     *h = amp_relu(m, amp_linear(m, *x, hidden));
     *y = amp_linear(m, amp_add(m, *h, *h), 2);
@@ -1201,7 +1189,7 @@ static void test_values_of_many(void) {
     amp_model *a = two_layers(3, 4, &v[0], &v[1], &v[2]), *b;
     int i, taken = 0;
     for (i = 0; i < 20000; i++) {
-        b = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+        b = model_of(1, AMP_O0, AMP_DTYPE_DEFAULT);
         x = amp_input(b, i + 4, 1, 1);
         taken += amp_model_layer_of(a, x) >= 0;
         amp_model_destroy(b);
@@ -1225,7 +1213,7 @@ static void test_doubts(void) {
             d.optimizer.momentum = 0.9f;
             d.logger.log = listen;
             heard_count = remarks = 0;
-            CHECK(amp_model_create(&m, &d) == AMP_OK);
+            m = new_model(&d);
             x = amp_linear(m, amp_input(m, 3, 1, 1), 4);
             amp_mse(m, amp_softmax(m, x));
             amp_softmax_cross_entropy(m, softmax ? amp_flatten(m, amp_softmax(m, x)) : x);
@@ -1249,7 +1237,7 @@ static void test_doubts_of_sizes(void) {
         const int* size = cases[i].size;
         amp_model* m;
         amp_value image, flat;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         remarks = 0;
         heard[0] = 0;
         image = amp_flatten(m, amp_input(m, size[0], size[1], size[2]));
@@ -1283,7 +1271,7 @@ static amp_model* with_relus(const amp_backend* backend, amp_value* y) {
     amp_model* m = NULL;
     amp_value x, z, p, q;
     d.backend = backend;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     x = amp_relu(m, amp_linear(m, amp_relu(m, conv(m, amp_input(m, 1, 6, 6), 2, 3, 1, 1)), 9));
     p = amp_linear(m, x, 9);
     q = amp_linear(m, x, 9);
@@ -1379,16 +1367,16 @@ static void test_desc_errors(void) {
     memset(&s, 0, sizeof s);
     s.backoff_factor = 2.0;
     d = model_desc(2, AMP_O1, AMP_F16); d.scaler = &s;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2));
     CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "backoff_factor"));
     amp_model_destroy(m);
     d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.momentum = 1.5f;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2));
     CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "momentum"));
     amp_model_destroy(m);
-    m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+    m = model_of(1, AMP_O0, AMP_DTYPE_DEFAULT);
     CHECK(amp_model_finalize(m) == AMP_ERR_SHAPE && strstr(amp_model_error(m), "no input"));
     amp_model_destroy(m);
 }
@@ -1408,7 +1396,7 @@ static void test_desc_is_copied(void) {
     amp_policy_init(&policy, NULL);
     amp_policy_set_rule(&policy, AMP_OP_LINEAR, AMP_RULE_LOW);
     d.scaler = &s; d.policy = &policy; d.optimizer.groups = groups; d.optimizer.group_count = 2;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     memset(&s, 0xff, sizeof s);
     memset(groups, 0xff, sizeof groups);
     memset(&policy, 0xff, sizeof policy);
@@ -1424,7 +1412,7 @@ static void test_desc_is_copied(void) {
 }
 
 static void test_wrong_time(void) {
-    amp_model* m = new_model(2, AMP_O2, AMP_F16);
+    amp_model* m = model_of(2, AMP_O2, AMP_F16);
     amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2), loss;
     amp_batch b;
     amp_step_info info;
@@ -1538,7 +1526,7 @@ static void test_types_by_level(void) {
             classes v;
             char what[32];
             d.precision.style = i == 2 ? AMP_STYLE_MINDSPORE : AMP_STYLE_PYTORCH;
-            CHECK(amp_model_create(&m, &d) == AMP_OK);
+            m = new_model(&d);
             v = build_classes(m);
             CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
             snprintf(what, sizeof what, "%s %s%s", amp_level_name(levels[i]), amp_dtype_name(lows[t]),
@@ -1573,7 +1561,7 @@ static void test_scaler_of_a_style(void) {
         sd.init_scale = want[i].init;
         CHECK(amp_scaler_init(&s, &sd) == AMP_OK);
         d.precision.style = want[i].style;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         build_classes(m);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
         CHECK_MSG(!memcmp(&amp_model_scaler(m)->rule, &s.rule, sizeof s.rule) && amp_model_scaler(m)->state.scale == want[i].init,
@@ -1590,7 +1578,7 @@ static void test_gray_operators(void) {
     amp_value x, early, c, g, p, r, back, sum, f, late, loss, pinned, behind, end;
     int i;
     d.precision.style = AMP_STYLE_ONEFLOW;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     x = amp_input(m, 3, 6, 6);
     early = amp_tanh(m, x);                     /* no white one before it */
     c = conv(m, early, 4, 3, 0, 1);
@@ -1629,7 +1617,7 @@ static void test_norm_weights_of_a_style(void) {
         const amp_param *gamma, *moving;
         classes v;
         d.precision.style = want[i].style;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         v = build_classes(m);
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
         gamma = amp_model_find_param(m, "layer_norm1.weight");
@@ -1653,7 +1641,7 @@ static void test_last_bias_of_oneflow(void) {
     amp_batch b;
     float out = 0;
     d.precision.style = AMP_STYLE_ONEFLOW;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     x = amp_input(m, 1, 1, 1);
     first = amp_linear(m, x, 1);
     logits = amp_linear(m, first, 1);
@@ -1694,7 +1682,7 @@ static void test_lists_in_a_model(void) {
     CHECK(amp_policy_init(&policy, &d.precision) == AMP_OK);
     CHECK(amp_policy_set_rule(&policy, AMP_OP_LAYER_NORM, AMP_RULE_LOW) == AMP_OK);
     d.policy = &policy;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     v = build_classes(m);
     swapped = amp_concat(m, v.conv, v.relu);
     CHECK(amp_model_finalize(m) == AMP_OK);
@@ -1719,7 +1707,7 @@ static void test_pins_and_regions(void) {
     amp_value x, in_region, pinned, listed, inner, back, relu, loss, after;
     int i;
     d.precision.black = black; d.precision.black_count = 1;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     x = amp_input(m, 4, 1, 1);
     listed = amp_linear(m, x, 4);
     amp_autocast_push(m, AMP_BF16);
@@ -1753,7 +1741,7 @@ static void test_pins_and_regions(void) {
         int k, count;
         for (count = 2; count <= 3; count++) {
             amp_dtype want = AMP_BF16;
-            m = new_model(2, AMP_O1, AMP_F16);
+            m = model_of(2, AMP_O1, AMP_F16);
             x = amp_linear(m, amp_input(m, 4, 1, 1), 3);
             for (k = 0; k < count; k++) {
                 amp_pin(m, x, orders[i][k]);
@@ -1769,7 +1757,7 @@ static void test_pins_and_regions(void) {
 
 /* LeNet-5 in MindSpore's manual way: all half but the last dense layer. */
 static void test_manual_lenet(void) {
-    amp_model* m = new_model(8, AMP_O3, AMP_F16);
+    amp_model* m = model_of(8, AMP_O3, AMP_F16);
     amp_value logits = lenet(m);
     int i;
     amp_pin(m, logits, AMP_F32);
@@ -1790,7 +1778,7 @@ static void test_manual_lenet(void) {
 
 /* A value with readers of several types is cast once for each type; widening is never a cast. */
 static void test_casts_once(void) {
-    amp_model* m = new_model(2, AMP_O1, AMP_F16);
+    amp_model* m = model_of(2, AMP_O1, AMP_F16);
     amp_value x, v[6], sum, both;
     int i, casts = 0;
     amp_autocast_push(m, AMP_F32);
@@ -1826,7 +1814,7 @@ static void test_names_and_groups(void) {
     strcpy(longest + 122, "caf\xc3\xa9");
     snprintf(weight, sizeof weight, "%s.weight", longest);
     d.optimizer.groups = groups; d.optimizer.group_count = 2;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     a = amp_linear(m, amp_input(m, 3, 1, 1), 4);
     b = amp_linear(m, a, 2);
     amp_name(m, a, longest);
@@ -1848,7 +1836,7 @@ static void test_names_and_groups(void) {
 /* Norms start as the identity: weights of 1, biases of 0. */
 static void test_norm_init(void) {
     static const char* const names[] = { "batch_norm1.weight", "batch_norm1.bias", "layer_norm1.weight", "layer_norm1.bias" };
-    amp_model* m = new_model(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m = model_of(2, AMP_O0, AMP_DTYPE_DEFAULT);
     size_t i, k;
     amp_mse(m, amp_layer_norm(m, amp_batch_norm(m, amp_input(m, 3, 2, 2))));
     CHECK(amp_model_finalize(m) == AMP_OK);
@@ -1863,7 +1851,7 @@ static void test_norm_init(void) {
 static void test_init(void) {
     int kind, i;
     for (kind = 0; kind <= AMP_INIT_ZERO; kind++) {
-        amp_model* m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+        amp_model* m = model_of(1, AMP_O0, AMP_DTYPE_DEFAULT);
         amp_linear_desc d;
         const amp_param *w, *bias;
         double mean = 0.0, square = 0.0, most = 0.0, limit, sd, bias_most = 0.0;
@@ -1906,7 +1894,7 @@ static amp_value residual_cnn(amp_model* m) {
 }
 
 static amp_memory memory_of(int which, int batch, amp_level level) {
-    amp_model* m = new_model(batch, level, level == AMP_O0 ? AMP_DTYPE_DEFAULT : AMP_F16);
+    amp_model* m = model_of(batch, level, level == AMP_O0 ? AMP_DTYPE_DEFAULT : AMP_F16);
     amp_memory memory;
     memset(&memory, 0, sizeof memory);
     amp_softmax_cross_entropy(m, which ? residual_cnn(m) : lenet(m));
@@ -1946,7 +1934,7 @@ static void test_many_layers(void) {
     static amp_value v[MANY];
     int loss, i, wrong;
     for (loss = 0; loss < 3; loss++) {
-        amp_model* m = new_model(4, AMP_O1, AMP_BF16);
+        amp_model* m = model_of(4, AMP_O1, AMP_BF16);
         amp_memory memory;
         char name[128];
         v[0] = amp_input(m, 8, 1, 1);
@@ -1974,7 +1962,7 @@ static void test_many_layers(void) {
 
 /* The size of an input costs nothing before finalize. */
 static void test_largest_input(void) {
-    amp_model* m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m = model_of(1, AMP_O0, AMP_DTYPE_DEFAULT);
     CHECK(amp_input(m, INT_MAX, 1, 1).id == 1 && amp_input(m, INT_MAX, 1, 2).id == 0);
     amp_model_destroy(m);
 }

@@ -2,7 +2,7 @@
 #if defined(__unix__) || defined(__APPLE__)
   #define _GNU_SOURCE
 #endif
-#include "helpers.h"
+#include "small_model.h"
 #include <fenv.h>
 #include <locale.h>
 #include <math.h>
@@ -163,15 +163,13 @@ typedef struct model { amp_model* m; amp_value v[8]; } model;
 static const char *name_of_conv, *name_of_dense;    /* of make_model's layers; NULL = the default */
 
 static model make_model(amp_level level, amp_dtype low, float dropout, int accumulate) {
-    amp_model_desc d;
+    amp_model_desc d = model_desc(N, level, low);
     amp_conv2d_desc c;
     model t;
-    memset(&d, 0, sizeof d);
     memset(&c, 0, sizeof c);
-    d.batch = N; d.precision.level = level; d.precision.low_dtype = level ? low : AMP_DTYPE_DEFAULT; d.logger.log = listen; d.accumulate = accumulate;
+    d.accumulate = accumulate;
     d.optimizer.momentum = 0.9f;
-    t.m = NULL;
-    CHECK_MSG(amp_model_create(&t.m, &d) == AMP_OK, "%s", heard);
+    t.m = new_model(&d);
     c.out_channels = 4; c.kernel = 3;
     t.v[0] = amp_input(t.m, 1, 6, 6);
     t.v[1] = amp_conv2d_with(t.m, t.v[0], &c);
@@ -367,7 +365,7 @@ static void test_print_casts(void) {
     memset(&d, 0, sizeof d);
     d.batch = 2; d.precision.level = AMP_O1;
     if (!f) { TEST_SKIP("no temporary file"); return; }
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     CHECK(amp_model_print(m, stdout) == AMP_ERR_STATE);
     x = amp_input(m, 4, 1, 1);
     y = amp_tanh(m, x);                           /* FP32, as its input */
@@ -535,7 +533,7 @@ static void test_picture_is_svg(void) {
     memset(&b, 0, sizeof b);
     d.batch = 2; d.logger.log = listen;
     b.n = 2; b.inputs[0] = data; b.targets[0] = data;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     x = amp_linear(m, amp_input(m, 4, 1, 1), 4);
     amp_name(m, x, "a<b>&\"'gr\xc3\xbc\xc3\x9f ]]> \1\x7f<!--");
     amp_mse(m, x);

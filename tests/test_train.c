@@ -1,6 +1,6 @@
 /* test_train.c - the training step: learning at every level, skipped steps that leave no trace, accumulation, replay, ranks,
    evaluation, dropout, and the same bits whatever runs beside it. */
-#include "helpers.h"
+#include "small_model.h"
 #include <math.h>
 
 /* -Ofast promises no bits and no NaN in arithmetic; what is checked on the bits of stored values must hold all the same. */
@@ -13,7 +13,7 @@ enum { FAST = 0 };
 /* --- a small problem --------------------------------------------------------------------- */
 
 /* Three kinds of 8x8 picture: a bright row, a bright column, a bright diagonal, with noise. */
-enum { SIDE = 8, PIXELS = SIDE * SIDE, SAMPLES = 24, CLASSES = 3 };
+enum { SIDE = TOY_SIDE, PIXELS = SIDE * SIDE, SAMPLES = 24, CLASSES = TOY_CLASSES };
 static float pictures[SAMPLES * PIXELS];
 static int32_t labels[SAMPLES];
 static float wishes[SAMPLES * CLASSES];      /* the labels as targets for MSE */
@@ -38,45 +38,12 @@ static amp_batch batch_of(int first, int n) {
     return b;
 }
 
-/* conv, batch norm, relu, pool, conv, relu, dense, dropout, dense. The values are kept for predictions. */
-enum { VALUES = 11 };
-typedef struct toy { amp_model* m; amp_value v[VALUES]; } toy;
-
 static amp_model_desc toy_desc(int batch, amp_level level, amp_dtype low) {
-    amp_model_desc d;
-    memset(&d, 0, sizeof d);
-    d.batch = batch;
-    d.precision.level = level;
-    d.precision.low_dtype = level == AMP_O0 ? AMP_DTYPE_DEFAULT : low;
+    amp_model_desc d = model_desc(batch, level, low);
     d.optimizer.lr = 0.05f;
     d.optimizer.momentum = 0.9f;
-    d.logger.log = listen;
     d.seed = 5;
     return d;
-}
-static toy make_toy(const amp_model_desc* d, int norm, float dropout) {
-    amp_conv2d_desc c;
-    toy t;
-    int i = 0;
-    t.m = NULL;
-    CHECK_MSG(amp_model_create(&t.m, d) == AMP_OK, "%s", heard);
-    memset(&c, 0, sizeof c);
-    c.out_channels = 4; c.kernel = 3;
-    t.v[i] = amp_input(t.m, 1, SIDE, SIDE); i++;
-    t.v[i] = amp_conv2d_with(t.m, t.v[i - 1], &c); i++;
-    t.v[i] = norm ? amp_batch_norm(t.m, t.v[i - 1]) : amp_tanh(t.m, t.v[i - 1]); i++;
-    t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
-    t.v[i] = amp_max_pool2d(t.m, t.v[i - 1], 2); i++;
-    c.out_channels = 8; c.pad = 1;
-    t.v[i] = amp_conv2d_with(t.m, t.v[i - 1], &c); i++;
-    t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
-    t.v[i] = amp_linear(t.m, t.v[i - 1], 16); i++;
-    t.v[i] = amp_sigmoid(t.m, t.v[i - 1]); i++;
-    t.v[i] = amp_dropout(t.m, t.v[i - 1], dropout); i++;
-    t.v[i] = amp_linear(t.m, t.v[i - 1], CLASSES); i++;
-    amp_softmax_cross_entropy(t.m, t.v[i - 1]);
-    CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
-    return t;
 }
 
 /* --- everything that a step may change ------------------------------------------------------ */
@@ -193,7 +160,7 @@ static void test_default_scaler_of_half_layers(void) {
                     half = level == 0 || low == AMP_F16;
                 }
                 dynamic = level != 3 && (half || (level && low == AMP_F16));
-                CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+                m = new_model(&d);
                 x = amp_relu(m, amp_linear(m, amp_input(m, PIXELS, 1, 1), 4));
                 if (how == 1) amp_autocast_push(m, AMP_F16);
                 x = amp_linear(m, x, CLASSES);
@@ -230,7 +197,7 @@ static void test_where_it_began(void) {
         b.n = 1;
         b.inputs[0] = x;
         b.targets[0] = &target;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         v = amp_linear(m, amp_linear(m, amp_input(m, 2, 1, 1), 2), 2);
         amp_mse(m, amp_linear(m, v, 1));
         CHECK(amp_model_finalize(m) == AMP_OK);
@@ -342,7 +309,7 @@ static void test_held_statistics(void) {
         norm.frozen = k == 2;
         if (k == 3) norm.momentum = AMP_ZERO;
         d.accumulate = k == 1 ? 2 : 1;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         v = amp_batch_norm_with(m, amp_input(m, WIDE, 1, 1), &norm);
         amp_name(m, v, "norm");
         amp_mse(m, amp_batch_norm(m, amp_linear(m, v, WIDE)));
@@ -592,7 +559,7 @@ static void test_model_trouble_unseen(void) {
         int k;
         x[0] = (float)HUGE_VAL; x[1] = 1.0f;
         d.accumulate = accumulate;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         amp_softmax_cross_entropy(m, amp_linear(m, amp_tanh(m, amp_linear(m, amp_input(m, 1, 1, 1), 4)), 2));
         CHECK(amp_model_finalize(m) == AMP_OK);
         for (k = 0; k < accumulate; k++) {
@@ -613,7 +580,7 @@ static void test_bad_target(void) {
     amp_batch b;
     amp_step_info info;
     target[1] = (float)HUGE_VAL - (float)HUGE_VAL;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1));
     CHECK(amp_model_finalize(m) == AMP_OK);
     memset(&b, 0, sizeof b);
@@ -664,7 +631,7 @@ static void test_bad_batches(void) {
     memset(&linear, 0, sizeof linear);
     linear.out_features = 1;
     linear.init = AMP_INIT_ZERO;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &linear));
     CHECK(amp_model_finalize(m) == AMP_OK);
     memset(&b, 0, sizeof b);
@@ -697,7 +664,7 @@ static void test_looking_leaves_statistics(void) {
         amp_model* m = NULL;
         amp_value v;
         amp_batch b;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         v = amp_batch_norm(m, amp_input(m, 3, 1, 1));
         amp_mse(m, v);
         CHECK(amp_model_finalize(m) == AMP_OK);
@@ -843,7 +810,7 @@ static void test_calls_too_early(void) {
     CHECK(amp_scaler_may_step(&s) == 0 && strstr(heard, "amp_scaler_may_step: nothing was checked"));
     CHECK(amp_optimizer_step(&zeroed, &s, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "amp_optimizer_step: amp_optimizer_init"));
     CHECK(amp_optimizer_unscale(&zeroed, &s) == AMP_ERR_ARGUMENT && strstr(heard, "amp_optimizer_unscale: amp_optimizer_init"));
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     CHECK(amp_model_read_param(m, NULL, &x) == AMP_ERR_STATE && strstr(heard, "read param: the model is not finalized"));
     CHECK(amp_model_write_param(m, NULL, &x) == AMP_ERR_STATE && strstr(heard, "write param: the model is not finalized"));
     CHECK(amp_train_read(m, &info) == AMP_ERR_STATE && strstr(heard, "train read: the model is not finalized"));
@@ -991,20 +958,20 @@ static void test_untrainable(void) {
     amp_eval_info eval;
     memset(&b, 0, sizeof b);
     b.n = 2; b.inputs[0] = x; b.targets[0] = x;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     v = amp_linear(m, amp_input(m, 2, 1, 1), 4);
     CHECK(amp_model_finalize(m) == AMP_OK);                         /* a model for predictions only */
     CHECK(amp_predict(m, &b, v, out) == AMP_OK && amp_evaluate(m, &b, &eval) == AMP_OK && eval.loss == 0.0f);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no loss"));
     amp_model_destroy(m);
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_relu(m, amp_input(m, 2, 1, 1)));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_evaluate(m, &b, &eval) == AMP_OK && eval.loss == 0.0f);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no parameters"));
     CHECK(amp_model_optimizer(m) == NULL);
     amp_model_destroy(m);
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_mse(m, amp_batch_norm(m, amp_input(m, 2, 1, 1)));
     CHECK(amp_model_finalize(m) == AMP_OK);
     CHECK(amp_train_step(m, &b, &info) == AMP_OK);
@@ -1035,7 +1002,7 @@ static void test_predictions_need_no_gradients(void) {
                 d.optimizer.groups = groups;
                 d.optimizer.group_count = k == 2 ? 2 : 0;
                 d.seed = k == 3 ? 6 : 5;
-                CHECK(amp_model_create(&m[k], &d) == AMP_OK);
+                m[k] = new_model(&d);
                 x = amp_batch_norm(m[k], amp_linear(m[k], amp_input(m[k], 1, SIDE, SIDE), 4));
                 y[k] = amp_linear(m[k], x, CLASSES);
                 if (k == 2) amp_group(m[k], y[k], 1);
@@ -1086,7 +1053,7 @@ static amp_model* whole_model(int batch, int accumulate, const amp_comm* comm) {
     memset(&d, 0, sizeof d);
     d.batch = batch; d.accumulate = accumulate; d.comm = comm; d.logger.log = listen;
     d.optimizer.lr = 0.125f; d.optimizer.momentum = 0.5f;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 4, 1, 1), 3), 2));
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (i = 0; i < 12; i++) amp_model_find_param(m, "linear1.weight")->master[i] = (float)(i % 5 - 2);
@@ -1191,7 +1158,7 @@ static void test_scale_stays_in_window(void) {
 /* --- evaluation and prediction ------------------------------------------------------------------------- */
 
 static void test_evaluation_changes_nothing(void) {
-    static const int sizes[VALUES] = { 64, 144, 144, 144, 36, 72, 72, 16, 16, 16, 3 };
+    static const int sizes[TOY_VALUES] = { 64, 144, 144, 144, 36, 72, 72, 16, 16, 16, 3 };
     int level, i;
     for (level = 0; level <= 3; level++) {
         amp_model_desc d = toy_desc(8, (amp_level)level, AMP_BF16);
@@ -1207,7 +1174,7 @@ static void test_evaluation_changes_nothing(void) {
         before = *amp_model_scaler(t.m);
         CHECK(amp_evaluate(t.m, &b, &e1) == AMP_OK);
         b.targets[0] = NULL;
-        for (i = 0; i < VALUES; i++) {
+        for (i = 0; i < TOY_VALUES; i++) {
             int k, finite = 1;
             CHECK_MSG(amp_predict(t.m, &b, t.v[i], out) == AMP_OK, "value %d", i);
             for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_is_finite(&out[k], AMP_F32);
@@ -1270,7 +1237,7 @@ static void test_ties(void) {
     l.init = AMP_INIT_ZERO;
     b.inputs[0] = x;
     b.targets[0] = answers;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     amp_softmax_cross_entropy(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &l));
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (k = 0; k < 5; k++) {
@@ -1294,7 +1261,7 @@ static void test_right_answers(void) {
         amp_value logits;
         int correct = 0, predictions = 0;
         memset(&b, 0, sizeof b);
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         logits = amp_linear(m, amp_input(m, 4, 1, 1), WIDE);
         for (i = 0; i < ROWS * 4; i++) x[i] = test_uniform();
         for (i = 0; i < ROWS * WIDE; i++) targets[i] = (float)(test_random() % 5u) / 4.0f;
@@ -1343,7 +1310,7 @@ static void test_evaluation_not_finite(void) {
     int i, before;
     memset(&b, 0, sizeof b);
     d.accumulate = 2; d.logger = LISTENER;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     y = amp_linear(m, amp_input(m, 4, 1, 1), 2);
     amp_mse(m, y);
     amp_mse(m, y);
@@ -1448,7 +1415,7 @@ static void test_labels_for_floats(void) {
         amp_value x, y;
         amp_model* m;
         float out[8 * CLASSES];
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         x = amp_linear(m, amp_input(m, 1, SIDE, SIDE), CLASSES);
         y = kind == 1 ? amp_bce_with_logits(m, x) : amp_mse(m, x);
         amp_name(m, y, "error");
@@ -1523,7 +1490,7 @@ static void see_input(const amp_input_desc* d, amp_level level, amp_batch b, flo
     amp_model_desc md = toy_desc(2, level, AMP_F16);
     amp_value x;
     amp_model* m;
-    CHECK(amp_model_create(&m, &md) == AMP_OK);
+    m = new_model(&md);
     x = amp_input_with(m, d);
     amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
@@ -1618,7 +1585,7 @@ static void test_dropout(void) {
     memset(&desc, 0, sizeof desc);
     memset(&first, 0, sizeof first);
     desc.batch = 1; desc.seed = 99; desc.optimizer.lr = (float)AMP_ZERO; desc.logger.log = listen;
-    CHECK(amp_model_create(&m, &desc) == AMP_OK);
+    m = new_model(&desc);
     first.out_features = D; first.no_bias = 1;
     last = first; last.out_features = 1;
     x = amp_input(m, 1, 1, 1);
@@ -2018,7 +1985,7 @@ static amp_model* make_backbone(amp_model_desc d, int frozen_norm, amp_value* fe
     c.out_channels = 4; c.kernel = 3; c.pad = 1;
     n.frozen = frozen_norm;
     d.optimizer.groups = tune_groups; d.optimizer.group_count = 3;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     x = amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c);
     amp_group(m, x, 0);
     x = amp_batch_norm_with(m, x, &n);
@@ -2033,7 +2000,7 @@ static amp_model* make_backbone(amp_model_desc d, int frozen_norm, amp_value* fe
 }
 static amp_model* make_head(amp_model_desc d) {
     amp_model* m = NULL;
-    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    m = new_model(&d);
     add_head(m, amp_input(m, 4, SIDE, SIDE), 0);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
     return m;
@@ -2245,7 +2212,7 @@ static void test_frozen_norm_trains(void) {
         float out[8], gamma[2];
         memset(&n, 0, sizeof n);
         n.frozen = frozen;
-        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        m = new_model(&d);
         v = amp_batch_norm_with(m, amp_input(m, 2, 1, 1), &n);
         amp_mse(m, v);
         CHECK(amp_model_finalize(m) == AMP_OK);
@@ -2349,7 +2316,7 @@ static float dense_net(amp_dtype low, amp_sums sums, float* start, float* weight
     b.n = 2 * SAMPLES;
     b.inputs[0] = x;
     b.targets[0] = y;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    m = new_model(&d);
     v = amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), WIDE));
     amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, v, WIDE)), CLASSES));
     CHECK(amp_model_finalize(m) == AMP_OK);
